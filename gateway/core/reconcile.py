@@ -1,0 +1,173 @@
+"""What to do next for one replica: wanted and observed in, one action out. Pure, and the only place that decides.
+
+    wanted?  attempt     instance   seen               action
+    no       -           running    -                  Stop, then forget
+    yes      none        any        -                  Stop (the engine of an ended attempt)
+    yes      none        absent     -                  MakePlan (or Wait for back-off, or Rest in quarantine)
+    yes      starting    absent     -                  Launch
+    yes      starting    running    proof              Fail
+    yes      starting    running    answering          Verify, then Publish
+    yes      starting    exited     -                  Fail
+    yes      ready       running    proof (hang)       Fail
+    yes      ready       exited/absent                 Fail
+
+The loop performs the action, records it, and asks again. Every action may be repeated: launching what runs and
+stopping what is gone are both nothing, so a crash at any point costs one more pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.core.diagnose import ENVIRONMENTAL, ended
+from gateway.domain import Attempt, Failure, Instance, Observation, Policy
+
+# Good minutes after which earlier failures no longer count.
+FORGIVE_S = 600.0
+
+
+@dataclass(frozen=True)
+class MakePlan:
+    """Read model and hardware, plan, and record a new attempt."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class Verify:
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class Publish:
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class Fail:
+    attempt: Attempt
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Stop:
+    name: str
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Nothing to do; `state` and `reason` are what the user sees. `until` is when to look again, if ever."""
+
+    state: Literal["starting", "verifying", "ready", "backing_off", "quarantined", "no_plan", "stopping"]
+    reason: str = ""
+    until: float | None = None
+
+
+Action = MakePlan | Launch | Verify | Publish | Fail | Stop | Rest
+
+
+@dataclass(frozen=True)
+class Replica:
+    """Everything known of one replica at one moment. `history` has its ended attempts, oldest first."""
+
+    wanted: bool
+    policy: Policy
+    attempt: Attempt | None
+    history: tuple[Attempt, ...] = ()
+    instance: Instance | None = None
+    seen: Observation = Observation()
+    tail: tuple[str, ...] = ()
+    blocked: str | None = None
+    """Why the planner has no plan, until something changes."""
+    busy: bool = False
+    """An effect for this replica is under way."""
+
+
+def next_action(replica: Replica, now: float, *, backoff_s: float, backoff_max_s: float) -> Action:
+    """The one thing to do now. `now` in Unix seconds."""
+    attempt = replica.attempt
+    if not replica.wanted:
+        return Stop(replica.instance.name) if replica.instance and not replica.busy else Rest("stopping")
+    if attempt is None:
+        if replica.busy:
+            return Rest("starting", "planning")
+        if replica.instance is not None:
+            return Stop(replica.instance.name)
+        return _between_attempts(replica, now, backoff_s, backoff_max_s)
+    instance = replica.instance
+    if replica.seen.proof is not None:
+        return Fail(attempt, replica.seen.proof)
+    if instance is not None and instance.fingerprint != attempt.fingerprint:
+        return Stop(instance.name) if not replica.busy else Rest("starting", "replacing an engine with another plan")
+    if instance is not None and instance.state == "exited" and not replica.seen.log_ended:
+        return Rest("starting", "reading the end of its log")
+    gone = instance is None or instance.state == "exited"
+    if attempt.state == "ready":
+        if gone:
+            return Fail(attempt, _ending(replica, attempt, "serving", was_ready=True))
+        return Rest("ready")
+    if instance is None:
+        return Rest("starting", replica.seen.phase) if replica.busy else Launch(attempt)
+    if instance.state == "exited":
+        return (
+            Rest("starting", replica.seen.phase)
+            if replica.busy
+            else Fail(attempt, _ending(replica, attempt, replica.seen.phase, was_ready=False))
+        )
+    if replica.seen.verified:
+        return Publish(attempt)
+    if replica.seen.answering and not replica.busy:
+        return Verify(attempt)
+    return Rest("verifying" if replica.seen.answering else "starting", replica.seen.phase)
+
+
+def backoff(failures: int, backoff_s: float, backoff_max_s: float) -> float:
+    """Seconds to wait before the same plan is started again after `failures` in a row: 10, 20, 40 ... 300."""
+    return float(min(backoff_max_s, backoff_s * 2 ** min(failures - 1, 30)))
+
+
+def failures_in_a_row(history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """The failed attempts since the last one that ended well or served for ten minutes, oldest first."""
+    streak: list[Attempt] = []
+    for attempt in reversed(history):
+        served = attempt.ready_at is not None and (attempt.ended_at or 0) - attempt.ready_at >= FORGIVE_S
+        if attempt.state != "failed":
+            break
+        streak.append(attempt)
+        if served:
+            break
+    return tuple(reversed(streak))
+
+
+def _between_attempts(replica: Replica, now: float, backoff_s: float, backoff_max_s: float) -> Action:
+    streak = failures_in_a_row(replica.history)
+    if streak:
+        last = streak[-1]
+        cause = f"{last.failure.kind}: {last.failure.message}" if last.failure else "unknown"
+        if len(streak) >= replica.policy.max_attempts:
+            return Rest("quarantined", f"{len(streak)} starts failed in a row, the last with {cause}")
+        if last.failure is not None and last.failure.kind in ENVIRONMENTAL:
+            same = 0
+            for attempt in reversed(streak):
+                if attempt.failure is None or attempt.failure.kind not in ENVIRONMENTAL:
+                    break
+                same += 1
+            # `ended_at` is wall time; a clock set back must not stretch the wait beyond its own length.
+            wait = backoff(same, backoff_s, backoff_max_s)
+            until = (last.ended_at or now) + wait
+            if now < until <= now + wait:
+                return Rest("backing_off", f"after {cause}", until)
+    if replica.blocked is not None:
+        return Rest("no_plan", replica.blocked)
+    return MakePlan()
+
+
+def _ending(replica: Replica, attempt: Attempt, phase: str, *, was_ready: bool) -> Failure:
+    instance = replica.instance or Instance(
+        name="", model=attempt.model, attempt=attempt.id, fingerprint=attempt.fingerprint, state="exited"
+    )
+    return ended(instance, phase, replica.tail, was_ready=was_ready)

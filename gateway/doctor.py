@@ -1,0 +1,116 @@
+"""What the gateway needs of this machine, checked one by one, each with what to do about it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Literal, NamedTuple
+
+from gateway.domain import Hardware
+from gateway.hosts.docker import available
+from gateway.probe import probe
+from gateway.profiles import Profiles
+from gateway.runner import engine_dir
+from gateway.settings import Settings
+
+_GIB = 1024**3
+_SHM_BYTES = _GIB
+_DISK_BYTES = 20 * _GIB
+
+
+class Check(NamedTuple):
+    """`do` is empty when nothing needs doing."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    found: str
+    do: str = ""
+
+
+def examine(settings: Settings) -> list[Check]:
+    """All checks, in the order in which they should be mended."""
+    hardware = probe(settings.data)
+    docker = available()
+    return [
+        _data(settings),
+        _port(settings),
+        _gpus(hardware),
+        _engines(settings, hardware, docker=docker),
+        _memory(hardware),
+        _shm(hardware, docker=docker),
+        _disk(hardware),
+    ]
+
+
+def _data(settings: Settings) -> Check:
+    folder = settings.data
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if os.access(existing, os.W_OK | os.X_OK):
+        return Check("data folder", "ok", str(folder))
+    return Check("data folder", "fail", f"{existing} cannot be written", "Set FITSERVE_DATA_DIR to a folder you can write.")
+
+
+def _port(settings: Settings) -> Check:
+    with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as probe_socket:
+        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe_socket.bind((settings.host, settings.port))
+        except OSError as error:
+            return Check(
+                "port",
+                "warn",
+                f"{settings.host}:{settings.port}: {error.strerror}",
+                "Fine if it is the gateway; else set FITSERVE_PORT.",
+            )
+    return Check("port", "ok", f"{settings.host}:{settings.port} is free")
+
+
+def _gpus(hardware: Hardware) -> Check:
+    if not hardware.gpus:
+        why = hardware.notes[0] if hardware.notes else "none found"
+        return Check("GPUs", "warn", f"none ({why})", "Without a GPU only the CPU engine can serve.")
+    found = f"{len(hardware.gpus)}: " + ", ".join(sorted({gpu.name for gpu in hardware.gpus}))
+    return Check("GPUs", "ok", f"{found}, driver {hardware.driver}, CUDA {hardware.cuda_driver}")
+
+
+def _engines(settings: Settings, hardware: Hardware, *, docker: bool) -> Check:
+    if docker:
+        return Check("engines", "ok", "a Docker Engine answers: engines run in containers")
+    engines = Profiles(settings.profiles_dir).engines(device="cuda" if hardware.gpus else "cpu")
+    installed = [engine.ref for engine in engines if (engine_dir(settings, engine) / ".complete").is_file()]
+    if installed:
+        return Check("engines", "ok", f"no Docker; installed: {', '.join(installed)}")
+    return Check(
+        "engines",
+        "fail",
+        "no Docker Engine answers, and no engine is installed",
+        f"Start Docker, or run `fitserve engine install {engines[0].ref}`.",
+    )
+
+
+def _memory(hardware: Hardware) -> Check:
+    found = f"{hardware.ram_available_bytes / _GIB:.1f} of {hardware.ram_total_bytes / _GIB:.1f} GiB available"
+    low = hardware.ram_available_bytes < 4 * _GIB
+    return Check("memory", "warn" if low else "ok", found, "An engine takes 2 GiB and more of RAM." if low else "")
+
+
+def _shm(hardware: Hardware, *, docker: bool) -> Check:
+    if docker or hardware.shm_bytes is None:
+        return Check("shared memory", "ok", "each container gets its own")
+    found = f"{hardware.shm_bytes / _GIB:.1f} GiB"
+    if hardware.shm_bytes < _SHM_BYTES:
+        return Check(
+            "shared memory",
+            "warn",
+            found,
+            "Tensor parallel ranks talk through it: enlarge it, or start the container with --shm-size.",
+        )
+    return Check("shared memory", "ok", found)
+
+
+def _disk(hardware: Hardware) -> Check:
+    if hardware.disk_free_bytes is None:
+        return Check("disk", "warn", "could not be read")
+    found = f"{hardware.disk_free_bytes / _GIB:.1f} GiB free"
+    low = hardware.disk_free_bytes < _DISK_BYTES
+    return Check("disk", "warn" if low else "ok", found, "Models and engines take tens of GiB." if low else "")

@@ -1,0 +1,435 @@
+"""The values everything speaks in. All frozen; sizes are bytes, lengths are tokens, times are Unix seconds.
+
+probe -> Hardware, catalog -> ModelSpec, user -> Wish, store -> Fact   into the planner
+Plan -> LaunchSpec -> Instance (what a host runs) and Attempt (what we remember of it)
+Observation -> Failure -> Fact                                         back into the planner
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
+Scalar = str | int | float | bool
+
+
+class Value(BaseModel):
+    """A frozen value: unknown fields are errors, equality is by content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def evolve(self, **changes: Any) -> Any:
+        """A copy with `changes`, unvalidated: for our own code, never for input."""
+        return self.model_copy(update=changes)
+
+
+# --- hardware: what the probe reads. A reading that the machine does not give is None, never a guess. ---
+
+
+class GpuProcess(Value):
+    pid: int
+    name: str | None = None
+    used_bytes: int | None = None
+
+
+class Pcie(Value):
+    """The link as it is now and as it could be (a card at rest lowers its generation)."""
+
+    generation: int | None = None
+    width: int | None = None
+    max_generation: int | None = None
+    max_width: int | None = None
+
+
+class Gpu(Value):
+    index: int
+    uuid: str
+    name: str
+    capability: str | None = Field(None, description='CUDA compute capability, for example "8.6"')
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    memory_kind: Literal["dedicated", "unified"] = "dedicated"
+    mig: bool | None = None
+    pcie: Pcie = Pcie()
+    processes: tuple[GpuProcess, ...] | None = None
+
+
+class Link(Value):
+    """How GPUs `a` and `b` (indices) reach each other."""
+
+    a: int
+    b: int
+    nvlinks: int | None = Field(None, description="active NVLink links between the two")
+    p2p: bool | None = Field(None, description="whether the driver says peer-to-peer reads work")
+    p2p_status: str | None = Field(None, description="the driver's reason when they do not")
+
+
+class Hardware(Value):
+    """One host. `gpus` is empty on a CPU-only machine, which is a normal answer."""
+
+    schema_: Literal["fitserve.hardware/1"] = Field("fitserve.hardware/1", alias="schema")
+    arch: str
+    cpu_name: str | None = None
+    cpu_cores: int
+    cpu_features: tuple[str, ...] = Field((), description="instruction sets that decide kernels: avx2, avx512f, amx_bf16")
+    ram_total_bytes: int
+    ram_available_bytes: int
+    shm_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    driver: str | None = None
+    cuda_driver: str | None = Field(None, description='highest CUDA version of the driver, for example "13.0"')
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[Link, ...] = ()
+    notes: tuple[str, ...] = Field((), description="what could not be read, and why")
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+
+# --- model ---
+
+Shard = Literal["column", "row", "kv", "vocab", "replicated", "expert_column", "expert_row"]
+
+
+class TensorGroup(Value):
+    """Tensors that differ only in their layer (and expert) number, with the number written `*`.
+
+    `shape` is of one tensor as stored (out features, in features for a linear weight).
+    """
+
+    name: str
+    count: int
+    shape: tuple[int, ...]
+    dtype: str = Field(description="safetensors name: BF16, F16, F32, F8_E4M3, I32, U8 ...")
+    shard: Shard
+
+
+class AttentionGroup(Value):
+    """Attention layers of one kind; `window` tokens for sliding ones. Encoder layers keep no KV cache."""
+
+    kind: Literal["full", "sliding", "encoder"]
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+
+class Experts(Value):
+    count: int
+    per_token: int
+    intermediate: int
+    shared_intermediate: int = 0
+
+
+class Quant(Value):
+    """The checkpoint's own quantization block: `method` as it names itself, the rest verbatim."""
+
+    method: str
+    config: dict[str, Any] = {}
+
+
+class ModelSpec(Value):
+    """What a plan needs to know of a model: read from config.json and safetensors headers, never from weights."""
+
+    source: str
+    revision: str | None = Field(None, description="commit (40 hex) of a Hugging Face repository")
+    architecture: str
+    model_type: str
+    task: Literal["generate", "embed"] = "generate"
+    dtype: Literal["bfloat16", "float16", "float32"]
+    max_position: int
+    hidden: int
+    vocab: int
+    attention: tuple[AttentionGroup, ...]
+    experts: Experts | None = None
+    quant: Quant | None = None
+    tensors: tuple[TensorGroup, ...]
+    tensors_from: Literal["headers", "config"]
+    remote_code: tuple[str, ...] = Field((), description="what in the repository would run as code")
+    file_bytes: int | None = Field(None, description="size of all weight files")
+
+
+# --- engine ---
+
+
+class Flag(Value):
+    """One command line flag of one engine version. `ours` flags are set by the gateway and refused from users."""
+
+    type: Literal["int", "float", "str", "bool", "json"]
+    choices: tuple[str, ...] | None = None
+    default: Scalar | None = None
+    ours: bool = False
+
+
+class Engine(Value):
+    """One engine version: what it is called, how it starts and what it accepts. Read from `profiles/engines/`."""
+
+    kind: str
+    version: str
+    device: Literal["cuda", "cpu"]
+    image: str
+    container_command: tuple[str, ...]
+    process_command: tuple[str, ...] = Field(description="`{env}` stands for the engine's virtual environment")
+    install: dict[str, Any] | None = Field(None, description="how `fitserve engine install` builds its environment")
+    min_capability: str | None = None
+    default_utilization: float = 0.9
+    default_batched_tokens: int = 2048
+    default_seqs: int = 256
+    block_size: int = 16
+    architectures: tuple[str, ...] = Field((), description="architectures this version can load")
+    quantizations: tuple[str, ...] = ()
+    flags: dict[str, Flag] = {}
+    env: dict[str, str] = Field({}, description="environment the engine always gets")
+    user_env: tuple[str, ...] = Field((), description="environment variables a user may set")
+    sources: dict[str, str] = Field({}, description="where each rule was read")
+
+    @property
+    def ref(self) -> str:
+        return f"{self.kind}=={self.version}"
+
+
+class EngineRef(Value):
+    kind: str
+    version: str
+    image: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}=={self.version}"
+
+
+# --- what the user wants ---
+
+
+class Policy(Value):
+    max_attempts: int = Field(5, ge=1, le=50, description="failed starts before the model is quarantined")
+    allow_remote_code: bool = Field(False, description="let the engine run code from the model's repository")
+
+
+NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})?$"
+
+
+class Wish(Value):
+    """What a user asks for: a model to run (`source`), or an engine that already runs elsewhere (`endpoints`)."""
+
+    name: str = Field(pattern=NAME_PATTERN, description="name that clients put in `model`")
+    source: str | None = Field(None, min_length=1, max_length=4096, description="model folder or Hugging Face repository")
+    revision: str | None = Field(None, pattern=r"^[\w][\w./-]{0,127}$", description="branch, tag or commit")
+    endpoints: tuple[str, ...] = Field(
+        (), max_length=64, description="base URLs (ending in /v1) of engines we never start or stop"
+    )
+    engines: tuple[str, ...] = Field((), description='allowed engines, "kind" or "kind==version"; empty: all')
+    tensor_parallel: int | None = Field(None, ge=1, le=64)
+    replicas: int = Field(1, ge=1, le=64)
+    min_context: int | None = Field(None, ge=1, description="tokens; a plan with less is refused")
+    max_context: int | None = Field(None, ge=1, description="tokens; never plan more")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    args: dict[str, Scalar] = Field({}, max_length=64, description="engine flags that win over the planner")
+    env: dict[str, str] = Field({}, max_length=64)
+    policy: Policy = Policy()
+
+
+# --- facts and failures ---
+
+Grade = Literal["predicted", "checked", "verified", "failed"]
+
+
+class Fact(Value):
+    """Something learned, with a scope no wider than its evidence: it holds where every key of `scope` matches."""
+
+    kind: Literal["max_context", "plan_failed"]
+    scope: dict[str, str]
+    value: int | None = Field(None, description="max_context: the most tokens the engine said fit")
+    grade: Grade
+    source: str = Field(description="the log line that proves it, or the page it was read on")
+    attempt: int | None = None
+    at: float | None = None
+
+
+class Failure(Value):
+    """Why an attempt ended: `kind` names the class, `line` proves it, `advice` says what to do."""
+
+    kind: str
+    phase: str
+    message: str
+    line: str | None = None
+    line_number: int | None = None
+    culprit: dict[str, Scalar] = {}
+    advice: str = ""
+
+
+# --- plans ---
+
+
+class Choice(Value, Generic[T]):
+    """A decided value with why, and where the rule comes from (`user`, a profile, a fact)."""
+
+    value: T
+    reason: str
+    source: str
+
+
+class Memory(Value):
+    """Predicted bytes per device. `low`..`high` bounds everything but the KV cache."""
+
+    gpu_bytes: int = Field(description="bytes of the device (of RAM on a CPU-only host)")
+    budget_bytes: int = Field(description="bytes this engine may take of it")
+    weights_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    overhead_bytes: int
+    kv_bytes: int = Field(description="bytes left for the KV cache")
+    kv_bytes_per_token: int
+    kv_tokens: int
+    low: int
+    high: int
+
+
+class ModelRef(Value):
+    """The model of a plan: `source` and `revision` say what to load, the rest is what verification asks for."""
+
+    source: str
+    revision: str | None = None
+    task: Literal["generate", "embed"]
+    vocab: int
+
+
+class Plan(Value):
+    """One way to run a model, complete: `argv` and `env` follow from the choices and start it."""
+
+    rank: int = 0
+    grade: Grade = "predicted"
+    verdict: Literal["ok", "degraded"] = "ok"
+    model: ModelRef
+    engine: EngineRef
+    gpus: tuple[str, ...] = Field((), description="UUIDs, one per tensor parallel rank; empty on a CPU")
+    tensor_parallel: Choice[int]
+    pipeline_parallel: Choice[int]
+    replicas: Choice[int]
+    dtype: Choice[str]
+    max_model_len: Choice[int]
+    max_num_seqs: Choice[int]
+    max_num_batched_tokens: Choice[int]
+    custom_all_reduce: Choice[bool]
+    enforce_eager: Choice[bool]
+    memory: Memory
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    scope: dict[str, str] = Field({}, description="what a fact learned from this plan is about")
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of what would be started: the same fingerprint is the same command on the same devices."""
+        parts = [
+            self.model.source,
+            self.model.revision,
+            str(self.engine),
+            self.engine.image,
+            self.gpus,
+            self.argv,
+            sorted(self.env.items()),
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+class Rejected(Value):
+    """A candidate that was ruled out: `verdict` is the gate, `reasons` say why in words."""
+
+    engine: EngineRef
+    tensor_parallel: int
+    verdict: str
+    reasons: tuple[str, ...]
+    source: str
+    memory: Memory | None = None
+
+
+class Decision(Value):
+    """The planner's whole answer (schema fitserve.plan/1): plans best first, and what was ruled out."""
+
+    schema_: Literal["fitserve.plan/1"] = Field("fitserve.plan/1", alias="schema")
+    model: str
+    hardware: str
+    plans: tuple[Plan, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+
+# --- running things ---
+
+
+class Mount(Value):
+    source: str
+    target: str
+    read_only: bool = True
+
+
+class LaunchSpec(Value):
+    """Everything a host needs to start one engine. `name` is deterministic, so starting twice is starting once."""
+
+    name: str
+    model: str
+    attempt: int
+    fingerprint: str
+    engine: EngineRef
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    gpus: tuple[str, ...]
+    mounts: tuple[Mount, ...] = ()
+    shm_bytes: int
+    port: int
+
+
+class Instance(Value):
+    """An engine as a host sees it. `exit_code` is None while it runs, and when nobody was there to read it."""
+
+    name: str
+    model: str
+    attempt: int
+    fingerprint: str
+    state: Literal["running", "exited"]
+    url: str | None = Field(None, description="base URL, without /v1")
+    exit_code: int | None = None
+    oom_killed: bool = False
+
+
+AttemptState = Literal["starting", "ready", "failed", "stopped"]
+
+
+class Attempt(Value):
+    """One start of one replica, as remembered for ever: the plan, how far it came, and what ended it."""
+
+    id: int
+    model: str
+    replica: int
+    state: AttemptState
+    plan: Plan
+    fingerprint: str
+    port: int
+    started_at: float
+    ready_at: float | None = None
+    ended_at: float | None = None
+    failure: Failure | None = None
+
+    @property
+    def grade(self) -> Grade:
+        """What this attempt proves of its plan."""
+        return "failed" if self.failure else "verified" if self.ready_at else self.plan.grade
+
+    @property
+    def live(self) -> bool:
+        return self.state in ("starting", "ready")
+
+
+class Observation(Value):
+    """What the watcher has seen of one attempt in this process's lifetime."""
+
+    phase: str = "starting"
+    answering: bool = Field(False, description="the engine's health endpoint said 200")
+    verified: bool = False
+    proof: Failure | None = Field(None, description="a failure that a log line, the probe or the verification proves")
+    log_ended: bool = Field(False, description="every line of the log was seen")

@@ -1,0 +1,153 @@
+"""Every error a user can meet: one tree. The class carries the HTTP status, the OpenAI error type and a code.
+
+A message says what happened and why; `hint` says what to do next. Both reach the user, in the CLI and over HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class FitserveError(Exception):
+    """Base of all expected errors. Anything else that escapes is a bug and is answered with a bare 500."""
+
+    status = 500
+    type = "api_error"
+    code = "internal_error"
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "", param: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+    def envelope(self) -> dict[str, Any]:
+        """The OpenAI error body."""
+        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+
+
+class BadRequest(FitserveError):
+    """The request cannot be right, whatever the state of the gateway."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "bad_request"
+    exit_code = 2
+
+
+class BadModel(BadRequest):
+    """The model folder or repository cannot be read as a model."""
+
+    code = "bad_model"
+    exit_code = 1
+
+
+class BadFlag(BadRequest):
+    """An engine flag or variable that the engine version does not have, or that may not be set."""
+
+    code = "bad_flag"
+
+
+class Unauthorized(FitserveError):
+    """No key, or a wrong one."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(FitserveError):
+    """A good key that may not do this."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
+class NotFound(FitserveError):
+    """No such model, route or engine."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    """The `model` of a request is not one we serve."""
+
+    code = "model_not_found"
+
+
+class Conflict(FitserveError):
+    """The name is taken, or the thing is in a state that does not allow this."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
+
+
+class TooLarge(FitserveError):
+    """The body is over the limit."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "body_too_large"
+
+
+class NoPlan(FitserveError):
+    """No engine setting can run this model on this hardware; the decision lists why."""
+
+    status = 422
+    type = "invalid_request_error"
+    code = "no_plan"
+    exit_code = 3
+
+
+class NotReady(FitserveError):
+    """The model is known, but no replica of it can answer now."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "model_not_ready"
+    exit_code = 3
+
+
+class UpstreamError(FitserveError):
+    """The engine could not be reached, or broke off."""
+
+    status = 502
+    type = "api_error"
+    code = "engine_error"
+
+
+class HostError(FitserveError):
+    """The host (Docker, or the process table) refused or is not there."""
+
+    status = 503
+    code = "host_error"
+
+
+class ForeignInstance(HostError):
+    """Something that is not ours holds the name we need; we never touch it."""
+
+    status = 409
+    code = "foreign_instance"
+
+
+class StoreError(FitserveError):
+    """The database cannot be opened or written; nothing was changed."""
+
+    status = 507
+    code = "store_error"
+
+
+class SettingsError(FitserveError):
+    """The gateway may not start with these settings."""
+
+    code = "bad_settings"
+    exit_code = 2

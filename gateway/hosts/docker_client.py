@@ -1,0 +1,133 @@
+"""The way to Docker: the SDK in threads, with a timeout on every call and a reason for every silence."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from gateway.errors import HostError
+
+if TYPE_CHECKING:
+    from docker.api import APIClient
+
+T = TypeVar("T")
+
+
+def socket_path(base_url: str | None = None) -> str:
+    """The socket behind `base_url`, else DOCKER_HOST, else the usual one. Raises HostError when it is no local socket."""
+    url = base_url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if not url.startswith("unix://"):
+        raise HostError(
+            f"Docker at {url} cannot be used: engines are reached at their containers' addresses, which only this machine has.",
+            hint="Unset DOCKER_HOST, or set it to unix:///var/run/docker.sock.",
+        )
+    return url.removeprefix("unix://")
+
+
+def ping(path: str, timeout_s: float) -> None:
+    """One question and one answer, without the SDK: importing that takes a quarter of a second. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(path)
+        connection.sendall(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n")
+        answer = connection.recv(64)
+    if b" 200 " not in answer:
+        raise ConnectionError(f"it says {answer!r}")
+
+
+def available(base_url: str | None = None) -> bool:
+    """Whether a Docker Engine of this machine answers within 2 s."""
+    try:
+        ping(socket_path(base_url), 2)
+    except (HostError, OSError):
+        return False
+    return True
+
+
+class DockerClient:
+    """Runs work with a connected SDK client. `timeout_s` is the longest silence that is no failure."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        self.path = path
+        self.timeout_s = timeout_s
+        self._clients: dict[float, APIClient] = {}
+        self._lock = threading.Lock()
+        # Threads of our own: when Docker hangs, nobody else waits for a free thread.
+        self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="docker")
+
+    async def call(self, work: Callable[[APIClient], T], timeout_s: float = 0) -> T:
+        """`work` in a thread; work that waits long for its answers brings a longer timeout. Raises HostError.
+
+        Work must allow being done twice: it is, when the connection broke in between.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._run, work, max(self.timeout_s, timeout_s))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._disconnect()
+
+    def _run(self, work: Callable[[APIClient], T], timeout_s: float) -> T:
+        from docker.errors import APIError, DockerException
+        from requests import RequestException, Timeout
+
+        tries = 2
+        while True:
+            tries -= 1
+            try:
+                return work(self._connected(timeout_s))
+            except APIError as error:
+                # Docker was replaced by a version that does not speak what the client has settled on.
+                if not tries or error.status_code != 400 or "client version" not in str(error.explanation):
+                    raise HostError(f"Docker refused: {error.explanation or error}.", hint=_LOG) from error
+            except (DockerException, RequestException) as error:
+                # The SDK wraps what goes wrong while it connects.
+                if not tries or isinstance(error, Timeout) or isinstance(error.__cause__, Timeout):
+                    raise self._unreachable(timeout_s) from error
+            self._disconnect()
+
+    def _connected(self, timeout_s: float) -> APIClient:
+        from docker.api import APIClient
+
+        with self._lock:
+            if timeout_s not in self._clients:
+                self._clients[timeout_s] = APIClient(f"unix://{self.path}", version="auto", timeout=timeout_s)  # type: ignore[arg-type]
+            return self._clients[timeout_s]
+
+    def _disconnect(self) -> None:
+        """Idle connections end now; one that another thread is using ends after its answer."""
+        with self._lock:
+            for client in self._clients.values():
+                client.close()
+            self._clients.clear()
+
+    def _unreachable(self, timeout_s: float) -> HostError:
+        """Why Docker did not answer, found by asking it the simplest thing."""
+        try:
+            ping(self.path, 2)
+        except FileNotFoundError:
+            return HostError(
+                f"Docker does not answer: there is no socket {self.path}.",
+                hint=f"{_START}, set DOCKER_HOST to its socket, or set FITSERVE_HOST_KIND=process to do without.",
+            )
+        except PermissionError:
+            return HostError(
+                f"Docker does not answer: this user may not use the socket {self.path}.",
+                hint=f"Add the user to the socket's group (`stat -c %G {self.path}`); with compose, set DOCKER_GID to the number of that group.",
+            )
+        except ConnectionRefusedError:
+            return HostError(f"Docker does not answer: nothing listens on {self.path}.", hint=f"{_START}.")
+        except TimeoutError:
+            return HostError(f"Docker does not answer on {self.path}: it hangs.", hint=_LOG)
+        except OSError as error:
+            return HostError(f"Docker does not answer on {self.path}: {error}.", hint=_LOG)
+        return HostError(f"Docker does not answer on {self.path}: no reply within {timeout_s:g} s, or a broken one.", hint=_LOG)
+
+
+_START = "Start Docker (`systemctl start docker`)"
+_LOG = "Docker's own log says more: `journalctl -u docker`."

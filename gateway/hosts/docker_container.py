@@ -1,0 +1,136 @@
+"""One engine's container: its name and labels, how it is created, and what Docker says of it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from gateway.domain import EngineRef, Instance, LaunchSpec, Mount
+from gateway.errors import HostError
+
+if TYPE_CHECKING:
+    from docker.api import APIClient
+    from docker.errors import APIError
+    from docker.types import DeviceRequest
+    from docker.types import Mount as DockerMount
+
+Attributes = dict[str, Any]
+
+RUNNING = ("running", "paused", "restarting")
+# Eight ranks with a compiler pool and a BLAS thread per core each come to several thousands.
+_PIDS = 32768
+
+
+def container_name(name: str) -> str:
+    """The container of an instance. A name that Docker would refuse is changed, and told apart by its hash."""
+    legal = re.sub(r"[^a-zA-Z0-9_.-]", "-", name)
+    if legal != name:
+        legal = f"{legal}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"fitserve-{legal}"
+
+
+def image_of(engine: EngineRef) -> str:
+    if engine.image is None:
+        raise HostError(f"{engine} has no container image.", hint="Use another engine, or set FITSERVE_HOST_KIND=process.")
+    return engine.image
+
+
+def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str:
+    """Create the container, not started, and return its id. Raises docker's APIError (409: the name is taken)."""
+    from docker.types import LogConfig
+
+    info = client.info()
+    made = client.create_container(
+        image_of(spec.engine),
+        # argv is the whole command: the image's own entry point is replaced.
+        entrypoint=[spec.argv[0]],
+        command=[*spec.argv[1:]],
+        name=container_name(spec.name),
+        detach=True,
+        environment=dict(spec.env),
+        # Proxies in the Docker client's configuration may carry passwords.
+        use_config_proxy=False,
+        labels={
+            "fitserve.instance": owner,
+            "fitserve.name": spec.name,
+            "fitserve.model": spec.model,
+            "fitserve.attempt": str(spec.attempt),
+            "fitserve.fingerprint": spec.fingerprint,
+            "fitserve.port": str(spec.port),
+        },
+        stop_signal="SIGTERM",
+        host_config=client.create_host_config(
+            restart_policy={"Name": "no"},
+            network_mode=network,
+            mounts=[_mount(mount) for mount in spec.mounts],
+            device_requests=[gpu_request(info, spec.gpus)] if spec.gpus else [],
+            shm_size=spec.shm_bytes,
+            ipc_mode="private",
+            # Linux keeps from the first process of a container every signal it has no handler for, and gives it all
+            # orphans to reap: engines are no good at either. Where Docker lacks its init ("N/A") it must do.
+            init=info["InitCommit"]["ID"] != "N/A",
+            cap_drop=["ALL"],
+            # Engines on a CPU bind memory to NUMA nodes; Docker's seccomp profile allows it with this capability only.
+            cap_add=[] if spec.gpus else ["SYS_NICE"],
+            security_opt=["no-new-privileges"],
+            pids_limit=_PIDS,
+            log_config=LogConfig(type="json-file", config={"max-size": "64m", "max-file": "2"}),
+        ),
+    )
+    return str(made["Id"])
+
+
+def _mount(mount: Mount) -> DockerMount:
+    """A folder, which must exist (the old `binds` would make a missing one), or a named volume."""
+    from docker.types import Mount as DockerMount
+
+    return DockerMount(mount.target, mount.source, type="bind" if "/" in mount.source else "volume", read_only=mount.read_only)
+
+
+def gpu_request(info: Attributes, gpus: tuple[str, ...]) -> DeviceRequest:
+    """GPUs by UUID: as `docker run --gpus device=UUID` asks, or through CDI where Docker has that and no NVIDIA runtime."""
+    from docker.types import DeviceRequest
+
+    devices = [f"nvidia.com/gpu={uuid}" for uuid in gpus]
+    known = {device["ID"] for device in info.get("DiscoveredDevices") or ()}
+    if "nvidia" not in info["Runtimes"] and known.issuperset(devices):
+        return DeviceRequest(driver="cdi", device_ids=devices)
+    return DeviceRequest(device_ids=[*gpus], capabilities=[["gpu"]])
+
+
+def running_instance(labels: dict[str, str], networks: dict[str, Attributes], network: str) -> Instance:
+    address = networks.get(network, {}).get("IPAddress")
+    return _instance(labels, state="running", url=f"http://{address}:{labels['fitserve.port']}" if address else None)
+
+
+def instance_of(found: Attributes, network: str) -> Instance:
+    """The instance as an inspected container of ours shows it."""
+    labels, state = found["Config"]["Labels"], found["State"]
+    if state["Status"] in RUNNING:
+        return running_instance(labels, found["NetworkSettings"]["Networks"], network)
+    exit_code = None if state["Status"] == "created" else state["ExitCode"]
+    return _instance(labels, state="exited", exit_code=exit_code, oom_killed=state["OOMKilled"])
+
+
+def _instance(labels: dict[str, str], **seen: Any) -> Instance:
+    return Instance(
+        name=labels["fitserve.name"],
+        model=labels["fitserve.model"],
+        attempt=int(labels["fitserve.attempt"]),
+        fingerprint=labels["fitserve.fingerprint"],
+        **seen,
+    )
+
+
+def start_error(spec: LaunchSpec, error: APIError) -> HostError:
+    reason = str(error.explanation or error).strip().rstrip(".")
+    if "No such image" in reason:
+        hint = f"Pull or build it: `docker pull {spec.engine.image}`."
+    elif "could not select device driver" in reason:
+        hint = "Install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker` and restart Docker."
+    elif "bind source path does not exist" in reason:
+        hint = "The folder must exist where Docker runs; for a gateway in a container, set FITSERVE_MODELS_SOURCE."
+    else:
+        hint = "Docker's own log says more: `journalctl -u docker`."
+    return HostError(f"Docker could not start the engine of {spec.model}: {reason}.", hint=hint)

@@ -1,0 +1,161 @@
+"""Docker's long answers, a log and a pull, read from its socket on the event loop.
+
+The SDK would read them in threads that wait for hours and cannot be cancelled. Here leaving the generator closes the
+connection, and back-pressure is the socket's own: nothing is read before what came earlier was taken.
+Requests are HTTP/1.0, so that the body is plain bytes until the connection closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import calendar
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+from gateway.hosts.host import MAX_LINE
+
+_CHUNK = 64 * 1024
+
+
+class Refused(Exception):
+    """Docker answered with an error status."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+async def stream(
+    path: str, request: str, *, headers: str = "", head_s: float, silence_s: float | None = None
+) -> AsyncGenerator[bytes, None]:
+    """The body of the answer to `request` ("GET /x"), as it comes. Close it (`aclosing`) to leave early.
+
+    Raises Refused, and OSError: TimeoutError after `head_s` without a status line or `silence_s` without a byte.
+    """
+    async with asyncio.timeout(head_s):
+        reader, writer = await asyncio.open_unix_connection(path, limit=_CHUNK)
+    try:
+        async with asyncio.timeout(head_s):
+            writer.write(f"{request} HTTP/1.0\r\nHost: docker\r\n{headers}\r\n".encode())
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+                raise ConnectionError("Docker broke off") from error
+            status = int(head.split(b" ", 2)[1])
+            if status != 200:
+                raise Refused(status, _reason(await reader.read()))
+        while True:
+            async with asyncio.timeout(silence_s):
+                chunk = await reader.read(_CHUNK)
+            if not chunk:
+                return
+            yield chunk
+    finally:
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace").strip()
+
+
+class LogLines:
+    """Lines out of Docker's multiplexed log with timestamps, over any number of requests.
+
+    Each frame holds one entry: 8 bytes of header (stream, size), a timestamp, a blank, then a line with its newline,
+    or 16 KiB of a longer one. After a break, ask again from `resume`: what was given already is left out.
+    """
+
+    def __init__(self) -> None:
+        self._frames = bytearray()
+        self._pending: dict[int, bytearray] = {}
+        self._last = b""
+        self._given = b""
+
+    def resume(self) -> str:
+        """Begin to read an answer from its start; returns the `since` (Unix seconds) to ask for."""
+        self._frames.clear()
+        self._given = self._last
+        if not self._last:
+            return "0"
+        whole, fraction = self._last[:19].decode(), self._last[20:-1].decode()
+        return f"{calendar.timegm(time.strptime(whole, '%Y-%m-%dT%H:%M:%S'))}.{fraction}"
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """The lines that `chunk` completes."""
+        self._frames += chunk
+        at = 0
+        while (body := at + 8) <= len(self._frames):
+            end = body + int.from_bytes(self._frames[at + 4 : body], "big")
+            if end > len(self._frames):
+                break
+            source = self._frames[at]
+            stamp, _, text = bytes(self._frames[body:end]).partition(b" ")
+            at = end
+            # Timestamps have a fixed width, so they compare as text.
+            if stamp <= self._given:
+                continue
+            self._last = max(self._last, stamp)
+            pending = self._pending.setdefault(source, bytearray())
+            pending += text.removesuffix(b"\n")[: MAX_LINE - len(pending)]
+            if text.endswith(b"\n"):
+                del self._pending[source]
+                yield bytes(pending)
+        del self._frames[:at]
+
+    def rest(self) -> Iterator[bytes]:
+        """The last lines, which no newline ended."""
+        yield from (bytes(line) for line in self._pending.values() if line)
+        self._pending.clear()
+
+
+class PullProgress:
+    """What a pull has done so far, in words, from its events (one JSON object per line)."""
+
+    def __init__(self, image: str) -> None:
+        self._image = image
+        self._line = b""
+        self._done: dict[str, int] = {}
+        self._total: dict[str, int] = {}
+        self._unknown: set[str] = set()
+        self.error: str | None = None
+
+    def feed(self, chunk: bytes) -> None:
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        for line in lines:
+            if line.strip():
+                self._event(json.loads(line))
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if "error" in event:
+            self.error = str(event["error"])
+        layer, status, detail = event.get("id", ""), event.get("status", ""), event.get("progressDetail") or {}
+        if status in ("Pulling fs layer", "Waiting"):
+            self._unknown.add(layer)
+        elif status == "Downloading":
+            self._unknown.discard(layer)
+            self._done[layer] = detail.get("current", 0)
+            self._total[layer] = max(detail.get("total", 0), self._done[layer])
+        elif status in ("Verifying Checksum", "Download complete", "Extracting", "Pull complete", "Already exists"):
+            self._unknown.discard(layer)
+            self._done[layer] = self._total.get(layer, 0)
+
+    def __str__(self) -> str:
+        done, total = sum(self._done.values()), sum(self._total.values())
+        if not total:
+            return f"pulling {self._image}"
+        if done == total and not self._unknown:
+            return f"unpacking {self._image}: {_gib(total)} GiB"
+        # Docker tells the size of a layer when its download begins, a few at a time.
+        return f"pulling {self._image}: {_gib(done)} of {'more than ' if self._unknown else ''}{_gib(total)} GiB"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 1024**3:.1f}"

@@ -1,0 +1,66 @@
+"""The contract of a host: the thing that runs engines for us and outlives the gateway.
+
+A host is asked, never trusted to remember what we meant: it reports what is there, and the loop decides.
+An instance is ours when it carries our marker (container labels, or a record plus a marker in the process
+environment); what is not ours is never listed, stopped or removed.
+
+    state of NAME              start(spec)                             stop(name)            list()
+    absent                     -> running                              nothing               not listed
+    running, same fingerprint  -> the same instance (nothing starts)   -> absent             "running"
+    exited, same fingerprint   -> removed, started anew                -> absent             "exited", with exit code
+    running, other fingerprint Conflict                                -> absent             as it is
+    held by somebody else      ForeignInstance, untouched              ForeignInstance       not listed
+
+* `start` returns when the engine's process exists, not when it answers. Killing the gateway at any instruction
+  inside `start` leaves nothing, or an instance that the next `list` shows.
+* `stop` ends the whole family of the engine (workers too) and forgets it: SIGTERM, then SIGKILL after `grace_s`.
+  Stopping what is absent is fine. The log file stays.
+* `follow` yields the log from its first byte, then new lines as they come, and ends after the engine has exited
+  and its last line was given. Lines have no newline and at most MAX_LINE bytes (a longer one is cut there).
+* `prepare` makes ready what `start` needs (an image, an engine's environment) and reports progress in words; the
+  only method that may take minutes. Raises HostError with what to do when it cannot be had.
+* Calls for different names may run at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Literal, Protocol
+
+from gateway.domain import EngineRef, Instance, LaunchSpec
+
+MAX_LINE = 16 * 1024
+
+
+class Host(Protocol):
+    """See the module's docstring: it is the specification, and `tests/contract/test_host.py` holds every body to it."""
+
+    kind: Literal["docker", "process", "memory"]
+
+    async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
+        """Make the engine's image or environment ready. Raises HostError."""
+        ...
+
+    async def start(self, spec: LaunchSpec) -> Instance:
+        """Start, or find, the instance named `spec.name`. Raises ForeignInstance, Conflict, HostError."""
+        ...
+
+    async def list(self) -> list[Instance]:
+        """All our instances, running and exited. Raises HostError when the host does not answer."""
+        ...
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        """End and forget the instance. Raises ForeignInstance, HostError."""
+        ...
+
+    def follow(self, name: str) -> AsyncGenerator[bytes, None]:
+        """The log of the instance, line by line."""
+        ...
+
+    async def allocate_port(self) -> int:
+        """A port for the next engine, free as far as can be known."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections; engines go on running."""
+        ...

@@ -1,0 +1,380 @@
+"""Engines as plain processes of this machine, each in the virtual environment of its engine version.
+
+    DATA/engines/KIND-VERSION/   the environment (`fitserve engine install` makes it)
+    DATA/instances/NAME.json     the record: written before the spawn without a pid, and again with it
+    DATA/logs/NAME.log           what the engine printed; stays after `stop`
+    DATA/run/NAME/               its working directory, empty at first
+    DATA/home/                   its HOME, for caches of compiled kernels; the user's own may hold secrets
+
+An engine leads a session of its own, holds no pipe to us and is found again by pid, start time and boot. A gateway that
+died between spawn and record is made up for by a marker in the environment of the young process. (Not the normal way:
+engines overwrite their environment when they rename themselves.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import ClassVar, Literal, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+from pydantic import ConfigDict, ValidationError
+
+from gateway.domain import EngineRef, Instance, LaunchSpec, Value
+from gateway.errors import Conflict, ForeignInstance, HostError
+from gateway.hosts import procfs
+from gateway.hosts.logfile import LogReader, trim
+
+POLL_S = 0.05
+SETTLE_S = 1.0
+"""How old a record without pid must be until its process, not found, was never born: between fork and exec a process does
+not carry our marker yet."""
+KILL_S = 10.0
+"""How long SIGKILL may take. Longer means a process stuck in a driver."""
+
+# What an engine needs of our own environment. Nothing else passes: no key, no token.
+PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")  # fmt: skip
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Record(Value):
+    """What we remember of an instance. Unknown fields are let through: a later version's engines are still ours."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: str
+    model: str
+    attempt: int
+    fingerprint: str
+    port: int
+    boot_id: str
+    pid: int | None = None
+    start_ticks: int | None = None
+    exited: bool = False
+    exit_code: int | None = None
+
+    @property
+    def instance(self) -> Instance:
+        return Instance(
+            name=self.name,
+            model=self.model,
+            attempt=self.attempt,
+            fingerprint=self.fingerprint,
+            state="exited" if self.exited else "running",
+            url=None if self.exited else f"http://127.0.0.1:{self.port}",
+            exit_code=self.exit_code,
+        )
+
+
+class ProcessHost:
+    """See the module's docstring, and `host.py` for the contract."""
+
+    kind: ClassVar[Literal["process"]] = "process"
+
+    def __init__(self, data_dir: Path) -> None:
+        self._engines = data_dir / "engines"
+        self._records = data_dir / "instances"
+        self._logs = data_dir / "logs"
+        self._run = data_dir / "run"
+        self._home = data_dir / "home"
+        self._id = hashlib.sha256(str(data_dir.absolute()).encode()).hexdigest()[:12]
+        self._boot_id = procfs.boot_id()
+        self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._lock = threading.RLock()
+        """Held while a record is read, compared with its process and written back."""
+        self._spawning: set[str] = set()
+        self._given_ports: set[int] = set()
+
+    # --- the contract ---
+
+    async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
+        environment = self._engines / f"{engine.kind}-{engine.version}"
+        if not (environment / "bin/python").exists() or not (environment / ".complete").exists():
+            raise HostError(
+                f"{engine} is not installed on this machine: {environment} is not a complete environment.",
+                hint=f"Run `fitserve engine install {engine}`.",
+            )
+        report(f"{engine} is installed.")
+
+    async def start(self, spec: LaunchSpec) -> Instance:
+        async with self._only(spec.name):
+            record = await finish(self._find, spec.name)
+            if record is not None and not record.exited:
+                if record.fingerprint != spec.fingerprint:
+                    raise Conflict(
+                        f"{spec.name} already runs with other settings ({record.fingerprint}, not {spec.fingerprint}).",
+                        hint="Stop it first.",
+                    )
+                return record.instance
+            if record is not None:
+                await self._end(record, grace_s=0)
+            return (await finish(self._spawn, spec)).instance
+
+    async def list(self) -> list[Instance]:
+        records = await finish(self._find_all)
+        return [record.instance for record in records]
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        async with self._only(name):
+            record = await finish(self._find, name)
+            if record is not None:
+                await self._end(record, grace_s)
+
+    async def follow(self, name: str) -> AsyncIterator[bytes]:
+        """Ends at once for a name that never ran. After `stop`, gives what the log file holds."""
+        record = await finish(self._find, name)
+        try:
+            reader = LogReader(self._logs / f"{name}.log")
+        except FileNotFoundError:
+            return
+        with reader:
+            while True:
+                ended = record is None or self._leader(record) is None
+                if reader.behind():
+                    for line in await asyncio.to_thread(reader.read):
+                        yield line
+                elif ended:
+                    break
+                else:
+                    await asyncio.sleep(POLL_S)
+            if reader.partial:
+                yield reader.partial
+
+    async def allocate_port(self) -> int:
+        # An engine may listen minutes after its start: ports that were given away are not free, though they look so.
+        taken = self._given_ports | {record.port for record in await finish(self._find_all)}
+        while True:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port: int = probe.getsockname()[1]
+            if port not in taken:
+                self._given_ports.add(port)
+                return port
+
+    async def close(self) -> None:
+        """Nothing to let go of: engines are bound to us by nothing."""
+
+    # --- records ---
+
+    def _path(self, name: str) -> Path:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+            raise HostError(f"{name!r} cannot be the name of an instance.", hint="Use letters, digits, '_', '.' and '-'.")
+        return self._records / f"{name}.json"
+
+    def _find(self, name: str) -> Record | None:
+        """The instance as it is now. Raises ForeignInstance."""
+        path = self._path(name)
+        with refusing(), self._lock:
+            try:
+                record = Record.model_validate_json(path.read_bytes())
+            except FileNotFoundError:
+                return None
+            except ValidationError:
+                raise ForeignInstance(
+                    f"{path} holds the name {name}, but is not a record of ours.",
+                    hint="Look at it; remove it if nothing needs it.",
+                ) from None
+            if record.pid is None:
+                return self._settle(record)
+            return self._observe(record)
+
+    def _find_all(self) -> list[Record]:
+        found = []
+        with refusing():
+            for path in sorted(self._records.glob("*.json")):
+                with suppress(ForeignInstance):
+                    record = self._find(path.stem)
+                    if record is not None and record.pid is not None:
+                        found.append(record)
+                        trim(self._logs / f"{record.name}.log")
+        return found
+
+    def _settle(self, record: Record) -> Record | None:
+        """A record without pid: being spawned right now, or by a gateway that died in the middle."""
+        if record.name in self._spawning:
+            return record
+        path = self._path(record.name)
+        while record.boot_id == self._boot_id:
+            if (process := procfs.find_leader(self._marker(record.name))) is not None:
+                return self._observe(self._write(record.evolve(pid=process.pid, start_ticks=process.start_ticks)))
+            if abs(time.time() - path.stat().st_mtime) > SETTLE_S:
+                break
+            time.sleep(POLL_S)
+        self._forget(record)
+        return None
+
+    def _observe(self, record: Record) -> Record:
+        """Compare the record with its process, and note an exit: its code can be read once only."""
+        if record.exited or self._leader(record) is not None:
+            return record
+        code = None
+        process = self._holder(record)
+        if process is not None:
+            ended, code = procfs.reap(process.pid)
+            if not ended:
+                return record
+        return self._write(record.evolve(exited=True, exit_code=code))
+
+    def _write(self, record: Record) -> Record:
+        path = self._path(record.name)
+        draft = path.with_suffix(".tmp")
+        with draft.open("wb") as file:
+            file.write(record.model_dump_json(indent=1).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        return record
+
+    def _forget(self, record: Record) -> None:
+        with refusing(), self._lock:
+            self._observe(record) if record.pid is not None else None
+            shutil.rmtree(self._run / record.name, ignore_errors=True)
+            self._path(record.name).unlink(missing_ok=True)
+
+    # --- processes ---
+
+    def _holder(self, record: Record) -> procfs.Process | None:
+        """The engine's main process, be it a zombie."""
+        if record.pid is None or record.boot_id != self._boot_id:
+            return None
+        process = procfs.read(record.pid)
+        return process if process is not None and process.start_ticks == record.start_ticks else None
+
+    def _leader(self, record: Record) -> procfs.Process | None:
+        """The engine's main process while it runs."""
+        process = self._holder(record)
+        return process if process is not None and process.alive else None
+
+    def _family(self, record: Record) -> list[procfs.Process]:
+        """The living processes of the engine's session, in whatever process group."""
+        if record.pid is None or record.boot_id != self._boot_id:
+            return []
+        # The kernel gives a pid away only after the last member of the session of that number is gone.
+        if procfs.read(record.pid) is not None and self._holder(record) is None:
+            return []
+        return procfs.session(record.pid)
+
+    def _marker(self, name: str) -> str:
+        return f"FITSERVE_INSTANCE={self._id}/{name}"
+
+    def _environment(self, spec: LaunchSpec) -> dict[str, str]:
+        variables = {name: os.environ[name] for name in PASSED if name in os.environ}
+        # Helpers of the engine (ninja, for one) live beside its python.
+        variables["PATH"] = f"{Path(spec.argv[0]).parent}:{variables.get('PATH', os.defpath)}"
+        variables["HOME"] = str(self._home)
+        variables["PYTHONUNBUFFERED"] = "1"
+        variables |= spec.env
+        if spec.gpus:
+            variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus)}
+        name, _, value = self._marker(spec.name).partition("=")
+        return {**variables, name: value}
+
+    def _spawn(self, spec: LaunchSpec) -> Record:
+        record = Record(
+            name=spec.name,
+            model=spec.model,
+            attempt=spec.attempt,
+            fingerprint=spec.fingerprint,
+            port=spec.port,
+            boot_id=self._boot_id,
+        )
+        self._spawning.add(spec.name)
+        try:
+            with refusing():
+                return self._spawn_recorded(spec, record)
+        finally:
+            self._spawning.discard(spec.name)
+
+    def _spawn_recorded(self, spec: LaunchSpec, record: Record) -> Record:
+        for folder in (self._records, self._logs, self._home, self._run / spec.name):
+            folder.mkdir(parents=True, exist_ok=True)
+        log = self._logs / f"{spec.name}.log"
+        log.unlink(missing_ok=True)
+        self._write(record)
+        process: procfs.Process | None = None
+        try:
+            # Appending is what lets several writers, and `trim`, share the file.
+            with log.open("ab") as output:
+                child = subprocess.Popen(
+                    spec.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=self._run / spec.name,
+                    env=self._environment(spec),
+                    start_new_session=True,
+                )
+            # Popen would warn that its child outlives it. That is meant: we wait for the pid ourselves, in `_observe`.
+            child.returncode = 0
+            process = procfs.read(child.pid)
+            if process is None:
+                raise HostError(f"{spec.name} was gone at once.", hint=f"See {log}.")
+            return self._write(record.evolve(pid=process.pid, start_ticks=process.start_ticks))
+        except OSError as error:
+            if process is not None:
+                procfs.send(process, signal.SIGKILL)
+            self._forget(record)
+            raise HostError(
+                f"{spec.argv[0]} could not be started: {error.strerror}.",
+                hint=f"Run `fitserve engine install {spec.engine}`, and see that {self._records} can be written.",
+            ) from error
+
+    async def _end(self, record: Record, grace_s: float) -> None:
+        """SIGTERM to the main process, which knows how to end its workers; to those when it is gone; then SIGKILL to all."""
+        told: set[procfs.Process] = set()
+        begun = time.monotonic()
+        while family := await finish(self._family, record):
+            waited_s = time.monotonic() - begun
+            if waited_s > grace_s + KILL_S:
+                stuck = ", ".join(str(process.pid) for process in family)
+                raise HostError(
+                    f"{record.name} does not end: process {stuck} survived SIGKILL for {KILL_S:g} s.",
+                    hint="It is probably stuck in the GPU driver; look at the kernel log, a reboot may be needed.",
+                )
+            if waited_s >= grace_s:
+                for process in family:
+                    procfs.send(process, signal.SIGKILL)
+            else:
+                leader = [process for process in family if process.pid == record.pid]
+                for process in leader or family:
+                    if process not in told:
+                        procfs.send(process, signal.SIGTERM)
+                        told.add(process)
+            await asyncio.sleep(min(POLL_S, max(0.005, grace_s - waited_s)))
+        await finish(self._forget, record)
+
+    def _only(self, name: str) -> asyncio.Lock:
+        """The lock that makes calls for one name wait for each other."""
+        return self._names.setdefault(name, asyncio.Lock())
+
+
+async def finish(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run in a thread; a caller that is cancelled waits for its end, so that nothing goes on behind our locks."""
+    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+@contextmanager
+def refusing() -> AsyncIterator[None]:
+    """An operating system error, as the host's."""
+    try:
+        yield
+    except OSError as error:
+        raise HostError(f"The process host cannot work: {error}.", hint="Free disk space or correct the folder's rights.") from error

@@ -1,0 +1,93 @@
+"""What Linux tells about processes (/proc), and signals that cannot hit the wrong one.
+
+A process is named by its pid and its start time: a pid alone may by now belong to somebody else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of /proc/PID/stat. `start_ticks` is the start time in clock ticks since boot."""
+
+    pid: int
+    state: str
+    session: int
+    start_ticks: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs; a zombie does not."""
+        return self.state not in "ZX"
+
+
+def boot_id() -> str:
+    """Identity of this boot: pids and start times of another boot mean nothing."""
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def read(pid: int) -> Process | None:
+    """The process that has this pid now."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name stands in parentheses and may hold anything: fields are counted from the last one.
+    fields = text.rpartition(")")[2].split()
+    return Process(pid=pid, state=fields[0], session=int(fields[3]), start_ticks=int(fields[19]))
+
+
+def everything() -> Iterator[Process]:
+    """All processes there are."""
+    with os.scandir(PROC) as entries:
+        pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
+    for pid in pids:
+        if (process := read(pid)) is not None:
+            yield process
+
+
+def session(leader: int) -> list[Process]:
+    """The living processes of the session that `leader` leads, or led."""
+    return [process for process in everything() if process.session == leader and process.alive]
+
+
+def find_leader(variable: str) -> Process | None:
+    """The session leader that was started with `variable` ("NAME=value") in its environment."""
+    wanted = variable.encode()
+    for process in everything():
+        if process.pid == process.session and process.alive:
+            # Other users' environments are closed to us; those processes are not ours.
+            with suppress(OSError):
+                if wanted in (PROC / str(process.pid) / "environ").read_bytes().split(b"\0"):
+                    return process
+    return None
+
+
+def send(process: Process, number: signal.Signals) -> None:
+    """Signal exactly this process: nothing happens when it is gone, even if its pid was given away since."""
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            now = read(process.pid)
+            if now is not None and now.start_ticks == process.start_ticks:
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+
+
+def reap(pid: int) -> tuple[bool, int | None]:
+    """(whether it has ended, its exit code when we are its parent; -9 for SIGKILL) of a zombie."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return True, None
+    return (True, os.waitstatus_to_exitcode(status)) if ended else (False, None)

@@ -1,0 +1,326 @@
+"""A pretended engine: an OpenAI-compatible HTTP server that makes up its tokens, and fails on request.
+
+    async with FakeEngine(EngineScript(model="demo"), print) as engine: engine.port
+
+Standard library only, so that this one file also runs where the package is not installed (see tests/fake_engine.py).
+Serves GET /health, GET /v1/models, POST /v1/completions, /v1/chat/completions (streamed or not), /v1/embeddings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+WORDS = ("an", "engine", "without", "weights", "still", "has", "much", "to", "say", "of", "what", "it", "was", "asked")
+REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
+
+
+@dataclass(frozen=True)
+class EngineScript:
+    """What the engine does. The zero of each field is a healthy engine that answers at once."""
+
+    model: str | None = None
+    lines: tuple[tuple[float, str], ...] = ()
+    """(seconds to wait before, line): printed before it listens."""
+    last_words: str | None = None
+    """Printed without a newline just before it exits by itself."""
+    start_delay_s: float = 0
+    serve: bool = True
+    exit_code: int | None = None
+    """Exits by itself with this code, `exit_after_s` after its lines."""
+    exit_after_s: float = 0
+    ignore_term: bool = False
+    workers: int = 0
+    """Processes of the engine beside its main one; they ignore SIGTERM."""
+    tokens_per_second: float = 0
+    """0: as fast as the client reads."""
+    gibberish: bool = False
+    """One token, repeated."""
+    empty: bool = False
+    """No token at all."""
+    hang_after: int | None = None
+    """After so many inference requests the next ones are never answered; /health goes on saying 200."""
+    max_model_len: int = 4096
+    embed_dim: int = 8
+    record: Path | None = None
+    """Every raw request is appended here, and `closed TIME` when a client leaves before its answer is complete."""
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a fault of ours
+    """An error answer as vLLM gives it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
+
+
+Answer = dict[str, Any] | AsyncIterator[dict[str, Any]] | None
+"""A JSON body, the chunks of a stream, or an empty body."""
+
+
+class FakeEngine:
+    """The server. `log` gets one line per request, as engines print them. `port` is known once it listens."""
+
+    def __init__(self, script: EngineScript, log: Callable[[str], None], host: str = "127.0.0.1", port: int = 0) -> None:
+        self.script = script
+        self.log = log
+        self.host = host
+        self.port = port
+        self.requests = 0
+        self.connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> FakeEngine:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(self), self.host, self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.abort()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def abort(self) -> None:
+        """Die: nobody listens any more, open connections break."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self.connections):
+            connection.abort()
+
+    # --- what it answers ---
+
+    async def answer(self, method: str, path: str, body: bytes) -> Answer:
+        """Raises Refused."""
+        if (method, path) == ("GET", "/health"):
+            return None
+        self.log(f'INFO:     "{method} {path} HTTP/1.1"')
+        if (method, path) == ("GET", "/v1/models"):
+            model = {"id": self.script.model, "object": "model", "created": 0, "owned_by": "fake"}
+            return {"object": "list", "data": [{**model, "max_model_len": self.script.max_model_len}]}
+        routes = {"/v1/completions": self._completion, "/v1/chat/completions": self._chat, "/v1/embeddings": self._embed}
+        if path not in routes:
+            raise Refused(404, f"There is no {path}.")
+        if method != "POST":
+            raise Refused(405, "Method Not Allowed")
+        try:
+            asked = json.loads(body)
+            if asked.get("model") not in (None, self.script.model):
+                raise Refused(404, f"The model `{asked['model']}` does not exist.")
+            self.requests += 1
+            if self.script.hang_after is not None and self.requests > self.script.hang_after:
+                await asyncio.Event().wait()
+            return await routes[path](asked)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Refused(400, f"The body is not what {path} takes: {error!r}") from None
+
+    async def _completion(self, asked: dict[str, Any]) -> Answer:
+        prompts = asked.get("prompt", "")
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        return await self._generate(Reply(self.script, asked, [count_tokens(prompt) for prompt in prompts], chat=False))
+
+    async def _chat(self, asked: dict[str, Any]) -> Answer:
+        messages = asked["messages"]
+        length = sum(count_tokens(str(message.get("content", ""))) for message in messages)
+        return await self._generate(Reply(self.script, asked, [length], chat=True))
+
+    async def _generate(self, reply: Reply) -> Answer:
+        return reply.stream() if reply.asked.get("stream") else await reply.whole()
+
+    async def _embed(self, asked: dict[str, Any]) -> dict[str, Any]:
+        texts = asked.get("input", "")
+        if isinstance(texts, str) or (texts and isinstance(texts[0], int)):
+            texts = [texts]
+        data = []
+        for index, text in enumerate(texts):
+            raw = [math.sin(len(text) + 1.0 + place) for place in range(self.script.embed_dim)]
+            norm = math.sqrt(sum(x * x for x in raw))
+            data.append({"object": "embedding", "index": index, "embedding": [x / norm for x in raw]})
+        used = sum(map(count_tokens, texts))
+        return {
+            "object": "list",
+            "data": data,
+            "model": self.script.model,
+            "usage": {"prompt_tokens": used, "total_tokens": used},
+        }
+
+
+def count_tokens(prompt: str | list[int]) -> int:
+    return len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+
+
+class Reply:
+    """The made-up answer to one generation request: one choice per prompt. Raises Refused when a prompt does not fit."""
+
+    def __init__(self, script: EngineScript, asked: dict[str, Any], prompt_lengths: list[int], *, chat: bool) -> None:
+        self.script = script
+        self.asked = asked
+        self.chat = chat
+        self.prompt_lengths = prompt_lengths
+        self.completion_tokens = 0
+        self.max_tokens = int(asked.get("max_completion_tokens") or asked.get("max_tokens") or 16)
+        self.finish_reason = "stop" if script.empty else "length"
+        self.head = {"id": f"cmpl-{time.monotonic_ns()}", "created": int(time.time()), "model": script.model}
+        for length in prompt_lengths:
+            if length + self.max_tokens > script.max_model_len:
+                raise Refused(
+                    400,
+                    f"This model's maximum context length is {script.max_model_len} tokens. However, you requested "
+                    f"{self.max_tokens} output tokens and your prompt contains {length} input tokens, "
+                    f"for a total of {length + self.max_tokens} tokens.",
+                )
+
+    async def tokens(self) -> AsyncIterator[str]:
+        for number in range(0 if self.script.empty else self.max_tokens):
+            await asyncio.sleep(1 / self.script.tokens_per_second if self.script.tokens_per_second else 0)
+            self.completion_tokens += 1
+            yield "!" if self.script.gibberish else " " + WORDS[number % len(WORDS)]
+
+    async def whole(self) -> dict[str, Any]:
+        choices = []
+        for index in range(len(self.prompt_lengths)):
+            tokens = [token async for token in self.tokens()]
+            text = "".join(tokens)
+            body = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+            choices.append({"index": index, **body, "logprobs": self.logprobs(tokens), "finish_reason": self.finish_reason})
+        kind = "chat.completion" if self.chat else "text_completion"
+        return {**self.head, "object": kind, "choices": choices, "usage": self.usage()}
+
+    async def stream(self) -> AsyncIterator[dict[str, Any]]:
+        frame = {**self.head, "object": "chat.completion.chunk" if self.chat else "text_completion"}
+        for index in range(len(self.prompt_lengths)):
+            if self.chat:
+                yield {
+                    **frame,
+                    "choices": [{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}],
+                }
+            async for token in self.tokens():
+                body: dict[str, Any] = {"delta": {"content": token}} if self.chat else {"text": token}
+                choice = {"index": index, **body, "logprobs": self.logprobs([token]), "finish_reason": None}
+                yield {**frame, "choices": [choice]}
+            last: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
+            yield {**frame, "choices": [{"index": index, **last, "finish_reason": self.finish_reason}]}
+        if (self.asked.get("stream_options") or {}).get("include_usage"):
+            yield {**frame, "choices": [], "usage": self.usage()}
+
+    def logprobs(self, tokens: list[str]) -> dict[str, Any] | None:
+        if self.asked.get("logprobs") in (None, False):
+            return None
+        if self.chat:
+            return {"content": [{"token": token, "logprob": -0.5, "bytes": None, "top_logprobs": []} for token in tokens]}
+        return {
+            "tokens": tokens,
+            "token_logprobs": [-0.5] * len(tokens),
+            "top_logprobs": None,
+            "text_offset": [0] * len(tokens),
+        }
+
+    def usage(self) -> dict[str, int]:
+        used = sum(self.prompt_lengths)
+        return {
+            "prompt_tokens": used,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": used + self.completion_tokens,
+        }
+
+
+class Connection(asyncio.Protocol):
+    """One client: requests one after the other, each answered by a task that is cancelled when the client leaves."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.buffer = bytearray()
+        self.task: asyncio.Task[None] | None = None
+        self.transport: asyncio.Transport
+        self.writable = asyncio.Event()
+        self.writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.engine.connections.add(self)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.engine.connections.discard(self)
+        self.writable.set()
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+            self._record(f"closed {time.time():.3f}\n".encode())
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        if self.task is None or self.task.done():
+            self._next()
+
+    def _next(self, _done: object = None) -> None:
+        """Take one whole request (Content-Length framing) out of the buffer and answer it."""
+        end = self.buffer.find(b"\r\n\r\n")
+        if end < 0 or self.transport.is_closing():
+            return
+        first, *rest = bytes(self.buffer[:end]).decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
+        length = end + 4 + int(headers.get("content-length", "0"))
+        if len(self.buffer) < length:
+            return
+        raw = bytes(self.buffer[:length])
+        del self.buffer[:length]
+        self._record(raw + b"\n")
+        method, target, _ = first.split(" ", 2)
+        keep = headers.get("connection", "").lower() != "close"
+        self.task = asyncio.ensure_future(self._respond(method, target.partition("?")[0], raw[end + 4 :], keep=keep))
+        self.task.add_done_callback(self._next)
+
+    async def _respond(self, method: str, path: str, body: bytes, *, keep: bool) -> None:
+        with suppress(asyncio.CancelledError):
+            try:
+                answer = await self.engine.answer(method, path, body)
+            except Refused as refused:
+                self._write_json(refused.status, refused.body)
+            else:
+                if answer is None or isinstance(answer, dict):
+                    self._write_json(200, answer)
+                else:
+                    await self._write_stream(answer)
+            if not keep:
+                self.transport.close()
+
+    def _write_json(self, status: int, value: dict[str, Any] | None) -> None:
+        body = b"" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        head = f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        self.transport.write(head.encode() + body)
+
+    async def _write_stream(self, chunks: AsyncIterator[dict[str, Any]]) -> None:
+        self.transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        async for chunk in chunks:
+            await self._write_chunk(b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n")
+        await self._write_chunk(b"data: [DONE]\n\n")
+        self.transport.write(b"0\r\n\r\n")
+
+    async def _write_chunk(self, data: bytes) -> None:
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        await self.writable.wait()
+
+    def _record(self, data: bytes) -> None:
+        if self.engine.script.record is not None:
+            with self.engine.script.record.open("ab") as file:
+                file.write(data)

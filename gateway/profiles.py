@@ -1,0 +1,139 @@
+"""Profiles: what we know of engines, failures and machines, as YAML and JSON that a user can read and extend.
+
+    engines/KIND/VERSION.yaml   -> Engine
+    failures.yaml               -> Signature list
+    hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
+
+A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, or win over, the shipped ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from gateway.core.diagnose import Signature, Signatures
+from gateway.domain import Engine, Hardware, Value
+from gateway.errors import BadRequest, NotFound, SettingsError
+
+V = TypeVar("V", bound=Value)
+
+# libyaml where it was built in: ten times faster, same result.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def shipped() -> Path:
+    """The profiles that came with us: inside the package, or beside it in a source checkout."""
+    inside = Path(__file__).parent / "profiles"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "profiles"
+
+
+class Profiles:
+    """Reads profiles on demand: a plan needs one engine, not all of them."""
+
+    def __init__(self, extra: Path | None = None) -> None:
+        if extra is not None and not extra.is_dir():
+            raise SettingsError(f"The profiles folder {extra} does not exist.", hint="Correct or unset FITSERVE_PROFILES_DIR.")
+        self.roots = (extra, shipped()) if extra else (shipped(),)
+        self._engines: dict[str, Engine] = {}
+
+    @cached_property
+    def engine_files(self) -> dict[str, Path]:
+        """`kind==version` -> file, newest version of each kind first."""
+        files: dict[str, Path] = {}
+        for root in self.roots:
+            for path in (root / "engines").glob("*/*.yaml"):
+                files.setdefault(f"{path.parent.name}=={path.stem}", path)
+        return dict(sorted(files.items(), key=lambda item: _version_key(item[0]), reverse=True))
+
+    def engine(self, ref: str) -> Engine:
+        """The engine `kind==version`. Raises NotFound naming the nearest known one."""
+        if ref not in self._engines:
+            if ref not in self.engine_files:
+                near = difflib.get_close_matches(ref, self.engine_files, n=1, cutoff=0.0)
+                raise NotFound(
+                    f"There is no profile for the engine {ref}.", hint=f"The nearest known one is {near[0]}." if near else ""
+                )
+            path = self.engine_files[ref]
+            self._engines[ref] = _validate(path, Engine, _yaml(path))
+        return self._engines[ref]
+
+    def engines(self, wanted: tuple[str, ...] = (), *, device: str) -> list[Engine]:
+        """The engines that `wanted` allows for this device ("cuda" or "cpu"), newest first; empty `wanted`: all."""
+        refs: list[str] = []
+        for want in wanted:
+            if "==" in want:
+                refs.append(self.engine(want).ref)
+            else:
+                found = [ref for ref in self.engine_files if ref.partition("==")[0] == want]
+                if not found:
+                    kinds = ", ".join(sorted({ref.partition("==")[0] for ref in self.engine_files}))
+                    raise NotFound(f"There is no engine {want}.", hint=f"Known kinds: {kinds}.")
+                refs.extend(found)
+        return [engine for ref in refs or self.engine_files if (engine := self.engine(ref)).device == device or wanted]
+
+    def hardware(self, name: str) -> Hardware:
+        """A snapshot by name (`2x3090`) or by path."""
+        path = Path(name).expanduser()
+        if "/" not in name and not name.endswith(".json"):
+            found = [root / "hardware" / f"{name}.json" for root in self.roots]
+            known = sorted({file.stem for root in self.roots for file in (root / "hardware").glob("*.json")})
+            path = next((file for file in found if file.is_file()), Path())
+            if not path.is_file():
+                raise NotFound(
+                    f"There is no hardware snapshot named {name}.",
+                    hint=f"Known: {', '.join(known)}; or give a file that `fitserve probe --json` wrote.",
+                )
+        try:
+            return Hardware.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise NotFound(
+                f"The hardware snapshot {path} cannot be read: {error.strerror}.",
+                hint="Give a file that `fitserve probe --json` wrote.",
+            ) from None
+        except ValidationError as error:
+            raise BadRequest(
+                f"{path} is not a hardware snapshot: {first_problem(error)}.", hint="Write one with `fitserve probe --json`."
+            ) from None
+
+    @cached_property
+    def signatures(self) -> Signatures:
+        """The failure signatures of every root, the user's before ours."""
+        found: list[Signature] = []
+        for root in self.roots:
+            path = root / "failures.yaml"
+            if path.is_file():
+                found.extend(_validate(path, Signature, entry) for entry in _yaml(path))
+        return Signatures(tuple(found))
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem of a validation error in a phrase: `gpus.0.uuid: Field required`."""
+    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return f"{where}: {problem['msg']}" if where else problem["msg"]
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.load(path.read_bytes(), _Loader)  # noqa: S506 - both are safe loaders
+    except yaml.YAMLError as error:
+        raise SettingsError(f"The profile {path} is not YAML: {error}") from None
+
+
+def _validate(path: Path, model: type[V], data: Any) -> V:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise SettingsError(f"The profile {path} is wrong at {first_problem(error)}.", hint="Correct the file.") from None
+
+
+def _version_key(ref: str) -> tuple[list[int], str]:
+    kind, _, version = ref.partition("==")
+    return [int(part) for part in re.findall(r"\d+", version)], kind

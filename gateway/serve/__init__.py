@@ -1,0 +1,1 @@
+"""The network side: the OpenAI data plane, the admin API, the page."""

@@ -1,0 +1,239 @@
+"""The application: who may come in, the OpenAI data plane, the admin API, health. And the server around it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway import __version__
+from gateway.errors import BadRequest, FitserveError, NotFound, SettingsError
+from gateway.hosts.host import Host
+from gateway.hosts.select import choose_host
+from gateway.hub import Hub
+from gateway.loop import Loop
+from gateway.profiles import Profiles
+from gateway.runner import Runner
+from gateway.serve import admin
+from gateway.serve.auth import Keys, Need
+from gateway.serve.openai import MethodNotAllowed, OpenAI, new_client
+from gateway.serve.protocol import request_id, send_error
+from gateway.serve.routes import Routes
+from gateway.settings import Settings
+from gateway.store import Store
+
+log = structlog.get_logger("fitserve")
+
+# The loop looks at the world at least this often; longer silence means that it hangs.
+_STALE_S = 15.0
+_OPEN = {"/healthz", "/readyz"}
+
+
+class Door:
+    """Pure ASGI around everything: checks the key before anything reads the request, and hands /v1 to the data plane.
+
+    Authorisation looks at `scope["path"]`, the same value that routing uses, so no spelling of a URL tells them apart.
+    """
+
+    def __init__(self, inner: ASGIApp, openai: OpenAI, keys: Keys) -> None:
+        self._inner = inner
+        self._openai = openai
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._inner(scope, receive, send)
+            return
+        path: str = scope["path"]
+        inference = path == "/v1" or path.startswith("/v1/")
+        need: Need = "inference" if inference else "admin"
+        try:
+            if path not in _OPEN:
+                self._keys.admit(scope["headers"], need)
+        except FitserveError as error:
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            else:
+                await send_error(send, error, request_id(scope))
+            return
+        await (self._openai if inference else self._inner)(scope, receive, send)
+
+
+def create_app(settings: Settings, host: Host | None = None) -> ASGIApp:
+    """The whole gateway as one ASGI application; its parts are made when the server starts it."""
+    profiles = Profiles(settings.profiles_dir)
+    client = new_client()
+    routes = Routes()
+    openai = OpenAI(routes, client, settings.body_limit_bytes)
+    keys = Keys(_secret(settings.admin_key), _secret(settings.api_key))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        store = await asyncio.to_thread(Store, settings.data / "fitserve.db")
+        chosen = host or await choose_host(settings, store.instance)
+        hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub")
+        runner = Runner(settings, profiles, hub, chosen)
+        loop = Loop(store, runner, client, routes)
+        app.state.settings, app.state.store, app.state.runner, app.state.loop = settings, store, runner, loop
+        running = asyncio.create_task(loop.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+            await loop.close()
+            await client.aclose()
+            await chosen.close()
+            store.close()
+
+    app = FastAPI(
+        title="fitserve",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url="/admin/docs",
+        redoc_url=None,
+        openapi_url="/admin/openapi.json",
+    )
+    app.include_router(admin.router)
+    app.add_exception_handler(FitserveError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+
+    @app.get("/healthz", include_in_schema=False)
+    async def healthz() -> dict[str, str]:
+        """The process answers. No I/O, so that it stays true while a disk or Docker hangs."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", include_in_schema=False)
+    async def readyz() -> JSONResponse:
+        """The gateway can do its work: the loop runs, the store and the host answer."""
+        loop: Loop = app.state.loop
+        problems = [problem for problem in (loop.store_problem and "store", loop.host_problem and "host") if problem]
+        if time.monotonic() - loop.last_pass > _STALE_S:
+            problems.append("loop")
+        return JSONResponse({"status": "not ready" if problems else "ok", "problems": problems}, 503 if problems else 200)
+
+    return Door(app, openai, keys)
+
+
+def _secret(value: Any) -> str | None:
+    return value.get_secret_value() if value is not None else None
+
+
+async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, FitserveError):
+        raise error
+    headers = {"x-gateway-source": "gateway", "x-request-id": request_id(request.scope)}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    return JSONResponse(error.envelope(), error.status, headers)
+
+
+async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:]) or "body"
+    bad = BadRequest(f"{where}: {first['msg']}.", hint="GET /admin/openapi.json describes the request.", param=where)
+    return await _on_error(request, bad)
+
+
+async def _on_http(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, HTTPException):
+        raise error
+    method = request.method
+    if error.status_code == 404:
+        return await _on_error(
+            request,
+            NotFound(
+                f"There is no {method} {request.url.path[:200]} here.", hint="The API is described at /admin/openapi.json."
+            ),
+        )
+    bad = MethodNotAllowed(
+        f"{request.url.path[:200]} does not take {method}.", hint="The API is described at /admin/openapi.json."
+    )
+    response = await _on_error(request, bad)
+    response.headers.update(error.headers or {})
+    return response
+
+
+def lock(data: Path) -> int:
+    """Hold the data folder for this process. Raises SettingsError naming the gateway that has it."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(data / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SettingsError(
+            f"The data folder {data} cannot be used: {error.strerror}.", hint="Set FITSERVE_DATA_DIR to a folder you can write."
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = re.sub(r"\D", "", os.read(descriptor, 32).decode(errors="replace")) or "unknown"
+        os.close(descriptor)
+        busy = SettingsError(
+            f"Another gateway (process {owner}) uses the data folder {data}.", hint="Stop it, or set another FITSERVE_DATA_DIR."
+        )
+        busy.exit_code = 3
+        raise busy from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
+    return descriptor
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The listening socket, bound before anything else is started. Raises SettingsError when the port is taken."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"Cannot listen on {settings.host} port {settings.port}: {error.strerror}.",
+            hint="Stop what uses it, or set FITSERVE_PORT.",
+        ) from None
+    return listener
+
+
+def serve(settings: Settings) -> None:
+    """Run the gateway until SIGTERM or SIGINT; engines go on running. Raises SettingsError."""
+    held = lock(settings.data)
+    try:
+        listener = listen(settings)
+        address, port = listener.getsockname()[:2]
+        log.info("listening", url=f"http://{address}:{port}", data=str(settings.data), keys=settings.admin_key is not None)
+        config = uvicorn.Config(
+            create_app(settings),
+            http="httptools",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=round(settings.stop_grace_s),
+        )
+        server = uvicorn.Server(config)
+        server.run(sockets=[listener])
+        if not server.started:
+            raise SettingsError("The gateway could not start; the lines above say why.")
+    finally:
+        os.close(held)

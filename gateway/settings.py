@@ -1,0 +1,108 @@
+"""Settings: environment (`FITSERVE_*`) > file named by FITSERVE_CONFIG (YAML) > defaults."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+from gateway.errors import SettingsError
+
+
+class Settings(BaseSettings):
+    """Every setting of the gateway. Names are the environment variables without `FITSERVE_`."""
+
+    model_config = SettingsConfigDict(env_prefix="FITSERVE_", env_ignore_empty=True, extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs an admin key")
+    port: int = Field(8080, ge=0, le=65535)
+    data_dir: Path = Field(Path("~/.local/share/fitserve"), description="database, engine environments, logs")
+    models_dir: Path | None = Field(None, description="where downloaded models go; default: DATA_DIR/models")
+    models_source: str | None = Field(
+        None, description="volume or host folder behind models_dir, when the gateway itself runs in a container"
+    )
+    profiles_dir: Path | None = Field(None, description="a folder whose profiles are added to, and win over, the shipped ones")
+    admin_key: SecretStr | None = None
+    api_key: SecretStr | None = None
+    hf_token: SecretStr | None = Field(None, description="for downloads only; engines never get it")
+    hf_endpoint: str | None = Field(None, description="another Hugging Face Hub; default: the public one")
+    host_kind: Literal["auto", "docker", "process", "memory"] = "auto"
+    docker_network: str = "fitserve-engines"
+    start_timeout_s: float = Field(1800, gt=0, description="longest time without a new log line until a start counts as failed")
+    stop_grace_s: float = Field(20, ge=0)
+    backoff_s: float = Field(10, gt=0, description="first wait before the same plan is started again; doubles to backoff_max_s")
+    backoff_max_s: float = Field(300, gt=0)
+    tick_s: float = Field(0.5, gt=0, description="longest time between two looks at the world")
+    health_interval_s: float = Field(5, gt=0)
+    hang_after_s: float = Field(60, gt=0, description="an engine that answers no health check for so long counts as hung")
+    body_limit_bytes: int = Field(32 * 1024 * 1024, ge=1024)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the base class names them
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        sources: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
+        if path := os.environ.get("FITSERVE_CONFIG"):
+            if not Path(path).is_file():
+                raise SettingsError(f"FITSERVE_CONFIG names {path}, which is not a file.", hint="Correct the path or unset it.")
+            sources += (YamlConfigSettingsSource(settings_cls, yaml_file=path),)
+        return sources
+
+    @property
+    def data(self) -> Path:
+        return self.data_dir.expanduser().absolute()
+
+    @property
+    def models(self) -> Path:
+        return (self.models_dir or self.data / "models").expanduser().absolute()
+
+    @property
+    def loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Read and check the settings. Raises SettingsError naming the variable and what it may be."""
+    unknown = _unknown_variables()
+    if unknown:
+        raise SettingsError(f"There is no setting {unknown}.", hint="`fitserve serve --help` lists the settings.")
+    try:
+        settings = Settings(**{k: v for k, v in overrides.items() if v is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = "FITSERVE_" + "_".join(str(part) for part in first["loc"]).upper()
+        raise SettingsError(f"{name} is wrong: {first['msg']}.", hint="Correct it and start again.") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"The file named by FITSERVE_CONFIG is not YAML: {error}") from None
+    if not settings.loopback and settings.admin_key is None:
+        raise SettingsError(
+            f"Refusing to listen on {settings.host} without a key: anyone who reaches that address could start programs here.",
+            hint="Set FITSERVE_ADMIN_KEY, or listen on 127.0.0.1.",
+        )
+    for name in ("admin_key", "api_key"):
+        key = getattr(settings, name)
+        if key is not None and len(key.get_secret_value()) < 8:
+            raise SettingsError(f"FITSERVE_{name.upper()} has fewer than 8 characters.", hint="Use a long random one.")
+    return settings
+
+
+def _unknown_variables() -> str | None:
+    known = {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} | {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
+    unknown = sorted(name for name in os.environ if name.startswith("FITSERVE_") and name not in known)
+    return unknown[0] if unknown else None

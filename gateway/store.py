@@ -1,0 +1,221 @@
+"""What must survive: models that were asked for, attempts that were made, facts that were learned. SQLite.
+
+Every method is one transaction and returns after it is on the disk (WAL, synchronous=FULL), so what was
+acknowledged is never lost. Calls block for the time of a disk write; the loop and the API make them in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.domain import Attempt, Fact, Failure, Plan, Wish
+from gateway.errors import Conflict, NotFound, StoreError
+
+VERSION = 1
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE models (
+    name TEXT PRIMARY KEY, wish TEXT NOT NULL, created_at REAL NOT NULL, deleting INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE attempts (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, replica INTEGER NOT NULL, state TEXT NOT NULL,
+    plan TEXT NOT NULL, fingerprint TEXT NOT NULL, port INTEGER NOT NULL, started_at REAL NOT NULL, ready_at REAL,
+    ended_at REAL, failure TEXT
+) STRICT;
+CREATE INDEX attempts_of ON attempts (model, replica, id);
+CREATE TABLE facts (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, fact TEXT NOT NULL UNIQUE, attempt INTEGER, learned_at REAL NOT NULL
+) STRICT;
+"""
+# Attempts kept per model: enough to see a crash loop, bounded over years.
+_KEEP_ATTEMPTS = 50
+
+
+class Store:
+    """One connection behind one lock. Raises StoreError when the database cannot be opened or written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        with self._translated("opened"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            existed = path.exists()
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+            try:
+                self._open(existed)
+            except BaseException:
+                self._db.close()
+                raise
+        os.chmod(path, 0o600)  # noqa: PTH101 - wishes may name private paths
+
+    def _open(self, existed: bool) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            with self._change() as db:
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
+                db.execute(f"PRAGMA user_version={VERSION}")
+        elif version != VERSION:
+            raise StoreError(
+                f"The database {self.path} has version {version}, and this fitserve reads version {VERSION}.",
+                hint="Use the fitserve that wrote it, or another FITSERVE_DATA_DIR.",
+            )
+        elif existed and self._db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+            raise StoreError(f"The database {self.path} is damaged.", hint="Move it aside to start with an empty one.")
+
+    @property
+    def instance(self) -> str:
+        """The id of this installation, which marks everything it starts."""
+        with self._translated("read"), self._lock:
+            return str(self._db.execute("SELECT value FROM meta WHERE key='instance'").fetchone()[0])
+
+    # --- models ---
+
+    def models(self) -> list[tuple[Wish, float, bool]]:
+        """(wish, created_at, deleting) of every model, by name."""
+        rows = self._rows("SELECT wish, created_at, deleting FROM models ORDER BY name")
+        return [(Wish.model_validate_json(wish), created, bool(deleting)) for wish, created, deleting in rows]
+
+    def add_model(self, wish: Wish, now: float) -> None:
+        """Raises Conflict when the name is taken."""
+        with self._translated("written"), self._lock, self._change() as db:
+            row = db.execute("SELECT deleting FROM models WHERE name=?", (wish.name,)).fetchone()
+            if row is not None:
+                doing = "is still being removed" if row[0] else "exists already"
+                hint = (
+                    "Try again in a few seconds."
+                    if row[0]
+                    else f"Remove it first (`fitserve rm {wish.name}`), or use another name."
+                )
+                raise Conflict(f"The model {wish.name} {doing}.", hint=hint)
+            db.execute("INSERT INTO models (name, wish, created_at) VALUES (?, ?, ?)", (wish.name, wish.model_dump_json(), now))
+
+    def mark_deleting(self, name: str) -> None:
+        """Raises NotFound. The loop removes the row when nothing of the model runs any more."""
+        with self._translated("written"), self._lock, self._change() as db:
+            if db.execute("UPDATE models SET deleting=1 WHERE name=?", (name,)).rowcount == 0:
+                raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
+
+    def remove_model(self, name: str) -> None:
+        """Forget the model and its attempts. What failed for no known reason may be tried again when it is added anew;
+        what its engines told about limits stays."""
+        with self._translated("written"), self._lock, self._change() as db:
+            db.execute("DELETE FROM models WHERE name=? AND deleting=1", (name,))
+            db.execute(
+                "DELETE FROM facts WHERE json_extract(fact, '$.kind')='plan_failed' "
+                "AND attempt IN (SELECT id FROM attempts WHERE model=?)",
+                (name,),
+            )
+            db.execute("DELETE FROM attempts WHERE model=?", (name,))
+
+    # --- attempts ---
+
+    def add_attempt(self, model: str, replica: int, plan: Plan, port: int, now: float) -> Attempt:
+        """Record a start before it is made, so that a crash leaves no engine that nobody knows."""
+        with self._translated("written"), self._lock, self._change() as db:
+            cursor = db.execute(
+                "INSERT INTO attempts (model, replica, state, plan, fingerprint, port, started_at) VALUES (?, ?, 'starting', ?, ?, ?, ?)",
+                (model, replica, plan.model_dump_json(), plan.fingerprint, port, now),
+            )
+            db.execute(
+                "DELETE FROM attempts WHERE model=? AND state IN ('failed', 'stopped') AND id NOT IN "
+                "(SELECT id FROM attempts WHERE model=? ORDER BY id DESC LIMIT ?)",
+                (model, model, _KEEP_ATTEMPTS),
+            )
+            number = int(cursor.lastrowid or 0)
+        return Attempt(
+            id=number,
+            model=model,
+            replica=replica,
+            state="starting",
+            plan=plan,
+            fingerprint=plan.fingerprint,
+            port=port,
+            started_at=now,
+        )
+
+    def save_attempt(self, attempt: Attempt, fact: Fact | None = None) -> None:
+        """Write state, times and failure, and the fact that the failure taught, in one transaction."""
+        failure = attempt.failure.model_dump_json() if attempt.failure else None
+        with self._translated("written"), self._lock, self._change() as db:
+            db.execute(
+                "UPDATE attempts SET state=?, ready_at=?, ended_at=?, failure=? WHERE id=?",
+                (attempt.state, attempt.ready_at, attempt.ended_at, failure, attempt.id),
+            )
+            if fact is not None:
+                values = (fact.model_dump_json(), fact.attempt, fact.at or 0.0)
+                db.execute("INSERT OR IGNORE INTO facts (fact, attempt, learned_at) VALUES (?, ?, ?)", values)
+
+    def attempts(self, model: str | None = None) -> list[Attempt]:
+        """Attempts of one model, or of all, oldest first."""
+        where, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
+        rows = self._rows(
+            f"SELECT id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure FROM attempts {where} ORDER BY id",  # noqa: S608
+            values,
+        )
+        return [
+            Attempt(
+                id=row[0],
+                model=row[1],
+                replica=row[2],
+                state=row[3],
+                plan=Plan.model_validate_json(row[4]),
+                fingerprint=row[5],
+                port=row[6],
+                started_at=row[7],
+                ready_at=row[8],
+                ended_at=row[9],
+                failure=Failure.model_validate_json(row[10]) if row[10] else None,
+            )
+            for row in rows
+        ]
+
+    # --- facts ---
+
+    def facts(self) -> list[Fact]:
+        return [Fact.model_validate_json(row[0]) for row in self._rows("SELECT fact FROM facts ORDER BY id")]
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        with self._translated("read"), self._lock:
+            return self._db.execute(sql, values).fetchall()
+
+    @contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._db
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        try:
+            self._db.execute("COMMIT")
+        except sqlite3.Error:
+            # A full disk refuses the commit and leaves the transaction open: the next change must not join it.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _translated(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(
+                f"The database {self.path} could not be {doing}: {error}. Nothing was changed.",
+                hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR, then try again.",
+            ) from None

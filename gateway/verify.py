@@ -1,0 +1,124 @@
+"""Proof that an engine generates: a short answer, then a full prefill batch, then a look at what came out.
+
+An engine that says it is healthy may still crash at its first long prompt or answer with one token for ever, so
+nothing is routed before this has passed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from gateway.domain import Failure, Plan
+
+if TYPE_CHECKING:
+    import httpx
+
+# Two unrelated beginnings: a model may legitimately repeat itself after one of them.
+PROMPTS = ("The quick brown fox", "Once upon a time there was")
+TOKENS = 16
+_SNIPPET = 200
+
+
+class _Refuted(Exception):
+    def __init__(self, kind: str, message: str, line: str | None = None) -> None:
+        super().__init__(message)
+        self.failure = Failure(
+            kind=kind,
+            phase="verifying",
+            message=message,
+            line=line,
+            advice="Another engine version or a plan without special kernels may do better.",
+        )
+
+
+async def verify(client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float) -> Failure | None:
+    """None when the engine at `url` (without /v1) really serves `name` as planned, else what it did instead."""
+    try:
+        if plan.model.task == "embed":
+            await _embeds(client, url, name, timeout_s)
+        else:
+            await _generates(client, url, name, plan, timeout_s)
+    except _Refuted as refuted:
+        return refuted.failure
+    return None
+
+
+async def _generates(client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float) -> None:
+    tokens = min(TOKENS, max(1, plan.max_model_len.value // 2))
+    problems = []
+    for prompt in PROMPTS:
+        # A byte-level tokenizer makes one token of each character; a tiny context holds only the first of them.
+        beginning = prompt if tokens + len(prompt) <= plan.max_model_len.value else prompt[:1]
+        answer = await _post(client, f"{url}/v1/completions", _completion(name, beginning, tokens), timeout_s)
+        problem = degenerate(answer)
+        if problem is None:
+            break
+        problems.append(problem)
+    if len(problems) == len(PROMPTS):
+        raise _Refuted("gibberish", f"The engine answers, but not with text: {problems[0]}.", problems[0])
+    long = min(plan.max_num_batched_tokens.value, plan.max_model_len.value - 2)
+    if long > 0:
+        # Neighbouring ids differ, and stay clear of the first and last ones, where special tokens live.
+        low, high = min(10, plan.model.vocab // 4), max(1, plan.model.vocab * 3 // 4)
+        ids = [low + (7919 * position) % max(1, high - low) for position in range(long)]
+        await _post(client, f"{url}/v1/completions", _completion(name, ids, 2), timeout_s)
+
+
+def _completion(name: str, prompt: str | list[int], tokens: int) -> dict[str, Any]:
+    return {"model": name, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+
+
+def degenerate(answer: dict[str, Any]) -> str | None:
+    """Why this completion is not text: empty, one token repeated, or log probabilities that are not numbers."""
+    try:
+        choice = answer["choices"][0]
+        text = choice["text"]
+    except (KeyError, IndexError, TypeError):
+        return f"the answer has no choices: {json.dumps(answer)[:_SNIPPET]}"
+    if not isinstance(text, str) or not text:
+        return "the text is empty"
+    if text.strip("\ufffd") == "":
+        return "the text is not valid UTF-8"
+    logprobs = choice.get("logprobs") or {}
+    numbers = [number for number in logprobs.get("token_logprobs") or [] if number is not None]
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        return "the log probabilities are not finite"
+    tokens = logprobs.get("tokens") or list(text)
+    if len(tokens) >= TOKENS // 2 and len(set(tokens)) == 1:
+        return f"one token is repeated: {text[:40]!r}"
+    return None
+
+
+async def _embeds(client: httpx.AsyncClient, url: str, name: str, timeout_s: float) -> None:
+    answer = await _post(client, f"{url}/v1/embeddings", {"model": name, "input": list(PROMPTS)}, timeout_s)
+    try:
+        vectors = [[float(number) for number in item["embedding"]] for item in answer["data"]]
+    except (KeyError, TypeError, ValueError):
+        raise _Refuted("gibberish", "The engine answers, but not with embeddings.", json.dumps(answer)[:_SNIPPET]) from None
+    if len(vectors) != len(PROMPTS) or not all(vectors) or len({len(vector) for vector in vectors}) != 1:
+        raise _Refuted("gibberish", "The engine does not give one embedding of one size for each input.")
+    if not all(math.isfinite(number) for vector in vectors for number in vector):
+        raise _Refuted("gibberish", "The embeddings are not finite numbers.")
+    if vectors[0] == vectors[1] or not any(vectors[0]):
+        raise _Refuted("gibberish", "Different inputs get the same embedding.")
+
+
+async def _post(client: httpx.AsyncClient, url: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    import httpx
+
+    try:
+        response = await client.post(url, json=body, timeout=httpx.Timeout(timeout_s, connect=5))
+    except httpx.HTTPError as error:
+        raise _Refuted("verification_failed", f"The engine broke off while it was verified: {type(error).__name__}.") from None
+    if response.status_code != 200:
+        text = response.text[:_SNIPPET]
+        raise _Refuted("verification_failed", f"The engine answered {response.status_code} to a plain request: {text}", text)
+    try:
+        answer = response.json()
+    except ValueError:
+        raise _Refuted("gibberish", "The engine's answer is not JSON.", response.text[:_SNIPPET]) from None
+    if not isinstance(answer, dict):
+        raise _Refuted("gibberish", "The engine's answer is not a JSON object.", response.text[:_SNIPPET])
+    return answer

@@ -1,0 +1,193 @@
+"""Eyes on engines: the log line by line, the health endpoint, and what both prove. Never writes, never decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gateway.core.diagnose import Signatures, clean, proven
+from gateway.domain import Attempt, Failure, Observation
+from gateway.errors import HostError
+from gateway.hosts.host import Host
+from gateway.logs import LogCopy, log_path
+from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    import httpx
+
+_TAIL_LINES = 200
+_PROBE_TIMEOUT_S = 5.0
+_START_POLL_S = 0.5
+# A flood of lines must not keep the event loop from everything else.
+_YIELD_LINES = 200
+
+
+class Watcher:
+    """Watches one attempt. `observation` and `tail` are what is known now; `wake` is called when they change."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        name: str,
+        url: str,
+        host: Host,
+        client: httpx.AsyncClient,
+        signatures: Signatures,
+        settings: Settings,
+        wake: Callable[[], None],
+    ) -> None:
+        self.attempt = attempt
+        self.name = name
+        self.url = url
+        self.observation = Observation(verified=attempt.state == "ready")
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._host = host
+        self._client = client
+        self._signatures = signatures
+        self._settings = settings
+        self._wake = wake
+        self._last_sign = time.monotonic()
+        self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._health())]
+
+    def note(self, **changes: object) -> None:
+        """Change the observation and wake the loop."""
+        self.observation = self.observation.evolve(**changes)
+        self._wake()
+
+    def fail(self, failure: Failure) -> None:
+        """The first proof stands: what comes after it are its consequences."""
+        if self.observation.proof is None:
+            self.note(proof=failure)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _follow(self) -> None:
+        number = 0
+        copy = None if self._host.kind == "process" else LogCopy(log_path(self._settings.data, self.name))
+        try:
+            async with contextlib.aclosing(self._host.follow(self.name)) as lines:
+                async for raw in lines:
+                    number += 1
+                    if copy is not None:
+                        copy.write(raw)
+                    self._read(clean(raw), number)
+                    if number % _YIELD_LINES == 0:
+                        await asyncio.sleep(0)
+        except (HostError, OSError) as error:
+            self.tail.append(f"(the log could not be read: {error})")
+        finally:
+            if copy is not None:
+                copy.close()
+            self.note(log_ended=True)
+
+    def _read(self, line: str, number: int) -> None:
+        self._last_sign = time.monotonic()
+        self.tail.append(line)
+        # Once it serves, users' prompts may stand in the log: only its end and its silence prove anything.
+        if self.attempt.state == "ready" or self.observation.verified or self.observation.proof is not None:
+            return
+        found = self._signatures.match(line, engine=self.attempt.plan.engine.kind, serving=False)
+        if found is None:
+            return
+        row, groups = found
+        if row.kind is not None:
+            self.fail(proven(row, groups, line, number, self.observation.phase))
+        elif row.phase is not None and row.phase != self.observation.phase:
+            self.note(phase=row.phase)
+
+    async def _health(self) -> None:
+        silent_since: float | None = None
+        while True:
+            healthy = await answers(self._client, f"{self.url}/health")
+            now = time.monotonic()
+            if healthy:
+                silent_since = None
+                if not self.observation.answering:
+                    self.note(answering=True, phase="verifying" if not self.observation.verified else "serving")
+            elif self.observation.answering:
+                silent_since = silent_since or now
+                if now - silent_since > self._settings.hang_after_s:
+                    seconds = round(now - silent_since)
+                    self.fail(
+                        Failure(
+                            kind="hang",
+                            phase=self.observation.phase,
+                            message=f"The engine answered no health check for {seconds} seconds, though its process lives.",
+                            advice="The engine is replaced.",
+                        )
+                    )
+            elif now - self._last_sign > self._settings.start_timeout_s:
+                self.fail(
+                    Failure(
+                        kind="start_timeout",
+                        phase=self.observation.phase,
+                        message=f"The start printed nothing for {round(self._settings.start_timeout_s)} seconds and does not answer.",
+                        line=self.tail[-1] if self.tail else None,
+                        advice="Read the log; FITSERVE_START_TIMEOUT_S sets the patience.",
+                    )
+                )
+            await asyncio.sleep(self._settings.health_interval_s if self.observation.answering else _START_POLL_S)
+
+
+class EndpointWatcher:
+    """Watches an engine that runs elsewhere: `served_name` is what it calls the model, None while it is away."""
+
+    def __init__(
+        self, model: str, endpoint: str, client: httpx.AsyncClient, interval_s: float, wake: Callable[[], None]
+    ) -> None:
+        self.url = endpoint.rstrip("/").removesuffix("/v1")
+        self.served_name: str | None = None
+        self.detail = "not asked yet"
+        self._model = model
+        self._client = client
+        self._interval_s = interval_s
+        self._wake = wake
+        self._task = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _watch(self) -> None:
+        while True:
+            before = (self.served_name, self.detail)
+            self.served_name, self.detail = await self._look()
+            if (self.served_name, self.detail) != before:
+                self._wake()
+            await asyncio.sleep(self._interval_s if self.served_name else min(1.0, self._interval_s))
+
+    async def _look(self) -> tuple[str | None, str]:
+        import httpx
+
+        try:
+            response = await self._client.get(f"{self.url}/v1/models", timeout=_PROBE_TIMEOUT_S)
+            names = [str(model["id"]) for model in response.json()["data"]] if response.status_code == 200 else []
+        except httpx.HTTPError as error:
+            return None, f"{self.url} does not answer ({type(error).__name__})"
+        except (ValueError, KeyError, TypeError):
+            return None, f"{self.url}/v1/models does not answer like an OpenAI server"
+        if self._model in names:
+            return self._model, ""
+        if len(names) == 1:
+            return names[0], ""
+        return None, f"{self.url} does not serve {self._model}" + (f" but {', '.join(names[:5])}" if names else "")
+
+
+async def answers(client: httpx.AsyncClient, url: str) -> bool:
+    """Whether a GET gives 200 within a few seconds."""
+    import httpx
+
+    try:
+        return (await client.get(url, timeout=_PROBE_TIMEOUT_S)).status_code == 200
+    except httpx.HTTPError:
+        return False
