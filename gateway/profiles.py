@@ -64,6 +64,12 @@ class Profiles:
             self._engines[ref] = _validate(path, Engine, _yaml(path))
         return self._engines[ref]
 
+    def install_file(self, engine: Engine) -> Path | None:
+        """The lock file that the engine's recipe names, from the folder of its profile."""
+        if engine.install is None or engine.install.lock is None:
+            return None
+        return self.engine_files[engine.ref].with_name(engine.install.lock)
+
     def engines(self, wanted: tuple[str, ...] = (), *, device: str) -> list[Engine]:
         """The engines that `wanted` allows for this device ("cuda" or "cpu"), newest first; empty `wanted`: all."""
         refs: list[str] = []

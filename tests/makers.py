@@ -32,9 +32,15 @@ def spec(**changes: Any) -> ModelSpec:
 
 def engine(device: str = "cuda", version: str = "9.9.0", **changes: Any) -> Engine:
     """An engine with the flags that planning knows."""
-    flags = {name: Flag(type="int") for name in ("tensor-parallel-size", "max-model-len", "max-num-seqs", "max-num-batched-tokens")}
+    flags = {
+        name: Flag(type="int") for name in ("tensor-parallel-size", "max-model-len", "max-num-seqs", "max-num-batched-tokens")
+    }
     flags |= {"gpu-memory-utilization": Flag(type="float"), "kv-cache-memory-bytes": Flag(type="int")}
-    flags |= {"enforce-eager": Flag(type="bool"), "disable-custom-all-reduce": Flag(type="bool"), "host": Flag(type="str", ours=True)}
+    flags |= {
+        "enforce-eager": Flag(type="bool"),
+        "disable-custom-all-reduce": Flag(type="bool"),
+        "host": Flag(type="str", ours=True),
+    }
     flags |= {"dtype": Flag(type="str", choices=("auto", "bfloat16", "float16", "float32", "half", "float"))}
     fields: dict[str, Any] = {
         "kind": "vllm" if device == "cuda" else "vllm-cpu",
@@ -59,7 +65,9 @@ def wish(**fields: Any) -> Wish:
     return Wish.model_validate({"name": "m", "source": "/models/llama", **fields})
 
 
-def planned(hardware: str = "2x3090", *, facts: tuple[Fact, ...] = (), model: ModelSpec | None = None, **fields: Any) -> Decision:
+def planned(
+    hardware: str = "2x3090", *, facts: tuple[Fact, ...] = (), model: ModelSpec | None = None, **fields: Any
+) -> Decision:
     """The decision for Llama 8B on a snapshot with one engine of the right device."""
     here = machine(hardware)
     return decide(model or spec(), here, [engine("cuda" if here.gpus else "cpu")], wish(**fields), facts)
@@ -70,7 +78,15 @@ def plan(hardware: str = "2x3090", **fields: Any) -> Plan:
 
 
 def attempt(number: int = 1, state: str = "starting", **fields: Any) -> Attempt:
-    base: dict[str, Any] = {"id": number, "model": "m", "replica": 0, "state": state, "plan": plan(), "port": 8000, "started_at": 0.0}
+    base: dict[str, Any] = {
+        "id": number,
+        "model": "m",
+        "replica": 0,
+        "state": state,
+        "plan": plan(),
+        "port": 8000,
+        "started_at": 0.0,
+    }
     base |= fields
     base.setdefault("fingerprint", base["plan"].fingerprint)
     return Attempt.model_validate(base)

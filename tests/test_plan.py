@@ -1,11 +1,13 @@
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.makers import GIB, engine, machine, plan, planned, spec, wish
 
 from gateway.core.plan import decide
 from gateway.domain import Choice, Fact, Plan
 from gateway.errors import BadFlag, FitserveError
+from tests.makers import GIB, engine, machine, plan, planned, spec, wish
 
 pytestmark = pytest.mark.unit
 
@@ -183,12 +185,14 @@ def test_the_same_input_gives_the_same_decision() -> None:
             "max_context": st.integers(1, 10**7),
             "tensor_parallel": st.integers(1, 9),
             "dtype": st.sampled_from(["auto", "bfloat16", "float16", "float32"]),
-            "args": st.dictionaries(st.sampled_from(sorted(engine().flags)), st.integers() | st.text(max_size=8) | st.booleans(), max_size=3),
+            "args": st.dictionaries(
+                st.sampled_from(sorted(engine().flags)), st.integers() | st.text(max_size=8) | st.booleans(), max_size=3
+            ),
         },
     ),
     st.sampled_from(["cpu", "2x3090", "8xh100"]),
 )
-def test_no_wish_breaks_the_planner(fields: dict[str, object], hardware: str) -> None:
+def test_no_wish_breaks_the_planner(fields: dict[str, Any], hardware: str) -> None:
     try:
         decision = planned(hardware, **fields)
     except FitserveError:

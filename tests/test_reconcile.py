@@ -1,7 +1,6 @@
 from typing import Any
 
 import pytest
-from tests.makers import attempt
 
 from gateway.core.reconcile import (
     Fail,
@@ -17,6 +16,7 @@ from gateway.core.reconcile import (
     next_action,
 )
 from gateway.domain import Attempt, Failure, Instance, Observation, Policy
+from tests.makers import attempt
 
 pytestmark = pytest.mark.unit
 
@@ -32,7 +32,9 @@ def act(**fields: Any) -> Any:
 
 
 def instance(one: Attempt, state: str = "running", **fields: Any) -> Instance:
-    return Instance.model_validate({"name": "m-r0-a1", "model": "m", "attempt": one.id, "fingerprint": one.fingerprint, "state": state, **fields})
+    return Instance.model_validate(
+        {"name": "m-r0-a1", "model": "m", "attempt": one.id, "fingerprint": one.fingerprint, "state": state, **fields}
+    )
 
 
 def failed(number: int, kind: str, ended_at: float = NOW - 1, **fields: Any) -> Attempt:
@@ -73,7 +75,9 @@ def test_an_exit_counts_only_after_the_log_was_read_to_its_end() -> None:
     assert action.failure.culprit == {"exit_code": 1}
 
 
-@pytest.mark.parametrize(("code", "oom", "kind"), [(0, False, "exited"), (-9, False, "killed"), (137, True, "host_oom"), (None, False, "exited")])
+@pytest.mark.parametrize(
+    ("code", "oom", "kind"), [(0, False, "exited"), (-9, False, "killed"), (137, True, "host_oom"), (None, False, "exited")]
+)
 def test_a_ready_engine_that_ends_has_failed_whatever_its_exit_code(code: int | None, oom: bool, kind: str) -> None:
     ready = attempt(state="ready", ready_at=NOW - 5)
     gone = instance(ready, "exited", exit_code=code, oom_killed=oom)

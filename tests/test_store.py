@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.makers import plan, wish
 
 from gateway.domain import Fact, Failure
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store import Store
+from tests.makers import plan, wish
 
 pytestmark = pytest.mark.unit
 
@@ -125,7 +125,9 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
         "    store.add_model(Wish(name=f'm{number}', source='/x'), 1.0)\n"
         "    print(number, flush=True)\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())}
+    )
     assert child.stdout is not None
     last = -1
     for line in child.stdout:

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -48,6 +49,7 @@ _PORT = 8000
 _SLOW_S = 60.0
 # A pull is silent while it verifies a layer of gigabytes.
 _PULL_SILENCE_S = 600.0
+_MAKING_NETWORK = threading.Lock()
 
 
 class DockerHost:
@@ -182,17 +184,19 @@ class DockerHost:
     def _ensure_network(self, client: APIClient) -> None:
         from docker.errors import APIError, NotFound
 
-        try:
-            network = client.inspect_network(self._network)
-        except NotFound:
-            labels = {"fitserve.instance": self._owner}
+        # Before version 25 Docker makes two networks of one name when asked twice at the same moment.
+        with _MAKING_NETWORK:
             try:
-                client.create_network(self._network, "bridge", internal=True, check_duplicate=True, labels=labels)
-            except APIError as error:
-                # Somebody else made it just now.
-                if error.status_code != 409:
-                    raise
-            network = client.inspect_network(self._network)
+                network = client.inspect_network(self._network)
+            except NotFound:
+                labels = {"fitserve.instance": self._owner}
+                try:
+                    client.create_network(self._network, "bridge", internal=True, check_duplicate=True, labels=labels)
+                except APIError as error:
+                    # Another program made it just now.
+                    if error.status_code != 409:
+                        raise
+                network = client.inspect_network(self._network)
         if network["Driver"] != "bridge" or not network["Internal"]:
             raise HostError(
                 f"The Docker network {self._network} is not an internal bridge: engines on it could be reached, and reach out.",

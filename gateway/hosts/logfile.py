@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import shutil
 from pathlib import Path
 from types import TracebackType
 
 from gateway.hosts.host import MAX_LINE
 
 CHUNK = 64 * 1024
-LIMIT = 64 * 1024 * 1024
-KEEP_HEAD = 1024 * 1024
-KEEP_TAIL = 8 * 1024 * 1024
-
-FALLOC_FL_KEEP_SIZE = 0x01
-FALLOC_FL_PUNCH_HOLE = 0x02
+LIMIT = 32 * 1024 * 1024
+KEEP = 1024 * 1024
+"""How much of its beginning, where an engine says how it is set up, a log keeps when it is trimmed."""
 
 
 class LogReader:
@@ -34,49 +31,37 @@ class LogReader:
         self._file.close()
 
     def behind(self) -> bool:
-        """Whether there is more to read."""
-        return os.fstat(self._file.fileno()).st_size > self._offset
+        """Whether there is something to read."""
+        return os.fstat(self._file.fileno()).st_size != self._offset
 
     def read(self) -> list[bytes]:
         """The lines that the next chunk completes."""
-        dropped = self._skip_hole()
+        if os.fstat(self._file.fileno()).st_size < self._offset:
+            # It was trimmed. We had read more than what is kept, so what follows that is new.
+            self._offset, self.partial = min(self._offset, KEEP), b""
         data = os.pread(self._file.fileno(), CHUNK, self._offset)
         self._offset += len(data)
         *lines, partial = (self.partial + data).split(b"\n")
         self.partial = partial[:MAX_LINE]
-        return dropped + [line[:MAX_LINE] for line in lines]
-
-    def _skip_hole(self) -> list[bytes]:
-        """Step over what `trim` has dropped, and say so."""
-        try:
-            data_at = os.lseek(self._file.fileno(), self._offset, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return []
-            raise
-        if data_at == self._offset:
-            return []
-        note = b"%d bytes of this log were dropped here to save disk space" % (data_at - self._offset)
-        lines = [self.partial, note] if self.partial else [note]
-        self._offset, self.partial = data_at, b""
-        return lines
+        return [line[:MAX_LINE] for line in lines]
 
 
 def trim(path: Path) -> bool:
-    """Drop the middle of a log that takes more than LIMIT bytes of disk; whether it did.
+    """Move what a log holds beyond its beginning out of an engine's way once it is over LIMIT: NAME.log.1 gets a copy of
+    the whole, NAME.log keeps its first KEEP bytes. Whether it did.
 
-    Punching a hole moves nothing: the engine goes on appending and readers keep their offsets. A file system that cannot
-    do it keeps the whole log.
+    The engine goes on appending to the same file. What it writes between copy and cut is lost, and all but the beginning
+    when the disk has no room for a copy: better than an engine that fills the disk.
     """
     try:
-        status = path.stat()
+        if path.stat().st_size <= LIMIT:
+            return False
     except FileNotFoundError:
         return False
-    if status.st_blocks * 512 <= LIMIT:
-        return False
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    with path.open("r+b") as file:
-        hole = ctypes.c_int64(KEEP_HEAD), ctypes.c_int64(status.st_size - KEEP_TAIL - KEEP_HEAD)
-        return bool(libc.fallocate(file.fileno(), FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, *hole) == 0)
+    older = path.with_name(f"{path.name}.1")
+    try:
+        shutil.copyfile(path, older)
+    except OSError:
+        older.unlink(missing_ok=True)
+    os.truncate(path, KEEP)
+    return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
@@ -156,7 +156,7 @@ class World:
 class MemoryHost:
     """See the module's docstring. `script` says what the engine of a spec does; default: it serves `spec.model`."""
 
-    kind: Literal["memory"] = "memory"
+    kind: Literal["docker", "process", "memory"] = "memory"
 
     def __init__(self, script: Callable[[LaunchSpec], EngineScript] | None = None, world: World | None = None) -> None:
         self.world = world if world is not None else World()
@@ -197,7 +197,7 @@ class MemoryHost:
             if self.world.engines.get(name) is engine:
                 del self.world.engines[name]
 
-    async def follow(self, name: str) -> AsyncIterator[bytes]:
+    async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         self.world.check("follow")
         engine = self.world.logs.get(name)
         given = 0

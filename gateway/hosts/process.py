@@ -2,7 +2,7 @@
 
     DATA/engines/KIND-VERSION/   the environment (`fitserve engine install` makes it)
     DATA/instances/NAME.json     the record: written before the spawn without a pid, and again with it
-    DATA/logs/NAME.log           what the engine printed; stays after `stop`
+    DATA/logs/NAME.log           what the engine printed; stays after `stop`. Trimmed in `list`: see logfile.py
     DATA/run/NAME/               its working directory, empty at first
     DATA/home/                   its HOME, for caches of compiled kernels; the user's own may hold secrets
 
@@ -14,27 +14,26 @@ engines overwrite their environment when they rename themselves.)
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar, Literal, ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from pydantic import ConfigDict, ValidationError
-
-from gateway.domain import EngineRef, Instance, LaunchSpec, Value
+from gateway.domain import EngineRef, Instance, LaunchSpec
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts import procfs
 from gateway.hosts.logfile import LogReader, trim
+from gateway.hosts.records import Record, Records
 
 POLL_S = 0.05
 SETTLE_S = 1.0
@@ -50,48 +49,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Record(Value):
-    """What we remember of an instance. Unknown fields are let through: a later version's engines are still ours."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    name: str
-    model: str
-    attempt: int
-    fingerprint: str
-    port: int
-    boot_id: str
-    pid: int | None = None
-    start_ticks: int | None = None
-    exited: bool = False
-    exit_code: int | None = None
-
-    @property
-    def instance(self) -> Instance:
-        return Instance(
-            name=self.name,
-            model=self.model,
-            attempt=self.attempt,
-            fingerprint=self.fingerprint,
-            state="exited" if self.exited else "running",
-            url=None if self.exited else f"http://127.0.0.1:{self.port}",
-            exit_code=self.exit_code,
-        )
-
-
 class ProcessHost:
     """See the module's docstring, and `host.py` for the contract."""
 
-    kind: ClassVar[Literal["process"]] = "process"
+    kind: Literal["docker", "process", "memory"] = "process"
 
     def __init__(self, data_dir: Path) -> None:
+        data_dir = data_dir.absolute()
         self._engines = data_dir / "engines"
-        self._records = data_dir / "instances"
+        self._records = Records(data_dir / "instances")
         self._logs = data_dir / "logs"
         self._run = data_dir / "run"
         self._home = data_dir / "home"
-        self._id = hashlib.sha256(str(data_dir.absolute()).encode()).hexdigest()[:12]
-        self._boot_id = procfs.boot_id()
+        self._id = hashlib.sha256(str(data_dir).encode()).hexdigest()[:12]
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lock = threading.RLock()
         """Held while a record is read, compared with its process and written back."""
@@ -133,16 +103,17 @@ class ProcessHost:
             if record is not None:
                 await self._end(record, grace_s)
 
-    async def follow(self, name: str) -> AsyncIterator[bytes]:
+    async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         """Ends at once for a name that never ran. After `stop`, gives what the log file holds."""
-        record = await finish(self._find, name)
+        async with self._only(name):
+            record = await finish(self._find, name)
         try:
-            reader = LogReader(self._logs / f"{name}.log")
+            reader = LogReader(self._log(name))
         except FileNotFoundError:
             return
         with reader:
             while True:
-                ended = record is None or self._leader(record) is None
+                ended = record is None or record.leader is None
                 if reader.behind():
                     for line in await asyncio.to_thread(reader.read):
                         yield line
@@ -169,48 +140,33 @@ class ProcessHost:
 
     # --- records ---
 
-    def _path(self, name: str) -> Path:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-            raise HostError(f"{name!r} cannot be the name of an instance.", hint="Use letters, digits, '_', '.' and '-'.")
-        return self._records / f"{name}.json"
-
     def _find(self, name: str) -> Record | None:
         """The instance as it is now. Raises ForeignInstance."""
-        path = self._path(name)
         with refusing(), self._lock:
-            try:
-                record = Record.model_validate_json(path.read_bytes())
-            except FileNotFoundError:
+            record = self._records.read(name)
+            if record is None:
                 return None
-            except ValidationError:
-                raise ForeignInstance(
-                    f"{path} holds the name {name}, but is not a record of ours.",
-                    hint="Look at it; remove it if nothing needs it.",
-                ) from None
-            if record.pid is None:
-                return self._settle(record)
-            return self._observe(record)
+            return self._settle(record) if record.pid is None else self._observe(record)
 
-    def _find_all(self) -> list[Record]:
+    def _find_all(self) -> Sequence[Record]:
         found = []
-        with refusing():
-            for path in sorted(self._records.glob("*.json")):
+        with refusing(), self._lock:
+            for name in self._records.names():
                 with suppress(ForeignInstance):
-                    record = self._find(path.stem)
+                    record = self._find(name)
                     if record is not None and record.pid is not None:
                         found.append(record)
-                        trim(self._logs / f"{record.name}.log")
+                        trim(self._log(name))
         return found
 
     def _settle(self, record: Record) -> Record | None:
         """A record without pid: being spawned right now, or by a gateway that died in the middle."""
         if record.name in self._spawning:
             return record
-        path = self._path(record.name)
-        while record.boot_id == self._boot_id:
+        while record.boot_id == procfs.boot_id():
             if (process := procfs.find_leader(self._marker(record.name))) is not None:
-                return self._observe(self._write(record.evolve(pid=process.pid, start_ticks=process.start_ticks)))
-            if abs(time.time() - path.stat().st_mtime) > SETTLE_S:
+                return self._observe(self._records.write(record.evolve(pid=process.pid, start_ticks=process.start_ticks)))
+            if abs(time.time() - self._records.written_at(record.name)) > SETTLE_S:
                 break
             time.sleep(POLL_S)
         self._forget(record)
@@ -218,54 +174,27 @@ class ProcessHost:
 
     def _observe(self, record: Record) -> Record:
         """Compare the record with its process, and note an exit: its code can be read once only."""
-        if record.exited or self._leader(record) is not None:
+        if record.exited or record.leader is not None:
             return record
         code = None
-        process = self._holder(record)
+        process = record.holder
         if process is not None:
             ended, code = procfs.reap(process.pid)
             if not ended:
                 return record
-        return self._write(record.evolve(exited=True, exit_code=code))
-
-    def _write(self, record: Record) -> Record:
-        path = self._path(record.name)
-        draft = path.with_suffix(".tmp")
-        with draft.open("wb") as file:
-            file.write(record.model_dump_json(indent=1).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        return record
+        return self._records.write(record.evolve(exited=True, exit_code=code))
 
     def _forget(self, record: Record) -> None:
         with refusing(), self._lock:
-            self._observe(record) if record.pid is not None else None
+            if (process := record.holder) is not None:
+                procfs.reap(process.pid)
             shutil.rmtree(self._run / record.name, ignore_errors=True)
-            self._path(record.name).unlink(missing_ok=True)
+            self._records.remove(record.name)
+
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
 
     # --- processes ---
-
-    def _holder(self, record: Record) -> procfs.Process | None:
-        """The engine's main process, be it a zombie."""
-        if record.pid is None or record.boot_id != self._boot_id:
-            return None
-        process = procfs.read(record.pid)
-        return process if process is not None and process.start_ticks == record.start_ticks else None
-
-    def _leader(self, record: Record) -> procfs.Process | None:
-        """The engine's main process while it runs."""
-        process = self._holder(record)
-        return process if process is not None and process.alive else None
-
-    def _family(self, record: Record) -> list[procfs.Process]:
-        """The living processes of the engine's session, in whatever process group."""
-        if record.pid is None or record.boot_id != self._boot_id:
-            return []
-        # The kernel gives a pid away only after the last member of the session of that number is gone.
-        if procfs.read(record.pid) is not None and self._holder(record) is None:
-            return []
-        return procfs.session(record.pid)
 
     def _marker(self, name: str) -> str:
         return f"FITSERVE_INSTANCE={self._id}/{name}"
@@ -289,7 +218,7 @@ class ProcessHost:
             attempt=spec.attempt,
             fingerprint=spec.fingerprint,
             port=spec.port,
-            boot_id=self._boot_id,
+            boot_id=procfs.boot_id(),
         )
         self._spawning.add(spec.name)
         try:
@@ -299,12 +228,12 @@ class ProcessHost:
             self._spawning.discard(spec.name)
 
     def _spawn_recorded(self, spec: LaunchSpec, record: Record) -> Record:
-        for folder in (self._records, self._logs, self._home, self._run / spec.name):
+        for folder in (self._logs, self._home, self._run / spec.name):
             folder.mkdir(parents=True, exist_ok=True)
-        log = self._logs / f"{spec.name}.log"
+        log = self._log(spec.name)
         log.unlink(missing_ok=True)
-        self._write(record)
-        process: procfs.Process | None = None
+        self._records.write(record)
+        child: subprocess.Popen[bytes] | None = None
         try:
             # Appending is what lets several writers, and `trim`, share the file.
             with log.open("ab") as output:
@@ -317,26 +246,28 @@ class ProcessHost:
                     env=self._environment(spec),
                     start_new_session=True,
                 )
-            # Popen would warn that its child outlives it. That is meant: we wait for the pid ourselves, in `_observe`.
-            child.returncode = 0
             process = procfs.read(child.pid)
             if process is None:
-                raise HostError(f"{spec.name} was gone at once.", hint=f"See {log}.")
-            return self._write(record.evolve(pid=process.pid, start_ticks=process.start_ticks))
+                raise ProcessLookupError(errno.ESRCH, "somebody else waited for it")
+            record = self._records.write(record.evolve(pid=process.pid, start_ticks=process.start_ticks))
         except OSError as error:
-            if process is not None:
-                procfs.send(process, signal.SIGKILL)
+            if child is not None:
+                child.kill()
+                child.wait()
             self._forget(record)
             raise HostError(
                 f"{spec.argv[0]} could not be started: {error.strerror}.",
-                hint=f"Run `fitserve engine install {spec.engine}`, and see that {self._records} can be written.",
+                hint=f"Run `fitserve engine install {spec.engine}`, and see that {self._run.parent} can be written.",
             ) from error
+        # Popen would warn that its child outlives it. That is meant: `_observe` waits for the pid.
+        child.returncode = 0
+        return record
 
     async def _end(self, record: Record, grace_s: float) -> None:
         """SIGTERM to the main process, which knows how to end its workers; to those when it is gone; then SIGKILL to all."""
-        told: set[procfs.Process] = set()
+        told: set[int] = set()
         begun = time.monotonic()
-        while family := await finish(self._family, record):
+        while family := await finish(record.family):
             waited_s = time.monotonic() - begun
             if waited_s > grace_s + KILL_S:
                 stuck = ", ".join(str(process.pid) for process in family)
@@ -350,9 +281,9 @@ class ProcessHost:
             else:
                 leader = [process for process in family if process.pid == record.pid]
                 for process in leader or family:
-                    if process not in told:
+                    if process.pid not in told:
                         procfs.send(process, signal.SIGTERM)
-                        told.add(process)
+                        told.add(process.pid)
             await asyncio.sleep(min(POLL_S, max(0.005, grace_s - waited_s)))
         await finish(self._forget, record)
 
@@ -367,14 +298,20 @@ async def finish(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({task})
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        # Retrieved, or asyncio would call it lost.
+        task.exception()
         raise
 
 
 @contextmanager
-def refusing() -> AsyncIterator[None]:
+def refusing() -> Iterator[None]:
     """An operating system error, as the host's."""
     try:
         yield
     except OSError as error:
-        raise HostError(f"The process host cannot work: {error}.", hint="Free disk space or correct the folder's rights.") from error
+        raise HostError(
+            f"The process host cannot work: {error}.", hint="Free disk space or correct the folder's rights."
+        ) from error

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -30,16 +31,17 @@ class Process:
         return self.state not in "ZX"
 
 
+@cache
 def boot_id() -> str:
     """Identity of this boot: pids and start times of another boot mean nothing."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def read(pid: int) -> Process | None:
-    """The process that has this pid now."""
+    """The process that has this pid now. None also where other users' processes are hidden from us."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The command name stands in parentheses and may hold anything: fields are counted from the last one.
     fields = text.rpartition(")")[2].split()

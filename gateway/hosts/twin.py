@@ -54,7 +54,7 @@ class EngineScript:
     """Every raw request is appended here, and `closed TIME` when a client leaves before its answer is complete."""
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not a fault of ours
+class Refused(Exception):
     """An error answer as vLLM gives it."""
 
     def __init__(self, status: int, message: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import AnyHttpUrl, Field, TypeAdapter, ValidationError
+from pydantic import AnyHttpUrl, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.domain import Attempt, Decision, Failure, Hardware, Plan, Value, Wish
 from gateway.errors import BadRequest, NotFound
@@ -21,6 +21,9 @@ _Url: TypeAdapter[AnyHttpUrl] = TypeAdapter(AnyHttpUrl)
 
 class ModelRequest(Wish):
     """A model to serve. `endpoint` is short for one entry in `endpoints`."""
+
+    # Built now: FastAPI looks at the model of a body before anything is validated with it.
+    model_config = ConfigDict(defer_build=False)
 
     endpoint: str | None = Field(None, max_length=2048)
 

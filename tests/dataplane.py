@@ -1,0 +1,154 @@
+"""The data plane on a real socket, and scripts for the engines behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from upstream import Call, Upstream
+
+from gateway.serve.openai import OpenAI, new_client
+from gateway.serve.routes import ModelRoute, Replica, Routes, RouteTable
+
+LIMIT = 16 * 1024 * 1024
+LEAVE_S = 1.0
+CHAT = "/v1/chat/completions"
+ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+ANSWER = {
+    "id": "c1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "héllo"}, "finish_reason": "stop"}],
+}
+
+
+def event(text: str) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    value = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def model(*urls: str, name: str = "m", served: str = "m", task: str | None = None) -> ModelRoute:
+    replicas = tuple(Replica(url, f"{name}-{index}", served) for index, url in enumerate(urls))
+    return ModelRoute(name, "ready", "", 1700000000, replicas, task)
+
+
+class Gateway:
+    """The data plane on a free port, in a thread with its own event loop. `tasks` counts what runs in that loop."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.routes = Routes()
+        self._limit = limit
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Gateway:
+        config = uvicorn.Config(
+            self._app, interface="asgi3", lifespan="off", log_config=None, server_header=False, date_header=False
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, args=(config,))
+        self._thread.start()
+        deadline = time.monotonic() + 10
+        while not self._server.started and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self.idle_tasks = self.tasks()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+        self._socket.close()
+        assert not self._thread.is_alive()
+
+    def _run(self, config: uvicorn.Config) -> None:
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            self._loop = runner.get_loop()
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        async with new_client() as client:
+            self._openai = OpenAI(self.routes, client, self._limit)
+            await self._server.serve(sockets=[self._socket])
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._openai(scope, receive, send)
+
+    def route(self, *models: ModelRoute) -> None:
+        self.routes.table = RouteTable({})  # forgets who was picked last
+        self.routes.table = RouteTable({route.name: route for route in models})
+
+    def tasks(self) -> int:
+        async def count() -> int:
+            return len(asyncio.all_tasks())
+
+        return asyncio.run_coroutine_threadsafe(count(), self._loop).result(5)
+
+    async def settled(self) -> None:
+        """Waits until nothing is in flight and no task is left, at most LEAVE_S."""
+        await until(lambda: self.routes.total_in_flight == 0)
+        await until(lambda: self.tasks() == self.idle_tasks)
+
+
+async def until(condition: Callable[[], bool], seconds: float = LEAVE_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not within the deadline"
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def stage(
+    gateway: Gateway, *scripts: Callable[[Call], Awaitable[None]], served: str = "m"
+) -> AsyncIterator[list[Upstream]]:
+    """The gateway's model `m` gets one replica per script. At the end nothing may be left behind."""
+    async with AsyncExitStack() as stack:
+        upstreams = [await stack.enter_async_context(Upstream(script)) for script in scripts]
+        gateway.route(model(*(upstream.url for upstream in upstreams), served=served))
+        yield upstreams
+        await gateway.settled()
+
+
+def http_client(gateway: Gateway) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=gateway.url, timeout=10, trust_env=False)
+
+
+def raw_request(body: bytes, path: str = CHAT, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {size}\r\n\r\n".encode() + body
+    )
+
+
+def address(server: socket.socket) -> str:
+    return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def refused_url() -> str:
+    """An address that refuses connections: bound and closed again."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return address(server)
+
+
+async def answers(call: Call) -> None:
+    await call.reply(json.dumps(ANSWER).encode())
+
+
+async def streams_for_ever(call: Call) -> None:
+    await call.start()
+    await call.chunk(event("first"))
+    await call.closed.wait()
+
+
+async def never_answers(call: Call) -> None:
+    await call.closed.wait()

@@ -1,0 +1,207 @@
+"""A Hugging Face Hub on loopback: enough of its HTTP API for huggingface_hub, with faults on request.
+
+Weights are served by a second server, as the real Hub sends them from a CDN: what reaches `cdn` must bear no token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass
+class Request:
+    server: str
+    method: str
+    path: str
+    range: str | None
+    token: str | None
+    sent: int = 0
+    """Bytes of the body that were handed to the socket."""
+
+
+@dataclass
+class FakeRepo:
+    files: dict[str, bytes]
+    served: dict[str, bytes | None] = field(default_factory=dict)
+    """What is served instead of what is listed; None is nothing."""
+    commit: str = COMMIT
+    refs: tuple[str, ...] = ("main",)
+    gated: bool = False
+    private: bool = False
+
+
+@dataclass
+class FakeHub:
+    """Use as a context manager. `requests` are those that came so far, in order."""
+
+    repos: dict[str, FakeRepo] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    ignores_range: bool = False
+    answers: int | None = None
+    """A status that every request gets, 200 being a page that is not the Hub's."""
+    break_off: dict[str, list[int]] = field(default_factory=dict)
+    """File -> for each of the next downloads of it, after how many bytes (in steps of 64 KiB) the connection breaks."""
+    stalls: dict[str, int] = field(default_factory=dict)
+    """File -> after how many bytes its download stands still, until `close` or `resume`."""
+    stalled: threading.Event = field(default_factory=threading.Event)
+    resume: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> FakeHub:
+        self._servers = {name: _Server(self, name) for name in ("hub", "cdn")}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        from huggingface_hub.utils import close_session  # type: ignore[attr-defined]
+
+        close_session()
+        self.resume.set()
+        for server in self._servers.values():
+            server.close()
+
+    def url(self, server: str = "hub") -> str:
+        return f"http://127.0.0.1:{self._servers[server].server_port}"
+
+    def sent(self) -> int:
+        return sum(request.sent for request in self.requests)
+
+    def gets(self, name: str) -> list[Request]:
+        """The GET requests for the content of the file `name`, on whichever server."""
+        return [request for request in self.requests if request.method == "GET" and request.path.endswith(f"/{name}")]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False
+
+    def __init__(self, hub: FakeHub, name: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.hub = hub
+        self.name = name
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 20
+    server: _Server
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self) -> None:
+        hub, path = self.server.hub, unquote(urlsplit(self.path).path)
+        self._request = Request(
+            self.server.name, self.command, path, self.headers.get("Range"), self.headers.get("Authorization")
+        )
+        hub.requests.append(self._request)
+        if hub.answers is not None:
+            self._send(hub.answers, b"<html>" if hub.answers == 200 else b"", {})
+        elif api := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path):
+            self._api(api[1], api[2], api[3] or "main")
+        elif file := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self._file(file[1], file[2], file[3])
+        else:
+            self._refuse(404, "NotFound")
+
+    def _find(self, repo_id: str, revision: str) -> FakeRepo | None:
+        repo = self.server.hub.repos.get(repo_id)
+        if self.headers.get("Authorization") == "Bearer hf_wrong":
+            self._send(401, b'{"error": "Invalid credentials in Authorization header"}', {})
+        elif repo is None or (repo.private and self.server.name == "hub" and not self.headers.get("Authorization")):
+            self._refuse(401, "RepoNotFound")
+        elif revision != repo.commit and revision not in repo.refs:
+            self._refuse(404, "RevisionNotFound")
+        else:
+            return repo
+        return None
+
+    def _api(self, repo_id: str, kind: str | None, revision: str) -> None:
+        if (repo := self._find(repo_id, revision)) is None:
+            return
+        answer: Any
+        if kind == "tree":
+            answer = [
+                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for name, data in repo.files.items()
+            ]
+        else:
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in repo.files.items()]
+            answer = {"id": repo_id, "sha": repo.commit, "gated": "auto" if repo.gated else False, "siblings": siblings}
+        self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+    def _file(self, repo_id: str, revision: str, name: str) -> None:
+        if (repo := self._find(repo_id, revision)) is None:
+            return
+        data = repo.served.get(name, repo.files.get(name))
+        if repo.gated and self.server.name == "hub" and not self.headers.get("Authorization"):
+            self._refuse(401, "GatedRepo")
+        elif data is None:
+            self._refuse(404, "EntryNotFound")
+        else:
+            self._entry(repo, name, data)
+
+    def _entry(self, repo: FakeRepo, name: str, data: bytes) -> None:
+        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": repo.commit, "Accept-Ranges": "bytes"}
+        if name.endswith(".safetensors") and self.server.name == "hub":
+            headers |= {"X-Linked-Size": str(len(data)), "X-Linked-Etag": headers["ETag"]}
+            self._send(302, b"", headers | {"Location": self.server.hub.url("cdn") + self.path})
+        else:
+            self._content(name, data, headers)
+
+    def _content(self, name: str, data: bytes, headers: dict[str, str]) -> None:
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if span is None or self.server.hub.ignores_range:
+            self._send(200, data, headers, name)
+            return
+        first, last = int(span[1]), min(int(span[2] or len(data)), len(data) - 1)
+        headers = headers | {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
+        self._send(206, data[first : last + 1], headers, name)
+
+    def _refuse(self, status: int, code: str) -> None:
+        self._send(status, b"", {"X-Error-Code": code, "X-Error-Message": code})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str], name: str = "") -> None:
+        self.send_response(status)
+        for key, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(key, value)
+        self.end_headers()
+        try:
+            if self.command == "GET":
+                self._write(body, name)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def _write(self, body: bytes, name: str) -> None:
+        hub = self.server.hub
+        breaks = hub.break_off.get(name)
+        cut = breaks.pop(0) if breaks else None
+        for start in range(0, len(body), 64 * 1024):
+            if name in hub.stalls and start >= hub.stalls[name] and not hub.resume.is_set():
+                hub.stalled.set()
+                hub.resume.wait(60)
+            piece = body[start : start + 64 * 1024]
+            if cut is not None and start + len(piece) > cut:
+                self.close_connection = True
+                return
+            self._request.sent += len(piece)
+            self.wfile.write(piece)

@@ -1,0 +1,239 @@
+"""NVML with scripted cards: pynvml's functions and its own error classes, without a driver.
+
+A function named in `refused` answers "Not Supported", as it does on a card that lacks the reading.
+"""
+# ruff: noqa: N802  (the names are NVML's)
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+
+MIB = 1024**2
+SWITCH = "switch"
+VM_SWITCH = "switch seen from a virtual machine"  # its address is all ones
+UNKNOWN = "unknown"  # neither address nor kind
+HIDDEN_CARD = "hidden card"  # a card that this process was not given
+VM_CARD = "card seen from a virtual machine"  # its address is all ones
+
+
+@dataclass
+class Card:
+    """`links` names what each NVLink link ends in: a card's number, a switch, or None for an inactive link."""
+
+    uuid: str | bytes
+    name: str | bytes
+    capability: tuple[int, int] = (8, 6)
+    total: int | None = 24576 * MIB
+    free: int = 24257 * MIB
+    mig: bool | None = None
+    mig_devices: list[Card | None] = field(default_factory=list)
+    pcie: tuple[int, int, int, int] = (4, 16, 4, 16)
+    links: list[int | str | None] | None = None
+    compute: dict[int, int | None] = field(default_factory=dict)
+    graphics: dict[int, int | None] = field(default_factory=dict)
+    error: int | None = None
+    unsupported: frozenset[str] = frozenset()
+
+
+class FakeNvml:
+    def __init__(
+        self,
+        cards: list[Card],
+        *,
+        init_error: int | None = None,
+        p2p: int = 0,
+        p2p_nvlink: int = 0,
+        refused: frozenset[str] = frozenset(),
+        driver: str | bytes = "580.95.05",
+    ) -> None:
+        self.cards = cards
+        self.init_error = init_error
+        self.p2p = {0: p2p, 2: p2p_nvlink}
+        self.refused = refused
+        self.driver = driver
+        self.open = 0  # inits less shutdowns
+
+    def _called(self, function: str, card: Card | None = None) -> None:
+        if not self.open:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        if function in self.refused or (card and function in card.unsupported):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def nvmlInit(self) -> None:
+        if self.init_error is not None:
+            raise pynvml.NVMLError(self.init_error)
+        if "nvmlInit" in self.refused:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+        if "nvmlShutdown" in self.refused:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    def nvmlSystemGetDriverVersion(self) -> str | bytes:
+        self._called("nvmlSystemGetDriverVersion")
+        return self.driver
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        self._called("nvmlSystemGetCudaDriverVersion")
+        return 13000
+
+    def nvmlDeviceGetCount(self) -> int:
+        self._called("nvmlDeviceGetCount")
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:
+        self._called("nvmlDeviceGetHandleByIndex")
+        card = self.cards[index]
+        if card.error is not None:
+            raise pynvml.NVMLError(card.error)
+        return card
+
+    def nvmlDeviceGetUUID(self, handle: Card) -> str | bytes:
+        self._called("nvmlDeviceGetUUID", handle)
+        return handle.uuid
+
+    def nvmlDeviceGetName(self, handle: Card) -> str | bytes:
+        self._called("nvmlDeviceGetName", handle)
+        return handle.name
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Card) -> tuple[int, int]:
+        self._called("nvmlDeviceGetCudaComputeCapability", handle)
+        return handle.capability
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Card, version: int | None = None) -> Any:
+        self._called("nvmlDeviceGetMemoryInfo_v2" if version == pynvml.nvmlMemory_v2 else "nvmlDeviceGetMemoryInfo", handle)
+        if handle.total is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(total=handle.total, free=handle.free, used=handle.total - handle.free)
+
+    def nvmlDeviceGetMigMode(self, handle: Card) -> list[int]:
+        self._called("nvmlDeviceGetMigMode", handle)
+        if handle.mig is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [int(handle.mig), int(handle.mig)]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Card) -> int:
+        self._called("nvmlDeviceGetMaxMigDeviceCount", handle)
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Card, index: int) -> Card:
+        self._called("nvmlDeviceGetMigDeviceHandleByIndex", handle)
+        device = handle.mig_devices[index] if index < len(handle.mig_devices) else None
+        if device is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return device
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Card) -> int:
+        self._called("nvmlDeviceGetCurrPcieLinkGeneration", handle)
+        return handle.pcie[0]
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Card) -> int:
+        self._called("nvmlDeviceGetCurrPcieLinkWidth", handle)
+        return handle.pcie[1]
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Card) -> int:
+        self._called("nvmlDeviceGetMaxPcieLinkGeneration", handle)
+        return handle.pcie[2]
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Card) -> int:
+        self._called("nvmlDeviceGetMaxPcieLinkWidth", handle)
+        return handle.pcie[3]
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Card) -> list[Any]:
+        self._called("nvmlDeviceGetComputeRunningProcesses_v3", handle)
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.compute.items()]
+
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Card) -> list[Any]:
+        self._called("nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.graphics.items()]
+
+    def nvmlDeviceGetPciInfo(self, handle: Card) -> Any:
+        self._called("nvmlDeviceGetPciInfo", handle)
+        return SimpleNamespace(domain=0, bus=self.cards.index(handle) + 1, device=0)
+
+    def nvmlDeviceGetNvLinkState(self, handle: Card, link: int) -> int:
+        self._called("nvmlDeviceGetNvLinkState", handle)
+        if handle.links is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if link >= len(handle.links):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return int(handle.links[link] is not None)
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Card, link: int) -> int:
+        self._called("nvmlDeviceGetNvLinkRemoteDeviceType", handle)
+        end = _end(handle, link)
+        kinds: dict[int | str, int] = {
+            SWITCH: pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH,
+            VM_SWITCH: pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH,
+            UNKNOWN: pynvml.NVML_NVLINK_DEVICE_TYPE_UNKNOWN,
+        }
+        kind: int = kinds.get(end, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU)
+        return kind
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: Card, link: int) -> Any:
+        self._called("nvmlDeviceGetNvLinkRemotePciInfo", handle)
+        end = _end(handle, link)
+        if end in (VM_SWITCH, VM_CARD):
+            return SimpleNamespace(domain=0xFFFFFFFF, bus=0xFF, device=0xFF)
+        if end == UNKNOWN:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        bus = end + 1 if isinstance(end, int) else {SWITCH: 200, HIDDEN_CARD: 100}[end]
+        return SimpleNamespace(domain=0, bus=bus, device=0)
+
+    def nvmlDeviceGetP2PStatus(self, a: Card, b: Card, index: int) -> int:
+        self._called("nvmlDeviceGetP2PStatus")
+        return self.p2p[index]
+
+
+def _end(card: Card, link: int) -> int | str:
+    end = card.links[link] if card.links else None
+    if end is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return end
+
+
+FUNCTIONS = (*(name for name in vars(FakeNvml) if name.startswith("nvml")), "nvmlDeviceGetMemoryInfo_v2")
+
+
+def two_3090() -> FakeNvml:
+    """A desktop: x16 and x8 slots, no NVLink bridge, so all four links of each card are down."""
+    uuids = ("GPU-30900000-0000-4000-8000-000000000000", "GPU-30900000-0000-4000-8000-000000000001")
+    widths = (16, 8)
+    cards = [
+        Card(uuid, "NVIDIA GeForce RTX 3090", pcie=(4, width, 4, width), links=[None] * 4)
+        for uuid, width in zip(uuids, widths, strict=True)
+    ]
+    return FakeNvml(cards, p2p=1, p2p_nvlink=5)
+
+
+def h100(number: int, **changes: Any) -> Card:
+    uuid = f"GPU-41000000-0000-4000-8000-{number:012}"
+    options: dict[str, Any] = {"links": [SWITCH] * 18, "mig": False} | changes
+    return Card(uuid, "NVIDIA H100 80GB HBM3", (9, 0), 81559 * MIB, 81008 * MIB, pcie=(5, 16, 5, 16), **options)
+
+
+def eight_h100() -> FakeNvml:
+    return FakeNvml([h100(number) for number in range(8)])
+
+
+def gb10() -> FakeNvml:
+    """DGX Spark: memory shared with the host, and nothing of PCIe, MIG or NVLink."""
+    unsupported = frozenset(name for name in FUNCTIONS if "Pcie" in name or "Mig" in name or "Memory" in name)
+    return FakeNvml([Card("GPU-61000000-0000-4000-8000-000000000000", "NVIDIA GB10", (12, 1), None, unsupported=unsupported)])
+
+
+def mig_h100() -> FakeNvml:
+    """One card cut in two MIG devices (slots 0 and 2), and one whole card."""
+    parts = [
+        Card(f"MIG-41000000-0000-5000-8000-{slot:012}", "NVIDIA H100 80GB HBM3 MIG 3g.40gb", (0, 0), 40320 * MIB, 40000 * MIB)
+        if slot != 1
+        else None
+        for slot in range(3)
+    ]
+    return FakeNvml([h100(0, mig=True, mig_devices=parts), h100(1)])

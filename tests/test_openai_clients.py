@@ -1,0 +1,340 @@
+"""The data plane over real sockets: clients that leave or read slowly, and the openai SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from dataplane import (
+    ASK,
+    CHAT,
+    LEAVE_S,
+    LIMIT,
+    Gateway,
+    address,
+    answers,
+    event,
+    http_client,
+    model,
+    never_answers,
+    raw_request,
+    refused_url,
+    stage,
+    streams_for_ever,
+    until,
+)
+from upstream import Call, Upstream
+
+from gateway.serve.openai import OpenAI, new_client
+from gateway.serve.routes import ModelRoute, Routes, RouteTable
+
+pytestmark = [pytest.mark.unit, pytest.mark.anyio]
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    """One gateway for all tests; each sets its own routes and must leave nothing behind."""
+    with Gateway() as running:
+        yield running
+
+
+def sdk(gateway: Gateway) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0, timeout=10)
+
+
+# --- clients that leave ---
+
+
+@asynccontextmanager
+async def visitor(gateway: Gateway, data: bytes) -> AsyncIterator[tuple[asyncio.StreamReader, Callable[[], float]]]:
+    """A raw client that has sent `data`; calling the second value makes it leave, and gives the time."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+
+    def leave() -> float:
+        writer.transport.abort()
+        return time.monotonic()
+
+    writer.write(data)
+    try:
+        yield reader, leave
+    finally:
+        writer.close()
+
+
+async def closed_soon_after(call: Call, left_at: float) -> None:
+    await asyncio.wait_for(call.closed.wait(), LEAVE_S)
+    assert call.closed_at is not None
+    assert call.closed_at - left_at < LEAVE_S
+
+
+async def test_a_client_that_leaves_in_its_own_body_reaches_no_engine(gateway: Gateway) -> None:
+    async with stage(gateway, answers) as [upstream]:
+        async with visitor(gateway, raw_request(b'{"model":"m"', length=1000)) as (_, leave):
+            await until(lambda: gateway.tasks() > gateway.idle_tasks)
+            leave()
+            await gateway.settled()
+        assert upstream.calls == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_before_the_engines_headers_closes_the_engine_connection(
+    gateway: Gateway, stream: bool
+) -> None:
+    ask = raw_request(json.dumps({**ASK, "stream": stream}).encode())
+    async with stage(gateway, never_answers) as [upstream], visitor(gateway, ask) as (_, leave):
+        await until(lambda: len(upstream.requests) == 1)
+        await closed_soon_after(upstream.calls[0], leave())
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+@pytest.mark.parametrize("first", [b"", b"data: x\n\n"])
+async def test_a_client_that_leaves_in_the_answer_closes_the_engine_connection(
+    gateway: Gateway, kind: str, first: bytes
+) -> None:
+    async def script(call: Call) -> None:
+        await call.start(kind)
+        if first:
+            await call.chunk(first)
+        await call.closed.wait()
+
+    ask = raw_request(json.dumps(ASK).encode())
+    async with stage(gateway, script) as [upstream], visitor(gateway, ask) as (reader, leave):
+        await asyncio.wait_for(reader.readuntil(first or b"\r\n\r\n"), 5)
+        await closed_soon_after(upstream.calls[0], leave())
+
+
+async def test_a_client_that_only_closes_its_sending_side_has_left_too(gateway: Gateway) -> None:
+    async with stage(gateway, streams_for_ever) as [upstream]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(raw_request(json.dumps(ASK).encode()))
+        await asyncio.wait_for(reader.readuntil(b"first"), 5)
+        writer.write_eof()
+        await closed_soon_after(upstream.calls[0], time.monotonic())
+        writer.close()
+
+
+async def test_a_client_that_leaves_while_the_engine_takes_no_bytes_leaves_nothing_behind(gateway: Gateway) -> None:
+    ask = raw_request(json.dumps({**ASK, "x": "y" * (LIMIT - 1000)}).encode())
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        gateway.route(model(address(deaf)))
+        async with visitor(gateway, ask) as (_, leave):
+            await until(lambda: gateway.routes.total_in_flight == 1, 5)
+            leave()
+            await gateway.settled()
+
+
+async def test_a_client_that_leaves_while_the_connection_is_not_made_yet_leaves_nothing_behind(gateway: Gateway) -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        try:
+            gateway.route(model(address(full)))
+            async with visitor(gateway, raw_request(json.dumps(ASK).encode())) as (_, leave):
+                await until(lambda: gateway.routes.total_in_flight == 1, 5)
+                leave()
+                await gateway.settled()
+        finally:
+            for filler in fillers:
+                filler.close()
+
+
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        await asyncio.sleep(0.003)
+        await call.start()
+        for _ in range(10):
+            await call.chunk(event("x"))
+            await asyncio.sleep(0.001)
+        await call.end()
+
+    async def visit(delay: float) -> None:
+        async with visitor(gateway, raw_request(json.dumps(ASK).encode())) as (_, leave):
+            await asyncio.sleep(delay)
+            leave()
+
+    async with stage(gateway, script, script) as upstreams:
+        for _ in range(4):
+            await asyncio.gather(*(visit(step / 2000) for step in range(60)))
+        await gateway.settled()
+        reached = [len(call.requests) for upstream in upstreams for call in upstream.calls]
+        assert 0 < sum(reached) <= 240
+        async with http_client(gateway) as client:
+            assert (await client.post(CHAT, json=ASK)).content.count(b"data: ") == 10
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_no_task_outlives_a_request_however_it_ends(cancelled: bool) -> None:
+    """Called as a server would: a body, then silence until the request is answered, or cancelled at shutdown."""
+    messages: asyncio.Queue[Any] = asyncio.Queue()
+    messages.put_nowait({"type": "http.request", "body": json.dumps(ASK).encode()})
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with Upstream(never_answers if cancelled else answers) as upstream, new_client() as client:
+        app = OpenAI(Routes(RouteTable({"m": model(upstream.url)})), client, LIMIT)
+        before = asyncio.all_tasks()
+        request = asyncio.create_task(app({"type": "http", "method": "POST", "path": CHAT, "headers": []}, messages.get, send))
+        if cancelled:
+            await until(lambda: len(upstream.requests) == 1)
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await request
+            await asyncio.wait_for(upstream.calls[0].closed.wait(), LEAVE_S)
+            assert sent == []
+        else:
+            await asyncio.wait_for(request, 5)
+            assert sent[0]["status"] == 200
+        mine = {task for task in asyncio.all_tasks() - before if "gateway" in repr(task.get_coro())}
+        assert mine == set()
+
+
+async def test_a_slow_client_slows_the_engine_and_gets_every_byte(gateway: Gateway) -> None:
+    total = 64 * 1024 * 1024
+    block = bytes(range(256)) * 1024
+
+    async def script(call: Call) -> None:
+        await call.start()
+        for _ in range(total // len(block)):
+            await call.chunk(block)
+        await call.end()
+
+    async with stage(gateway, script) as [upstream], http_client(gateway) as client:
+        async with client.stream("POST", CHAT, json=ASK) as response:
+            await until(lambda: bool(upstream.calls) and upstream.calls[0].sent > 0, 5)
+            before = -1
+            while before != upstream.calls[0].sent:
+                before = upstream.calls[0].sent
+                await asyncio.sleep(0.2)
+            assert before < total / 2
+            received = 0
+            async for chunk in response.aiter_raw():
+                start = received % 256
+                assert chunk[:16] == (block[:512])[start : start + 16][: len(chunk)]
+                received += len(chunk)
+        assert received == total
+
+
+async def test_a_client_that_leaves_without_ever_reading_closes_the_engine_connection(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        await call.start()
+        while True:
+            await call.chunk(b"data: " + b"x" * 100_000 + b"\n\n")
+
+    async with stage(gateway, script) as [upstream]:
+        with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+            client.sendall(raw_request(json.dumps(ASK).encode()))
+            await until(lambda: bool(upstream.calls) and upstream.calls[0].sent > 0, 5)
+            before = -1
+            while before != upstream.calls[0].sent:
+                before = upstream.calls[0].sent
+                await asyncio.sleep(0.2)
+        await closed_soon_after(upstream.calls[0], time.monotonic())
+
+
+# --- the openai SDK ---
+
+
+async def test_sdk_answers_streams_and_lists(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        if not json.loads(call.body).get("stream"):
+            await answers(call)
+            return
+        await call.start()
+        for text in "a", "é", "c":
+            await call.chunk(event(text))
+        await call.chunk(b"data: [DONE]\n\n")
+        await call.end()
+
+    async with stage(gateway, script), sdk(gateway) as client:
+        answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+        assert answer.choices[0].message.content == "héllo"
+        assert answer._request_id is not None
+        assert answer._request_id.startswith("req_")
+        stream = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True)
+        assert [chunk.choices[0].delta.content async for chunk in stream] == ["a", "é", "c"]
+        assert [listed.id async for listed in client.models.list()] == ["m"]
+        assert (await client.models.retrieve("m")).owned_by == "fitserve"
+
+
+async def test_sdk_sees_its_own_error_classes() -> None:
+    cold = ModelRoute("cold", "starting", "loading weights", 1, (), None)
+    with Gateway(limit=1024) as gateway:
+        gateway.route(model(refused_url()), cold)
+        async with sdk(gateway) as client:
+
+            async def ask(name: str, content: str = "hi") -> None:
+                await client.chat.completions.create(model=name, messages=[{"role": "user", "content": content}])
+
+            with pytest.raises(openai.NotFoundError, match="'nope' does not exist") as missing:
+                await ask("nope")
+            assert missing.value.code == "model_not_found"
+            with pytest.raises(openai.InternalServerError, match="starting: loading weights") as waiting:
+                await ask("cold")
+            assert (waiting.value.status_code, waiting.value.response.headers["retry-after"]) == (503, "10")
+            with pytest.raises(openai.InternalServerError) as unreachable:
+                await ask("m")
+            assert (unreachable.value.status_code, unreachable.value.code) == (502, "engine_unreachable")
+            with pytest.raises(openai.APIStatusError) as large:
+                await ask("m", "x" * 50_000_000)
+            assert (large.value.status_code, large.value.code) == (413, "body_too_large")
+        await gateway.settled()
+
+
+async def test_sdk_sees_an_engine_that_dies_in_a_stream_as_an_error(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        await call.start()
+        await call.chunk(event("a"))
+        call.close()
+
+    async with stage(gateway, script), sdk(gateway) as client:
+        stream = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True)
+        assert (await anext(stream)).choices[0].delta.content == "a"
+        with pytest.raises(openai.APIError, match="broke off"):
+            await anext(stream)
+
+
+async def test_sdk_closing_a_stream_closes_the_engine_connection(gateway: Gateway) -> None:
+    async with stage(gateway, streams_for_ever) as [upstream], sdk(gateway) as client:
+        stream = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True)
+        async for _ in stream:
+            break
+        left_at = time.monotonic()
+        await stream.close()
+        await closed_soon_after(upstream.calls[0], left_at)
+
+
+async def test_a_hundred_streams_cancelled_at_once_leave_nothing_behind(gateway: Gateway) -> None:
+    async with stage(gateway, streams_for_ever, streams_for_ever) as upstreams, sdk(gateway) as client:
+        started = asyncio.Semaphore(0)
+
+        async def consume() -> None:
+            stream = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True)
+            async for _ in stream:
+                started.release()
+
+        tasks = [asyncio.create_task(consume()) for _ in range(100)]
+        async with asyncio.timeout(30):
+            for _ in tasks:
+                await started.acquire()
+        assert [gateway.routes.in_flight(f"m-{index}") for index in range(2)] == [50, 50]
+        left_at = time.monotonic()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        calls = [call for upstream in upstreams for call in upstream.calls]
+        assert len(calls) == 100
+        for call in calls:
+            await closed_soon_after(call, left_at)
