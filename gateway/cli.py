@@ -59,13 +59,9 @@ def root(version: Annotated[bool, typer.Option("--version", callback=_version, i
 @app.command()
 def serve() -> None:
     """Run the gateway. Settings are FITSERVE_* environment variables; docs/settings.md lists them."""
-    from gateway.logging import configure_logging
-    from gateway.serve.app import serve as run
-    from gateway.settings import load_settings
+    from gateway.entry import serve as run
 
-    settings = load_settings()
-    configure_logging(settings.log_level)
-    run(settings)
+    run()
 
 
 @app.command()

@@ -194,6 +194,7 @@ class Engine(Value):
     quantizations: tuple[str, ...] = ()
     flags: dict[str, Flag] = {}
     env: dict[str, str] = Field({}, description="environment the engine always gets")
+    eager_env: dict[str, str] = Field({}, description="environment added when it runs without graphs and compilation")
     user_env: tuple[str, ...] = Field((), description="environment variables a user may set")
     sources: dict[str, str] = Field({}, description="where each rule was read")
 

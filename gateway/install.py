@@ -40,7 +40,7 @@ def install(engine: Engine, profiles: Profiles, settings: Settings, say: Callabl
             f"{engine.ref} has no recipe for an environment of its own.", hint=f"It runs in its container image {engine.image}."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / COMPLETE).is_file():
             return folder

@@ -1,11 +1,11 @@
-"""What an engine says of itself: its flags, architectures, quantization methods, environment and defaults, as JSON.
+"""What vLLM says of itself: its flags, architectures, quantization methods, environment and defaults, as JSON.
 
-    ENGINE_PYTHON scripts/engine_facts.py vllm|sglang cuda|cpu [SOURCES]
+    ENGINE_PYTHON scripts/engine_facts.py cuda|cpu [SOURCES]
 
-The engine's own parser and registries are imported and asked; nothing of its flags is read as text. That takes a Python
-with the engine's Python dependencies and torch (a CPU build will do), and no GPU: for `cuda` the compiled modules are
-stubs and the platform answers for an imagined 24 GiB card. SOURCES is a folder with the engine's package, unzipped from
-its wheel; without it the installed engine answers. Everything the engine prints goes to stderr.
+The engine's own parser and registries are imported and asked; only the load formats are read in its source. That takes a
+Python with the engine's Python dependencies and torch (a CPU build will do), and no GPU: for `cuda` the compiled modules
+are stubs and the platform answers for an imagined 24 GiB card. SOURCES is a folder with the engine's package, unzipped
+from its wheel; without it the installed engine answers. Everything the engine prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Stubs(MetaPathFinder, Loader):
         pass
 
 
-def vllm(device: str) -> dict[str, Any]:
+def ask(device: str) -> dict[str, Any]:
     if device == "cuda":
         sys.meta_path.insert(0, _Stubs())
         _imagine_gpu(24 * GIB)
@@ -55,10 +55,10 @@ def vllm(device: str) -> dict[str, Any]:
     quantizations = import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS
     batched, seqs = args.EngineArgs.get_batch_defaults(1)
     facts = {
-        "flags": _flags(_vllm_parser(), _vllm_choices(args.EngineArgs, quantizations)),
-        "architectures": _vllm_architectures(),
+        "flags": _flags(_parser(), _choices(args.EngineArgs, quantizations)),
+        "architectures": _architectures(),
         "quantizations": sorted(quantizations),
-        "environment": _vllm_environment(),
+        "environment": _environment(),
         "default_utilization": cache().gpu_memory_utilization,
         "default_batched_tokens": batched[usage],
         "default_seqs": seqs[usage],
@@ -96,7 +96,7 @@ def _imagine_gpu(total: int) -> None:
             vars(module)["current_platform"] = platform
 
 
-def _vllm_parser() -> Any:
+def _parser() -> Any:
     parser = import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
     for folder in ("openai", "launchers", "common"):  # up to 0.26, in 0.32, in 0.33
         try:
@@ -107,11 +107,11 @@ def _vllm_parser() -> Any:
     raise SystemExit("The parser is not where any known version has it.")
 
 
-def _vllm_choices(engine_args: Any, quantizations: list[str]) -> dict[str, list[str]]:
+def _choices(engine_args: Any, quantizations: list[str]) -> dict[str, list[str]]:
     """Words that the engine checks after its parser: plugin registries and enumerations."""
     closed = {
         "quantization": list(quantizations),
-        "load-format": _vllm_load_formats(),
+        "load-format": _load_formats(),
         "tool-call-parser": import_module("vllm.tool_parsers").ToolParserManager.list_registered(),
         "reasoning-parser": import_module("vllm.reasoning").ReasoningParserManager.list_registered(),
     }
@@ -124,7 +124,7 @@ def _vllm_choices(engine_args: Any, quantizations: list[str]) -> dict[str, list[
     return closed
 
 
-def _vllm_load_formats() -> list[str]:
+def _load_formats() -> list[str]:
     # Importing the loaders calls compiled operators, so this one list is read from their source.
     loader = Path(import_module("vllm").__file__ or "").parent / "model_executor/model_loader/__init__.py"
     for node in ast.parse(loader.read_text()).body:
@@ -135,7 +135,7 @@ def _vllm_load_formats() -> list[str]:
     raise SystemExit(f"{loader} has no LoadFormats")
 
 
-def _vllm_architectures() -> dict[str, list[str]]:
+def _architectures() -> dict[str, list[str]]:
     registry = import_module("vllm.model_executor.models.registry")
     known = set(registry.ModelRegistry.get_supported_archs())
     tables: dict[str, list[str]] = {}
@@ -148,7 +148,7 @@ def _vllm_architectures() -> dict[str, list[str]]:
     return {name: table for name, table in tables.items() if table}
 
 
-def _vllm_environment() -> dict[str, bool]:
+def _environment() -> dict[str, bool]:
     """Environment variable -> whether its type leaves only numbers, switches and listed words.
 
     The declared type, or that of the default where none is declared.
@@ -163,10 +163,6 @@ def _vllm_environment() -> dict[str, bool]:
     return {name: declared[name] if name in declared else isinstance(read(), (int, float)) for name, read in defaults}
 
 
-def sglang(device: str) -> dict[str, Any]:
-    raise SystemExit(f"sglang on {device} is not asked yet")
-
-
 def _flags(parser: Any, closed: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
     flags = {}
     for action in parser._actions:  # noqa: SLF001 - argparse has no other list of its options
@@ -177,7 +173,7 @@ def _flags(parser: Any, closed: dict[str, list[str]]) -> dict[str, dict[str, Any
         default = action.default if type(action.default) in (bool, int, float, str) else None
         flags[name] = {
             "type": _kind(action),
-            "choices": [str(choice) for choice in choices if choice is not None] if choices else None,
+            "choices": [str(choice) for choice in choices if str(choice) != "None"] if choices else None,
             "default": None if default == argparse.SUPPRESS else default,
             "negatable": f"--no-{name}" in parser._option_string_actions,  # noqa: SLF001
         }
@@ -206,14 +202,14 @@ def _closed_over(function: Any, variable: str) -> Any:
 
 
 def main() -> None:
-    kind, device, *sources = sys.argv[1:]
+    device, *sources = sys.argv[1:]
     sys.argv[1:] = []  # the engines look at it while they build their parsers
     sys.path[0:1] = sources  # not this script's folder: its files are not the engine's
     sys.dont_write_bytecode = True
     os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    print(json.dumps({"vllm": vllm, "vllm-cpu": vllm, "sglang": sglang}[kind](device)), file=answer)
+    print(json.dumps(ask(device)), file=answer)
 
 
 if __name__ == "__main__":

@@ -94,10 +94,9 @@ class Gateway:
 
         return asyncio.run_coroutine_threadsafe(count(), self._loop).result(5)
 
-    async def settled(self) -> None:
-        """Waits until nothing is in flight and no task is left, at most LEAVE_S."""
-        await until(lambda: self.routes.total_in_flight == 0)
-        await until(lambda: self.tasks() == self.idle_tasks)
+    async def settled(self, seconds: float = 10) -> None:
+        """Waits until nothing is in flight and no task is left; fails when that takes longer than `seconds`."""
+        await until(lambda: self.routes.total_in_flight == 0 and self.tasks() == self.idle_tasks, seconds)
 
 
 async def until(condition: Callable[[], bool], seconds: float = LEAVE_S) -> None:

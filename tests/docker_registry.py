@@ -1,6 +1,6 @@
 """An image registry with one image, `NAME:latest`, of one layer; a real Docker Engine pulls from it.
 
-The layer comes slowly until `hurry` is set, and never to its end while `broken`.
+The layer comes slowly until `hurry` is set.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ def digest(blob: bytes) -> str:
 
 
 class Registry:
-    def __init__(self, name: str, *, broken: bool = False) -> None:
+    def __init__(self, name: str) -> None:
         self.hurry = threading.Event()
-        self.broken = broken
         content = os.urandom(1024 * 1024)
         archive = io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w") as tar:
@@ -54,10 +53,10 @@ class Registry:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def do_HEAD(self) -> None:  # noqa: N802
+            def do_HEAD(self) -> None:
                 self.do_GET()
 
-            def do_GET(self) -> None:  # noqa: N802
+            def do_GET(self) -> None:
                 answers = {
                     "/v2/": b"{}",
                     f"/v2/{name}/manifests/latest": registry.manifest,
@@ -81,9 +80,6 @@ class Registry:
                     while not registry.hurry.wait(0.05) and sent < len(body) // 2:
                         self.wfile.write(body[sent : sent + 4096])
                         sent += 4096
-                    if registry.broken:
-                        self.close_connection = True
-                        return
                 self.wfile.write(body[sent:])
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002

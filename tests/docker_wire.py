@@ -1,6 +1,6 @@
 """The wire to a real Docker Engine, with faults on request: what a test puts between a host and Docker's socket.
 
-    async with Wire(path) as wire: DockerHost(..., base_url=wire.url)
+async with Wire(path) as wire: DockerHost(..., base_url=wire.url)
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class Wire:
             if self._requests_left != 0:
                 docker_reader, docker_writer = await asyncio.open_unix_connection(socket_path())
                 writers.append(docker_writer)
-                ways += [asyncio.create_task(self._up(reader, docker_writer)), asyncio.create_task(self._down(docker_reader, writer))]
+                ways += [
+                    asyncio.create_task(self._up(reader, docker_writer)),
+                    asyncio.create_task(self._down(docker_reader, writer)),
+                ]
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         for way in ways:
             way.cancel()

@@ -99,6 +99,11 @@ def test_a_hostile_value_is_a_wrong_key(value: bytes, need: Need) -> None:
     assert ADMIN not in str(caught.value)
 
 
+def test_an_empty_key_opens_nothing() -> None:
+    for sent in (b"Bearer", b"Bearer ", b"Bearer \t"):
+        assert verdict(Keys("", ""), sent, "inference") == 401
+
+
 def test_the_keys_themselves_are_not_kept() -> None:
     keys = Keys(ADMIN, API)
     assert len(vars(keys)) == 2

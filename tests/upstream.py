@@ -82,6 +82,7 @@ class Upstream:
     def __init__(self, script: Callable[[Call], Awaitable[None]]) -> None:
         self._script = script
         self._handlers: set[asyncio.Task[None]] = set()
+        self._scripts: set[asyncio.Task[None]] = set()  # the handlers that are not closing their connection yet
         self.calls: list[Call] = []
         self.url = ""
 
@@ -92,7 +93,7 @@ class Upstream:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for handler in self._handlers:
+        for handler in self._scripts:
             handler.cancel()
         await asyncio.gather(*self._handlers, return_exceptions=True)
         await self._server.wait_closed()
@@ -105,6 +106,7 @@ class Upstream:
         handler = asyncio.current_task()
         assert handler is not None
         self._handlers.add(handler)
+        self._scripts.add(handler)
         call = Call(reader, writer)
         self.calls.append(call)
         reading = asyncio.create_task(call.read_requests())
@@ -115,9 +117,10 @@ class Upstream:
         except asyncio.CancelledError:
             pass  # the server's own task: nobody awaits it, so its end is its own affair
         finally:
+            self._scripts.discard(handler)
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             writer.close()
-            with suppress(ConnectionError, asyncio.CancelledError):
+            with suppress(ConnectionError):
                 await writer.wait_closed()
             self._handlers.discard(handler)

@@ -5,15 +5,25 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 
 from gateway.domain import Engine, Flag, LaunchSpec, Mount, Plan, Scalar
 from gateway.errors import BadFlag
 
-# Control characters would forge lines in a log or a process listing; engines have no use for them in a flag.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_VALUE = 8192
+# What no user gives, whatever a profile says.
+_OWN = ("model", "served-model-name", "host", "port")
+# The planner computes with these, so a value that no engine takes would make a plan of nonsense.
+_RANGES: dict[str, tuple[float, float]] = {
+    "tensor-parallel-size": (1, 64),
+    "pipeline-parallel-size": (1, 64),
+    "max-model-len": (1, 10**9),
+    "max-num-seqs": (1, 10**6),
+    "max-num-batched-tokens": (1, 10**9),
+    "block-size": (1, 2**16),
+    "gpu-memory-utilization": (0.01, 1),
+    "kv-cache-memory-bytes": (1, 2**50),
+}
 
 
 def check_args(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -29,10 +39,7 @@ def check_env(engine: Engine, env: Mapping[str, str]) -> dict[str, str]:
                 _unknown(f"{engine.ref} has no environment variable {name[:80]!r} that may be set", name, engine.user_env),
                 param="env",
             )
-        if _CONTROL.search(value) or len(value) > _MAX_VALUE:
-            raise BadFlag(
-                f"The value of {name} has control characters or is too long.", hint="Give a plain value.", param="env"
-            )
+        _check_text(name, value, param="env")
     return dict(env)
 
 
@@ -68,7 +75,7 @@ def launch_spec(
     environment, or None when the engine runs in its container.
     """
     program = engine.container_command if environment is None else engine.process_command
-    argv = tuple(part.format(env=environment) for part in program)
+    argv = tuple(part.replace("{env}", environment or "") for part in program)
     # Inside a container the engine must listen on its only address; as a process only loopback may reach it.
     listen = "0.0.0.0" if environment is None else "127.0.0.1"
     own: dict[str, Scalar] = {"model": weights, "served-model-name": model, "host": listen, "port": port}
@@ -78,7 +85,8 @@ def launch_spec(
         attempt=attempt,
         fingerprint=plan.fingerprint,
         engine=plan.engine,
-        argv=argv + arguments(own) + plan.argv,
+        # Ours come last, and parsers take the last one, so nothing in a plan can displace them.
+        argv=argv + plan.argv + arguments(own),
         env={**engine.env, **plan.env},
         gpus=plan.gpus,
         mounts=tuple(mounts),
@@ -89,31 +97,64 @@ def launch_spec(
 
 
 def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Scalar]]:
+    seen: set[str] = set()
     for given, value in args.items():
         name = given.removeprefix("--").replace("_", "-")
         if name not in engine.flags:
             raise BadFlag(_unknown(f"{engine.ref} has no flag {given[:80]!r}", name, engine.flags), param="args")
-        if engine.flags[name].ours:
+        if engine.flags[name].ours or name in _OWN:
             raise BadFlag(f"The flag --{name} is set by the gateway and cannot be given.", hint="Leave it out.", param="args")
+        if name in seen:
+            raise BadFlag(f"The flag --{name} is given twice, in two spellings.", hint="Give it once.", param="args")
+        seen.add(name)
         yield name, value
 
 
 def _check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
+    if isinstance(value, str):
+        _check_text(f"--{name}", value, param="args", lines=flag.type == "json")
     typed = _typed(flag, value)
     if typed is None:
         raise BadFlag(
-            f"--{name} of {engine.ref} takes {_KINDS[flag.type]}, not {str(value)[:80]!r}.",
+            f"--{name} of {engine.ref} takes {_KINDS[flag.type]}, not {_shown(value)}.",
             hint="Correct the value.",
             param="args",
         )
-    if isinstance(typed, str) and (_CONTROL.search(typed) or len(typed) > _MAX_VALUE):
-        raise BadFlag(f"The value of --{name} has control characters or is too long.", hint="Give a plain value.", param="args")
+    if isinstance(typed, str):
+        _check_text(f"--{name}", typed, param="args")
     if flag.choices is not None and str(typed) not in flag.choices:
-        near = _unknown(f"--{name} of {engine.ref} cannot be {str(typed)[:80]!r}", str(typed), flag.choices)
+        near = _unknown(f"--{name} of {engine.ref} cannot be {_shown(value)}", str(typed), flag.choices)
         raise BadFlag(near, hint=f"It is one of: {', '.join(flag.choices)}.", param="args")
+    low, high = _RANGES.get(name, (-math.inf, math.inf))
+    if isinstance(typed, int | float) and not low <= typed <= high:
+        raise BadFlag(
+            f"--{name} is {_shown(value)}; it must be at least {low} and at most {high}.",
+            hint="Correct the value.",
+            param="args",
+        )
     return typed
 
 
+def _check_text(name: str, value: str, *, param: str, lines: bool = False) -> None:
+    """Raises BadFlag for what would forge lines in a log or a process listing, or cannot be passed to a process.
+
+    `lines` allows line breaks and tabs, for JSON that is written anew anyway.
+    """
+    plain = value.translate(_WHITESPACE) if lines else value
+    if not plain.isprintable() or len(value) > _MAX_VALUE:
+        raise BadFlag(
+            f"The value of {name} is too long or has characters that cannot be printed.",
+            hint=f"Give a plain value of at most {_MAX_VALUE} characters.",
+            param=param,
+        )
+
+
+def _shown(value: Scalar) -> str:
+    huge = isinstance(value, int) and abs(value) >= 2**64
+    return "a huge number" if huge else repr(str(value)[:80])
+
+
+_WHITESPACE = {ord(space): " " for space in "\n\r\t"}
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -131,29 +172,34 @@ def _typed(flag: Flag, value: Scalar) -> Scalar | None:
                 return {"true": True, "false": False, "": True}.get(value.lower())
             return value if isinstance(value, bool) else None
         case "int" | "float":
-            if isinstance(value, bool):
-                return None
-            try:
-                number = float(value)
-            except ValueError:
-                return None
-            if not math.isfinite(number):
-                return None
-            if flag.type == "float":
-                return number
-            return int(number) if number == int(number) and abs(number) < 2**53 else None
+            return None if isinstance(value, bool) else _number(flag, value)
         case "json":
-            if not isinstance(value, str):
-                return None
-            try:
-                parsed = json.loads(value)
-            except (ValueError, RecursionError):
-                return None
-            return json.dumps(parsed) if isinstance(parsed, (dict, list)) else None
+            return _json(value) if isinstance(value, str) else None
         case _:
-            return None if isinstance(value, bool) else str(value)
+            return None if isinstance(value, bool) or _shown(value) == "a huge number" else str(value)
+
+
+def _number(flag: Flag, value: str | float) -> int | float | None:
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    if not math.isfinite(number):
+        return None
+    if flag.type == "float":
+        return number
+    return int(number) if number.is_integer() and abs(number) < 2**53 else None
+
+
+def _json(value: str) -> str | None:
+    """The object or list written anew in one line of ASCII; NaN and Infinity are not JSON."""
+    try:
+        parsed = json.loads(value)
+        return json.dumps(parsed, allow_nan=False) if isinstance(parsed, dict | list) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name[:80], list(known), n=1, cutoff=0.6)
     return f"{what}; did you mean {near[0]}?" if near else f"{what}."

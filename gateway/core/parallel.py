@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 
+from gateway.core.memory import padded_vocab
 from gateway.domain import Gpu, Hardware, ModelSpec
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
-# Source: VocabParallelEmbedding pads to this before it divides (vllm/model_executor/layers/vocab_parallel_embedding.py).
-_VOCAB_PADDING = 64
+# Groups are compared one by one, and 12 GPUs have at most 924 of one size.
+_CONSIDERED = 12
 
 
 def illegal(spec: ModelSpec, tp: int) -> str | None:
     """Why `tp` ranks cannot share this model, or None when they can.
 
     Source: `verify_with_parallel_config` (vllm/config/model.py) for heads; `divide` asserts in
-    vllm/model_executor/layers/linear.py and vocab_parallel_embedding.py for the rest.
+    vllm/model_executor/layers/linear.py and vocab_parallel_embedding.py for linear layers and vocabulary;
+    vllm/model_executor/layers/fused_moe/config.py and models/{mixtral,qwen3_moe}.py for experts.
     """
     if tp == 1:
         return None
@@ -25,10 +27,14 @@ def illegal(spec: ModelSpec, tp: int) -> str | None:
             return f"{group.heads} attention heads cannot be shared by {tp} GPUs"
         if group.kv_heads % tp and tp % group.kv_heads:
             return f"{group.kv_heads} KV heads can be neither split over nor repeated on {tp} GPUs"
-    vocab = -(-spec.vocab // _VOCAB_PADDING) * _VOCAB_PADDING
+    vocab = padded_vocab(spec.vocab)
     if vocab % tp:
         return f"the vocabulary ({vocab} rows with padding) cannot be split over {tp} GPUs"
+    if spec.experts and spec.experts.count < tp:
+        return f"{spec.experts.count} experts are fewer than {tp} GPUs"
     for tensor in spec.tensors:
+        if len(tensor.shape) == 3 and tensor.shard.startswith("expert") and spec.experts and spec.experts.intermediate % tp:
+            return f"experts of size {spec.experts.intermediate} cannot be split over {tp} GPUs"
         if len(tensor.shape) != 2:
             continue
         if tensor.shard in ("column", "expert_column") and tensor.shape[0] % tp:
@@ -46,18 +52,30 @@ def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
 
 
 def best_group(hardware: Hardware, tp: int, claims: Mapping[str, int]) -> tuple[Gpu, ...] | None:
-    """The `tp` alike GPUs to use: most NVLink between them, then most free memory, then lowest index."""
+    """The `tp` alike GPUs to use: of the groups with room, most NVLink between them, then most memory, then lowest index.
+
+    A group has room when its fullest GPU has at least half of what the best group could offer: links between GPUs
+    that are in use are worth less than memory.
+    """
     links = {frozenset((link.a, link.b)): link.nvlinks or 0 for link in hardware.links}
     kinds: dict[tuple[str, str | None, int | None], list[Gpu]] = {}
     for gpu in hardware.gpus:
         kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(gpu)
-    groups = [group for alike in kinds.values() for group in combinations(alike, tp)]
+    room = {gpu.uuid: available_bytes(gpu, claims) for gpu in hardware.gpus}
+    groups = [
+        group
+        for alike in kinds.values()
+        for group in combinations(sorted(alike, key=lambda gpu: (-room[gpu.uuid], gpu.index))[: max(_CONSIDERED, tp)], tp)
+    ]
+    most = max((min(room[gpu.uuid] for gpu in group) for group in groups), default=0)
 
-    def preference(group: tuple[Gpu, ...]) -> tuple[int, int, list[int]]:
+    def preference(group: tuple[Gpu, ...]) -> tuple[bool, int, int, list[int]]:
         nvlinks = sum(links.get(frozenset((a.index, b.index)), 0) for a, b in combinations(group, 2))
-        return nvlinks, min(available_bytes(gpu, claims) for gpu in group), [-gpu.index for gpu in group]
+        least = min(room[gpu.uuid] for gpu in group)
+        return 2 * least >= most, nvlinks, least, sorted((-gpu.index for gpu in group), reverse=True)
 
-    return max(groups, key=preference, default=None)
+    best = max(groups, key=preference, default=None)
+    return None if best is None else tuple(sorted(best, key=lambda gpu: gpu.index))
 
 
 def peers_without_p2p(hardware: Hardware, group: Iterable[Gpu]) -> tuple[int, int] | None:

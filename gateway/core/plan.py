@@ -284,7 +284,7 @@ class _Shape:
             memory=size,
             verdict="degraded" if self.conservative else "ok",
             argv=arguments({**{k: v for k, v in own.items() if k in engine.flags}, **self.args}),
-            env=env,
+            env={**(engine.eager_env if eager.value else {}), **env},
             scope=scope,
             warnings=tuple(warnings),
         )
@@ -346,7 +346,7 @@ class _Shape:
         if pair is None:
             return Choice[bool](
                 value=True,
-                reason="one GPU" if self.tp == 1 else "every pair has NVLink or working peer-to-peer access",
+                reason="one device" if self.tp == 1 else "every pair has NVLink or working peer-to-peer access",
                 source="probe",
             )
         return Choice[bool](

@@ -1,8 +1,9 @@
 """Engines as containers of the Docker Engine on this machine. What the contract leaves open is answered so:
 
 * The container of NAME is called `fitserve-NAME`. It is ours when its labels say so: our installation and NAME.
-* Nothing is published. Engines share one internal network, without a way out; this machine, and a gateway container
-  on that network, reach them at the container's address. An address lasts as long as the container runs.
+* Nothing is published. Engines share one internal network: this machine, and a gateway container on that network,
+  reach them at the container's address, which lasts as long as the container runs. They reach each other and this
+  machine's own addresses; what they send farther is dropped without an answer.
 * A container that was created and never started (the gateway was killed in between) is listed as "exited" without an
   exit code: `start` starts it, `stop` removes it.
 * The log is a part of the container and goes with it: what must stay has to be read before `stop`.
@@ -12,7 +13,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -33,6 +33,7 @@ from gateway.hosts.docker_container import (
     running_instance,
     start_error,
 )
+from gateway.hosts.docker_network import ambiguous_network, ensure_network
 from gateway.hosts.docker_stream import LogLines, PullProgress, Refused, stream
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ _PORT = 8000
 _SLOW_S = 60.0
 # A pull is silent while it verifies a layer of gigabytes.
 _PULL_SILENCE_S = 600.0
-_MAKING_NETWORK = threading.Lock()
 
 
 class DockerHost:
@@ -153,12 +153,15 @@ class DockerHost:
     def _start(self, spec: LaunchSpec, client: APIClient) -> Instance:
         from docker.errors import APIError
 
-        self._ensure_network(client)
-        for _ in range(5):
+        # Names and networks of containers that are just going are taken for a moment longer.
+        tries = 5
+        while True:
+            tries -= 1
             try:
+                ensure_network(client, self._network, self._owner)
                 container = create(client, spec, self._network, self._owner)
             except APIError as error:
-                if error.status_code != 409:
+                if error.status_code != 409 or not tries:
                     raise start_error(spec, error) from error
                 found = self._find(spec.name, client)
                 if found is None:
@@ -175,33 +178,10 @@ class DockerHost:
                 client.start(container)
                 return instance_of(client.inspect_container(container), self._network)
             except APIError as error:
+                if ambiguous_network(error) and tries:
+                    continue
                 _remove(container, client)
                 raise start_error(spec, error) from error
-        raise HostError(
-            f"Docker keeps the name {container_name(spec.name)} taken.", hint=f"Try `docker rm -f {container_name(spec.name)}`."
-        )
-
-    def _ensure_network(self, client: APIClient) -> None:
-        from docker.errors import APIError, NotFound
-
-        # Before version 25 Docker makes two networks of one name when asked twice at the same moment.
-        with _MAKING_NETWORK:
-            try:
-                network = client.inspect_network(self._network)
-            except NotFound:
-                labels = {"fitserve.instance": self._owner}
-                try:
-                    client.create_network(self._network, "bridge", internal=True, check_duplicate=True, labels=labels)
-                except APIError as error:
-                    # Another program made it just now.
-                    if error.status_code != 409:
-                        raise
-                network = client.inspect_network(self._network)
-        if network["Driver"] != "bridge" or not network["Internal"]:
-            raise HostError(
-                f"The Docker network {self._network} is not an internal bridge: engines on it could be reached, and reach out.",
-                hint=f"Remove it (`docker network rm {self._network}`), or set FITSERVE_DOCKER_NETWORK to another name.",
-            )
 
     def _list(self, client: APIClient) -> Instances:
         from docker.errors import NotFound

@@ -88,7 +88,9 @@ class DockerClient:
             except (DockerException, RequestException) as error:
                 # The SDK wraps what goes wrong while it connects.
                 if not tries or isinstance(error, Timeout) or isinstance(error.__cause__, Timeout):
-                    raise self._unreachable(timeout_s) from error
+                    self._knock(2)
+                    broken = f"no reply within {timeout_s:g} s, or a broken one"
+                    raise HostError(f"Docker does not answer on {self.path}: {broken}.", hint=_LOG) from error
             self._disconnect()
 
     def _connected(self, timeout_s: float) -> APIClient:
@@ -96,6 +98,7 @@ class DockerClient:
 
         with self._lock:
             if timeout_s not in self._clients:
+                self._knock(timeout_s)
                 self._clients[timeout_s] = APIClient(f"unix://{self.path}", version="auto", timeout=timeout_s)  # type: ignore[arg-type]
             return self._clients[timeout_s]
 
@@ -106,27 +109,27 @@ class DockerClient:
                 client.close()
             self._clients.clear()
 
-    def _unreachable(self, timeout_s: float) -> HostError:
-        """Why Docker did not answer, found by asking it the simplest thing."""
+    def _knock(self, timeout_s: float) -> None:
+        """Ask Docker the simplest thing. Raises HostError that says why it does not answer."""
+        silent = "Docker does not answer"
         try:
-            ping(self.path, 2)
+            ping(self.path, min(self.timeout_s, timeout_s))
         except FileNotFoundError:
-            return HostError(
-                f"Docker does not answer: there is no socket {self.path}.",
+            raise HostError(
+                f"{silent}: there is no socket {self.path}.",
                 hint=f"{_START}, set DOCKER_HOST to its socket, or set FITSERVE_HOST_KIND=process to do without.",
-            )
+            ) from None
         except PermissionError:
-            return HostError(
-                f"Docker does not answer: this user may not use the socket {self.path}.",
-                hint=f"Add the user to the socket's group (`stat -c %G {self.path}`); with compose, set DOCKER_GID to the number of that group.",
-            )
+            raise HostError(
+                f"{silent}: this user may not use the socket {self.path}.",
+                hint=f"Add the user to the socket's group (`stat -c %G {self.path}`); with compose, set DOCKER_GID to that group's number.",
+            ) from None
         except ConnectionRefusedError:
-            return HostError(f"Docker does not answer: nothing listens on {self.path}.", hint=f"{_START}.")
+            raise HostError(f"{silent}: nothing listens on {self.path}.", hint=f"{_START}.") from None
         except TimeoutError:
-            return HostError(f"Docker does not answer on {self.path}: it hangs.", hint=_LOG)
+            raise HostError(f"{silent} on {self.path}: it hangs.", hint=_LOG) from None
         except OSError as error:
-            return HostError(f"Docker does not answer on {self.path}: {error}.", hint=_LOG)
-        return HostError(f"Docker does not answer on {self.path}: no reply within {timeout_s:g} s, or a broken one.", hint=_LOG)
+            raise HostError(f"{silent} on {self.path}: {error}.", hint=_LOG) from None
 
 
 _START = "Start Docker (`systemctl start docker`)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -47,8 +48,7 @@ class LogReader:
 
 
 def trim(path: Path) -> bool:
-    """Move what a log holds beyond its beginning out of an engine's way once it is over LIMIT: NAME.log.1 gets a copy of
-    the whole, NAME.log keeps its first KEEP bytes. Whether it did.
+    """Cut a log that is over LIMIT to its first KEEP bytes; its last LIMIT bytes go to NAME.log.1. Whether it did.
 
     The engine goes on appending to the same file. What it writes between copy and cut is lost, and all but the beginning
     when the disk has no room for a copy: better than an engine that fills the disk.
@@ -60,8 +60,11 @@ def trim(path: Path) -> bool:
         return False
     older = path.with_name(f"{path.name}.1")
     try:
-        shutil.copyfile(path, older)
+        with path.open("rb") as log, older.open("wb") as copy:
+            log.seek(-LIMIT, os.SEEK_END)
+            shutil.copyfileobj(log, copy)
     except OSError:
-        older.unlink(missing_ok=True)
+        with suppress(OSError):
+            older.unlink(missing_ok=True)
     os.truncate(path, KEEP)
     return True

@@ -56,9 +56,10 @@ class Keys:
         if authorization is None:
             raise Unauthorized("This needs a key.", hint="Send the header `Authorization: Bearer KEY`.")
         scheme, _, token = authorization.partition(b" ")
-        if scheme.lower() != b"bearer":
+        token = token.strip()
+        if scheme.lower() != b"bearer" or not token:
             raise Unauthorized("The Authorization header is not a bearer key.", hint="Send `Authorization: Bearer KEY`.")
-        digest = hashlib.sha256(token.strip()).digest()
+        digest = hashlib.sha256(token).digest()
         if _same(digest, self._admin):
             return
         if not _same(digest, self._api):

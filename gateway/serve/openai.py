@@ -16,10 +16,8 @@ Nothing else reaches an engine, for engines expose unauthenticated control endpo
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
-from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +27,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.errors import BadRequest, FitserveError, NotFound, UpstreamError
 from gateway.serve.protocol import dump, read_body, read_fields, read_model, request_id, send_error, send_json, with_model
 from gateway.serve.routes import ModelRoute, Replica, Routes
+from gateway.serve.visit import Visit
 
 if TYPE_CHECKING:
     import httpx
@@ -143,19 +142,20 @@ class OpenAI:
                 param="model",
             )
         call = Call(id_, path, _engine_headers(scope, id_), model, body, fields)
-        await _until_gone(receive, self._forward(route, call, send))
+        visit = Visit(receive, send)
+        await visit.run(self._forward(route, call, visit))
 
-    async def _forward(self, route: ModelRoute, call: Call, send: Send) -> None:
+    async def _forward(self, route: ModelRoute, call: Call, visit: Visit) -> None:
         first = self._routes.pick(route)
         try:
-            await self._exchange(first, call, send)
+            await self._exchange(first, call, visit)
         except EngineUnreachable:
             others = tuple(replica for replica in route.replicas if replica.id != first.id)
             if not others:
                 raise
-            await self._exchange(self._routes.pick(replace(route, replicas=others)), call, send)
+            await self._exchange(self._routes.pick(replace(route, replicas=others)), call, visit)
 
-    async def _exchange(self, replica: Replica, call: Call, send: Send) -> None:
+    async def _exchange(self, replica: Replica, call: Call, visit: Visit) -> None:
         """One request to one replica. Raises EngineUnreachable or UpstreamError as long as no response has started."""
         import httpx
 
@@ -177,14 +177,14 @@ class OpenAI:
                     "The engine broke off before it answered.", hint="Try again; the engine's log says what happened to it."
                 ) from None
             try:
-                await _relay(response, replica, call.id, send)
+                await _relay(response, replica, call.id, visit)
             finally:
                 await response.aclose()
         finally:
             self._routes.end(replica)
 
 
-async def _relay(response: httpx.Response, replica: Replica, id_: str, send: Send) -> None:
+async def _relay(response: httpx.Response, replica: Replica, id_: str, visit: Visit) -> None:
     import httpx
 
     if not (200 <= response.status_code < 300 or 400 <= response.status_code < 600):
@@ -194,11 +194,11 @@ async def _relay(response: httpx.Response, replica: Replica, id_: str, send: Sen
         )
     events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
     headers = _client_headers(response, events, id_)
-    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    await visit.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     tail = b"\n\n"
     try:
         async for chunk in response.aiter_raw():
-            await send(_part(chunk))
+            await visit.send(_part(chunk))
             tail = (tail + chunk[-4:])[-4:]
     except httpx.HTTPError as error:
         log.warning("%s: %s broke off in its answer: %r", id_, replica.id, error)
@@ -207,31 +207,12 @@ async def _relay(response: httpx.Response, replica: Replica, id_: str, send: Sen
             return
         broken = UpstreamError("The engine broke off in its answer.", hint="Ask again; what came so far is incomplete.")
         between = b"" if tail.endswith(EVENT_END) else b"\n\n"
-        await send(_part(between + b"data: " + dump(broken.envelope()) + b"\n\n"))
-    await send(_part(b"", more=False))
+        await visit.send(_part(between + b"data: " + dump(broken.envelope()) + b"\n\n"))
+    await visit.send(_part(b"", more=False))
 
 
 def _part(body: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
-
-
-async def _until_gone(receive: Receive, work: Coroutine[None, None, None]) -> None:
-    """Runs `work` to its end, or cancels it when the client leaves. No task outlives this."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnect(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.wait((task, gone))
-    if not task.cancelled():
-        task.result()
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _engine_headers(scope: Scope, id_: str) -> list[tuple[bytes, bytes]]:

@@ -1,0 +1,78 @@
+"""Checked access to config.json: a wrong type is the user's to repair, not a traceback."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.errors import BadModel
+
+WORD = re.compile(r"[\w.-]{1,200}")
+_MOST = 10**12
+
+
+class Fields:
+    """One object in the config.json of `source`. What its methods give has been checked; else they raise BadModel."""
+
+    def __init__(self, config: Mapping[str, Any], source: str) -> None:
+        self.config = config
+        self.source = source
+
+    def wrong(self, name: str, must: str) -> BadModel:
+        return BadModel(
+            f"config.json of {self.source} has {name}={shown(self.config.get(name))}; it must be {must}.",
+            hint="Repair config.json, or take the model from where it was published.",
+        )
+
+    def missing(self, name: str) -> BadModel:
+        return BadModel(f"config.json of {self.source} has no `{name}`.", hint="Is this a transformers language model?")
+
+    def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """The first of `names` that is there, in items (never bytes)."""
+        for name in names:
+            value = self.config.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+                raise self.wrong(name, f"a whole number from {least} to 10^12")
+            return value
+        if default is None:
+            raise self.missing(names[0])
+        return default
+
+    def flag(self, name: str) -> bool:
+        return self.config.get(name) is True
+
+    def word(self, name: str) -> str:
+        value = self.config.get(name)
+        if value is None:
+            raise self.missing(name)
+        if not isinstance(value, str) or not WORD.fullmatch(value):
+            raise self.wrong(name, "a name")
+        return value
+
+    def first_word(self, name: str) -> str:
+        values = self.config.get(name)
+        if not values:
+            raise self.missing(name)
+        if not isinstance(values, list) or not isinstance(values[0], str) or not WORD.fullmatch(values[0]):
+            raise self.wrong(name, "a list of names")
+        return values[0]
+
+    def mapping(self, name: str, default: Mapping[str, Any]) -> Mapping[str, Any]:
+        value = self.config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, Mapping):
+            raise self.wrong(name, "an object")
+        return value
+
+
+def shown(value: object) -> str:
+    """A value for a message: short, in one line, whatever it is."""
+    if isinstance(value, str):
+        return repr(value[:60])
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return "a huge number"
+    return repr(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"

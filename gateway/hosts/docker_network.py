@@ -1,0 +1,56 @@
+"""The one network of all engines: an internal bridge, made when the first engine needs it."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from gateway.errors import HostError
+
+if TYPE_CHECKING:
+    from docker.api import APIClient
+    from docker.errors import APIError
+
+_LOCK = threading.Lock()
+
+
+def ensure_network(client: APIClient, name: str, owner: str) -> None:
+    """Raises HostError when a network of that name exists and is not an internal bridge.
+
+    Docker before version 25 makes two networks of one name when asked twice at the same moment, or when a gateway was
+    killed right after it asked; then no engine can start. The oldest stays, younger ones of ours go.
+    """
+    with _LOCK:
+        found = _networks(client, name) or _make(client, name, owner)
+        for extra in found[1:]:
+            if (extra["Labels"] or {}).get("fitserve.instance") == owner:
+                client.remove_network(extra["Id"])
+    if found[0]["Driver"] != "bridge" or not found[0]["Internal"]:
+        raise HostError(
+            f"The Docker network {name} is not an internal bridge: engines on it could be reached, and reach out.",
+            hint=f"Remove it (`docker network rm {name}`), or set FITSERVE_DOCKER_NETWORK to another name.",
+        )
+
+
+def ambiguous_network(error: APIError) -> bool:
+    """Whether another network of the same name appeared after `ensure_network`, which removes it when asked again."""
+    return "is ambiguous" in str(error.explanation)
+
+
+def _make(client: APIClient, name: str, owner: str) -> list[dict[str, Any]]:
+    from docker.errors import APIError
+
+    try:
+        client.create_network(name, "bridge", internal=True, check_duplicate=True, labels={"fitserve.instance": owner})
+    except APIError as error:
+        # Another program made it just now.
+        if error.status_code != 409:
+            raise
+    return _networks(client, name)
+
+
+def _networks(client: APIClient, name: str) -> list[dict[str, Any]]:
+    """The networks of exactly that name, oldest first."""
+    found = (network for network in client.networks(names=[name]) if network["Name"] == name)
+    return sorted(found, key=lambda network: (datetime.fromisoformat(network["Created"]), network["Id"]))

@@ -1,0 +1,1 @@
+"""One suite for every host; `harness.py` says what a host brings to it."""

@@ -1,0 +1,130 @@
+"""Docker in the contract suite: real containers of a local base image with Python, looked at from outside through the SDK.
+
+The image is named by BASE_IMAGE; `tests/fake_engine.py` and its server are mounted into it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker.api import APIClient
+from docker.errors import APIError, NotFound
+
+from gateway.domain import EngineRef, LaunchSpec, Mount
+from gateway.hosts.docker import DockerHost, available
+from gateway.hosts.docker_client import socket_path
+from gateway.hosts.docker_container import container_name
+
+BASE_IMAGE = os.environ.get("BASE_IMAGE", "fitserve-base:bookworm")
+TEST_LABEL = "fitserve-test"
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAM = (REPOSITORY / "tests/fake_engine.py", REPOSITORY / "gateway/hosts/twin.py")
+
+
+class DockerHarness:
+    log_stays = False
+
+    def __init__(self) -> None:
+        self.docker = APIClient(f"unix://{socket_path()}", version="auto", timeout=60)
+        self.sweep()
+        # One world per harness: its own label, its own network.
+        self.instance = f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.network = f"fitserve-{self.instance}"
+        self.hosts: list[DockerHost] = []
+        self.strangers: list[str] = []
+        self.host = self.restart()
+
+    def make_spec(self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0) -> LaunchSpec:
+        port = port or 8000
+        return LaunchSpec(
+            name=name,
+            model="m",
+            attempt=1,
+            fingerprint=fingerprint,
+            engine=EngineRef(kind="fake", version="1", image=BASE_IMAGE),
+            argv=("python3", "/engine/fake_engine.py", "--host", "0.0.0.0", "--port", str(port), "--model", "m", *script),
+            env={},
+            gpus=(),
+            mounts=tuple(Mount(source=str(file), target=f"/engine/{file.name}") for file in PROGRAM),
+            shm_bytes=64 * 1024**2,
+            port=port,
+        )
+
+    def restart(self, base_url: str | None = None, timeout_s: float = 15) -> DockerHost:
+        self.host = DockerHost(self.network, self.instance, base_url, timeout_s=timeout_s)
+        self.hosts.append(self.host)
+        return self.host
+
+    def foreign(self, name: str) -> Callable[[], bool]:
+        made = self.docker.create_container(
+            BASE_IMAGE, ["sleep", "600"], name=container_name(name), labels={TEST_LABEL: self.instance}
+        )
+        self.strangers.append(made["Id"])
+        self.docker.start(made["Id"])
+        before = self.inspect(name)
+
+        def untouched() -> bool:
+            now = self.inspect(name)
+            return (now["Id"], now["State"], now["Name"]) == (before["Id"], before["State"], before["Name"])
+
+        return untouched
+
+    def inspect(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.docker.inspect_container(container_name(name))
+        return found
+
+    def kill_engine(self, name: str) -> None:
+        # By hands inside the container, because Docker's own would kill its init.
+        script = "import os; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), 9)"
+        made = self.docker.exec_create(container_name(name), ["python3", "-c", script])
+        with suppress(APIError):
+            self.docker.exec_start(made["Id"])
+
+    def members(self, name: str) -> int:
+        try:
+            rows = self.docker.top(container_name(name), "-o pid,args")["Processes"] or []
+        except APIError as error:
+            assert "is not running" in str(error) or error.status_code == 404, error
+            return 0
+        # Docker's init is no member; just started, it may not have got to the engine yet.
+        return max(1, sum("docker-init" not in command.split()[0] for _pid, command in rows))
+
+    def sweep(self) -> None:
+        """Remove what test runs left that were killed: their containers would hold the names."""
+        for container in self.docker.containers(all=True):
+            labels = container["Labels"]
+            run = re.fullmatch(r"test-(\d+)-\w+", labels.get("fitserve.instance") or labels.get(TEST_LABEL) or "")
+            if run is not None and not Path(f"/proc/{run[1]}").exists():
+                with suppress(NotFound):
+                    self.docker.remove_container(container["Id"], v=True, force=True)
+
+    async def cleanup(self) -> None:
+        ours = self.docker.containers(all=True, quiet=True, filters={"label": f"fitserve.instance={self.instance}"})
+        for container in [*(found["Id"] for found in ours), *self.strangers]:
+            with suppress(NotFound):
+                self.docker.remove_container(container, v=True, force=True)
+        with suppress(NotFound):
+            self.docker.remove_network(self.network)
+        for host in self.hosts:
+            await host.close()
+        self.docker.close()
+
+
+def docker_harness() -> DockerHarness:
+    """Skips the test where there is no Docker Engine, or no base image."""
+    if not available():
+        pytest.skip("no Docker Engine answers")
+    harness = DockerHarness()
+    try:
+        harness.docker.inspect_image(BASE_IMAGE)  # type: ignore[no-untyped-call]
+    except NotFound:
+        harness.docker.close()
+        pytest.skip(f"there is no image {BASE_IMAGE}")
+    return harness

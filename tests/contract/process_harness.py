@@ -1,0 +1,91 @@
+"""The process host in the contract suite: real processes, looked at through /proc from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gateway.domain import EngineRef, LaunchSpec
+from gateway.hosts.process import ProcessHost
+
+FAKE_ENGINE = Path(__file__).resolve().parent.parent / "fake_engine.py"
+
+
+def living_in(folder: Path) -> list[int]:
+    """Processes whose working directory is `folder`, which every member of an engine's family inherits."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if os.readlink(entry / "cwd").removesuffix(" (deleted)") == str(folder):  # noqa: PTH115
+                    found.append(int(entry.name))
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class ProcessHarness:
+    log_stays = True
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        python = data_dir / "engines/fake-1/bin/python"
+        python.parent.mkdir(parents=True)
+        python.symlink_to(sys.executable)
+        (data_dir / "engines/fake-1/.complete").touch()
+        self.host = ProcessHost(data_dir)
+
+    def make_spec(self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0) -> LaunchSpec:
+        port = port or free_port()
+        return LaunchSpec(
+            name=name,
+            model="m",
+            attempt=1,
+            fingerprint=fingerprint,
+            engine=EngineRef(kind="fake", version="1"),
+            argv=(sys.executable, "-S", str(FAKE_ENGINE), "--port", str(port), "--model", "m", *script),
+            env={},
+            gpus=(),
+            shm_bytes=0,
+            port=port,
+        )
+
+    def restart(self) -> ProcessHost:
+        self.host = ProcessHost(self.data_dir)
+        return self.host
+
+    def record(self, name: str) -> Path:
+        return self.data_dir / "instances" / f"{name}.json"
+
+    def foreign(self, name: str) -> Callable[[], bool]:
+        path = self.record(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("not a record of ours")
+        return lambda: path.read_text() == "not a record of ours"
+
+    def pid(self, name: str) -> int:
+        """The engine's main process, as its record has it."""
+        pid: int = json.loads(self.record(name).read_text())["pid"]
+        return pid
+
+    def kill_engine(self, name: str) -> None:
+        os.kill(self.pid(name), signal.SIGKILL)
+
+    def members(self, name: str) -> int:
+        return len(living_in(self.data_dir / "run" / name))
+
+    async def cleanup(self) -> None:
+        for instance in await self.host.list():
+            await self.host.stop(instance.name, grace_s=0)
+        await self.host.close()

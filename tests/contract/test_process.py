@@ -1,0 +1,323 @@
+"""What only the process host promises: it survives kill -9 of the gateway, shares no secret and signals no stranger."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from gateway.domain import EngineRef, LaunchSpec
+from gateway.errors import HostError
+from gateway.hosts import procfs
+from gateway.hosts.process import ProcessHost
+from gateway.hosts.records import Record, Records
+
+from .harness import answering, exited, find, until
+from .process_harness import ProcessHarness, living_in
+
+pytestmark = [pytest.mark.contract, pytest.mark.anyio]
+
+
+@pytest.fixture
+async def harness(tmp_path: Path, anyio_backend: str) -> Any:
+    made = ProcessHarness(tmp_path)
+    yield made
+    await made.cleanup()
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is not ours, leader of a session of its own."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        yield process
+        assert process.poll() is None, "somebody signalled the stranger"
+        process.kill()
+
+
+def program(harness: ProcessHarness, source: str, **changes: Any) -> LaunchSpec:
+    """A spec that runs this Python program."""
+    spec: LaunchSpec = harness.make_spec("a1").evolve(argv=(sys.executable, "-S", "-c", source), **changes)
+    return spec
+
+
+def command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+# --- a gateway that dies ---
+
+
+def killed_at_line(number: int, data_dir: Path, spec: LaunchSpec) -> bool:
+    """Start in a child that gets SIGKILL at the `number`th line of our code inside `start`; false: it ended before."""
+    pid = os.fork()
+    if pid == 0:
+        left = number
+
+        def trace(frame: FrameType, event: str, _argument: object) -> Any:
+            nonlocal left
+            if "gateway/hosts" not in frame.f_code.co_filename:
+                return None
+            if event == "line":
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        host = ProcessHost(data_dir)
+        threading.settrace(trace)
+        sys.settrace(trace)
+        asyncio.run(host.start(spec))
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_kill_at_any_line_of_start_leaves_nothing_or_an_instance_that_list_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.hosts.process.SETTLE_S", 0.2)
+    harness = ProcessHarness(tmp_path)
+    outcomes: list[bool] = []
+
+    async def check(spec: LaunchSpec) -> bool:
+        host = harness.restart()
+        listed = await find(host, spec.name)
+        assert (listed is not None) == (harness.members(spec.name) == 1), f"killed at line {number}"
+        assert await host.start(spec) == (listed or await find(host, spec.name))
+        assert harness.members(spec.name) == 1, f"killed at line {number}"
+        await host.stop(spec.name, grace_s=0)
+        assert harness.members(spec.name) == 0
+        assert not list((tmp_path / "run").iterdir())
+        return listed is not None
+
+    number = 1
+    while killed_at_line(number, tmp_path, spec := harness.make_spec(f"a{number}", script=["--no-serve"])):
+        outcomes.append(asyncio.run(check(spec)))
+        number += 1
+    asyncio.run(harness.host.stop(spec.name, grace_s=0))
+    assert number > 40
+    assert set(outcomes) == {True, False}
+    assert outcomes == sorted(outcomes), "once it is there it stays"
+
+
+async def test_an_engine_that_renamed_itself_is_still_adopted(harness: ProcessHarness) -> None:
+    # setproctitle writes over the environment, which the kernel then shows: an empty one is the same to us.
+    spec = program(harness, "import os, time\nif os.environ: os.execve('/bin/sleep', ['engine', '600'], {})")
+    before = await harness.host.start(spec)
+    pid = harness.pid("a1")
+
+    async def renamed() -> bool:
+        return command_line(pid).startswith(b"engine")
+
+    await until("the engine has another name", renamed)
+    assert await harness.restart().list() == [before]
+
+
+async def test_a_record_whose_process_was_never_born_is_dropped(harness: ProcessHarness) -> None:
+    spec = harness.make_spec("a1")
+    record = Record(name="a1", model="m", attempt=1, fingerprint="f1", port=1, boot_id=procfs.boot_id())
+    Records(harness.data_dir / "instances").write(record)
+    assert await harness.host.list() == []
+    assert not harness.record("a1").exists()
+    await answering(await harness.host.start(spec))
+
+
+# --- strangers ---
+
+
+async def test_a_pid_that_was_given_away_is_never_signalled(harness: ProcessHarness, stranger: subprocess.Popen[bytes]) -> None:
+    record = Record(name="a1", model="m", attempt=1, fingerprint="f1", port=1, boot_id=procfs.boot_id())
+    Records(harness.data_dir / "instances").write(record.evolve(pid=stranger.pid, start_ticks=1))
+    instance = await exited(harness.host, "a1")
+    assert instance.exit_code is None
+    await harness.host.stop("a1", grace_s=0)
+    assert await harness.host.list() == []
+
+
+@pytest.mark.parametrize("leader_lives", [True, False])
+async def test_a_record_of_another_boot_signals_nobody(harness: ProcessHarness, leader_lives: bool) -> None:
+    command = "echo $$; exec sleep 600" if leader_lives else "sleep 600 >/dev/null & echo $!"
+    shell = ["sh", "-c", command]
+    with subprocess.Popen(shell, start_new_session=True, stdout=subprocess.PIPE) as leader:  # noqa: ASYNC220
+        assert leader.stdout is not None
+        stranger = procfs.read(int(leader.stdout.readline()))
+        assert stranger is not None
+        if not leader_lives:
+            leader.wait()
+        record = Record(name="a1", model="m", attempt=1, fingerprint="f1", port=1, boot_id="another", pid=leader.pid)
+        Records(harness.data_dir / "instances").write(record.evolve(start_ticks=stranger.start_ticks))
+        assert (await exited(harness.host, "a1")).exit_code is None
+        await harness.host.stop("a1", grace_s=0)
+        assert await harness.host.list() == []
+        after = procfs.read(stranger.pid)
+        assert after is not None
+        assert after.alive
+        procfs.send(after, signal.SIGKILL)
+
+
+async def test_hosts_of_two_data_folders_do_not_see_each_other(harness: ProcessHarness, tmp_path: Path) -> None:
+    instance = await harness.host.start(harness.make_spec("a1"))
+    other = ProcessHost(tmp_path / "other")
+    assert await other.list() == []
+    await other.stop("a1", grace_s=0)
+    await answering(instance)
+
+
+@pytest.mark.parametrize("name", ["../a1", ".hidden", "a/b", ""])
+async def test_a_name_that_leads_out_of_the_folder_is_refused(harness: ProcessHarness, name: str) -> None:
+    with pytest.raises(HostError, match="cannot be the name"):
+        await harness.host.stop(name, grace_s=0)
+
+
+# --- what an engine is given ---
+
+
+async def test_an_engine_gets_its_own_environment_and_no_secret(
+    harness: ProcessHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FITSERVE_ADMIN_KEY", "a secret of the gateway")
+    monkeypatch.setenv("HF_TOKEN", "another one")
+    monkeypatch.setenv("SSL_CERT_FILE", "/ca.pem")
+    source = """
+import json, os
+files = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in range(20) if os.path.exists(f"/proc/self/fd/{fd}")}
+leads = os.getsid(0) == os.getpgid(0) == os.getpid()
+print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "leads": leads, "files": files}))
+"""
+    held = os.open("/dev/zero", os.O_RDONLY)
+    os.set_inheritable(held, True)
+    try:
+        await harness.host.start(program(harness, source, env={"MINE": "1"}, gpus=("GPU-b", "GPU-a")))
+    finally:
+        os.close(held)
+    lines = [line async for line in harness.host.follow("a1")]
+    told = json.loads(lines[0])
+    variables = told["env"]
+    assert not [name for name in variables if name.startswith("FITSERVE_") and name != "FITSERVE_INSTANCE"]
+    assert "HF_TOKEN" not in variables
+    assert variables["FITSERVE_INSTANCE"].endswith("/a1")
+    assert (variables["MINE"], variables["SSL_CERT_FILE"]) == ("1", "/ca.pem")
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["CUDA_DEVICE_ORDER"]) == ("GPU-b,GPU-a", "PCI_BUS_ID")
+    assert variables["HOME"] == str(harness.data_dir / "home")
+    assert variables["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+    assert told["cwd"] == str(harness.data_dir / "run/a1")
+    assert told["leads"]
+    log = str(harness.data_dir / "logs/a1.log")
+    assert told["files"] == {"0": "/dev/null", "1": log, "2": log}
+
+
+async def test_sigterm_goes_to_the_main_process_first_and_to_workers_it_leaves(harness: ProcessHarness) -> None:
+    source = """
+import os, signal, sys, time
+def bye(words, wait_s):
+    def handler(*_):
+        time.sleep(wait_s)
+        print(words, flush=True)
+        os._exit(0)
+    signal.signal(signal.SIGTERM, handler)
+if os.fork():
+    bye("main", 0.3)
+    print("ready", flush=True)
+else:
+    os.setpgid(0, 0)
+    bye("worker", 0)
+    print("ready", flush=True)
+time.sleep(600)
+"""
+    await harness.host.start(program(harness, source))
+    log = harness.data_dir / "logs/a1.log"
+
+    async def ready() -> bool:
+        return log.read_bytes().count(b"ready") == 2
+
+    await until("both are ready", ready)
+    await harness.host.stop("a1", grace_s=30)
+    assert log.read_text().splitlines()[2:] == ["main", "worker"]
+
+
+# --- a host that cannot ---
+
+
+async def test_a_program_that_is_not_there_leaves_nothing(harness: ProcessHarness) -> None:
+    spec = harness.make_spec("a1").evolve(argv=("/nowhere/bin/python",))
+    with pytest.raises(HostError, match="No such file") as refused:
+        await harness.host.start(spec)
+    assert "fitserve engine install fake==1" in refused.value.hint
+    assert await harness.host.list() == []
+    assert not (harness.data_dir / "run/a1").exists()
+
+
+async def test_an_engine_whose_record_cannot_be_written_is_not_left_running(
+    harness: ProcessHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Records.write
+
+    def full(self: Records, record: Record) -> Record:
+        if record.pid is not None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(self, record)
+
+    monkeypatch.setattr(Records, "write", full)
+    with pytest.raises(HostError, match="No space left"):
+        await harness.host.start(harness.make_spec("a1"))
+    assert living_in(harness.data_dir / "run/a1") == []
+    assert await harness.host.list() == []
+
+
+async def test_a_data_folder_that_cannot_be_used_is_a_host_error(tmp_path: Path) -> None:
+    (tmp_path / "instances").write_text("a file where the folder should be")
+    host = ProcessHost(tmp_path)
+    with pytest.raises(HostError) as refused:
+        await host.stop("a1", grace_s=0)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("missing", ["bin/python", ".complete"])
+async def test_prepare_refuses_half_an_environment(harness: ProcessHarness, missing: str) -> None:
+    engine = EngineRef(kind="fake", version="1")
+    (harness.data_dir / "engines/fake-1" / missing).unlink()
+    with pytest.raises(HostError) as refused:
+        await harness.host.prepare(engine, lambda report: None)
+    assert refused.value.hint == "Run `fitserve engine install fake==1`."
+
+
+# --- ports and logs ---
+
+
+async def test_ports_are_given_away_once(harness: ProcessHarness) -> None:
+    spec = harness.make_spec("a1", script=["--no-serve"])
+    await harness.host.start(spec)
+    ports = [await harness.host.allocate_port() for _ in range(200)]
+    assert len({spec.port, *ports}) == 201
+
+
+async def test_follow_of_a_name_that_never_ran_ends_at_once(harness: ProcessHarness) -> None:
+    assert [line async for line in harness.host.follow("a1")] == []
+
+
+async def test_list_trims_a_log_that_floods(harness: ProcessHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.hosts.logfile.LIMIT", 200_000)
+    monkeypatch.setattr("gateway.hosts.logfile.KEEP", 1_000)
+    await harness.host.start(harness.make_spec("a1", script=["--print", "first", "--flood", "30000", "--exit-code", "0"]))
+    lines = [line async for line in harness.host.follow("a1")]
+    assert len(lines) == 30001
+    log = harness.data_dir / "logs/a1.log"
+    assert log.stat().st_size > 200_000
+    assert await find(harness.host, "a1") is not None
+    assert log.stat().st_size == 1_000
+    older = log.with_name("a1.log.1").read_bytes()
+    assert len(older) == 200_000
+    assert b"\n".join(lines).endswith(older.rstrip(b"\n"))
+    async with aclosing(harness.host.follow("a1")) as kept:
+        assert await anext(kept) == b"first"

