@@ -190,6 +190,7 @@ class Engine(Value):
     default_batched_tokens: int = 2048
     default_seqs: int = 256
     block_size: int = 16
+    head_dims: tuple[int, ...] = Field((), description="head sizes its attention can compute; empty: not known to be limited")
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
     quantizations: tuple[str, ...] = ()
     flags: dict[str, Flag] = {}

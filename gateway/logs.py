@@ -7,6 +7,7 @@ limit the file becomes INSTANCE.log.1, so the end is always there.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -53,6 +54,9 @@ async def read_log(path: Path, *, tail: int | None, follow: Callable[[], bool] |
             yield b"".join(await asyncio.to_thread(_last_lines, file, tail))
         while True:
             more = follow is not None and follow()
+            if os.fstat(file.fileno()).st_size < file.tell():
+                # It was cut because it grew too large: go on with what came after the cut.
+                file.seek(0, os.SEEK_END)
             while piece := await asyncio.to_thread(file.read, _READ_BYTES):
                 yield piece
             if not more:

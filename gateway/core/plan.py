@@ -37,6 +37,7 @@ COMFORTABLE_CONTEXT = 32768
 # Free bytes left alone on each GPU: what other processes and the driver may take between our look and the start.
 _HEADROOM = 256 * mem.MIB
 _GIB = mem.GIB
+_LEAST_KV = 16 * mem.MIB
 
 
 class Refused(Exception):
@@ -151,6 +152,9 @@ def _gate_model(given: Inputs, engine: Engine) -> None:
         )
     if engine.architectures and spec.architecture not in engine.architectures:
         raise Refused("unsupported_architecture", f"{engine.ref} does not know {spec.architecture}", f"profile {engine.ref}")
+    unfit = {group.head_dim for group in spec.attention} - set(engine.head_dims) if engine.head_dims else set()
+    if unfit:
+        raise Refused("no_backend", f"no attention of {engine.ref} computes heads of size {min(unfit)}", f"profile {engine.ref}")
     if spec.quant is not None:
         raise Refused(
             "unsupported_quantization",
@@ -204,7 +208,7 @@ def _dtype(given: Inputs, group: tuple[Gpu, ...], args: Mapping[str, Scalar]) ->
             source="vllm/platforms/cuda.py",
         )
     if given.spec.dtype == "float32":
-        value = "float16" if old else "bfloat16"
+        value = "float16" if old or given.spec.task == "embed" else "bfloat16"
         return Choice[str](
             value=value,
             reason="half the bytes of the float32 weights, as the engine itself would choose",
@@ -260,8 +264,9 @@ class _Shape:
                 f"{_gib(used)} are needed beside the KV cache, and {_gib(budget)} are to be had ({where})",
                 "memory model",
             )
-        if engine.device == "cpu" and size.kv_bytes_per_token:
-            flags = {"kv-cache-memory-bytes": size.kv_bytes}
+        if engine.device == "cpu":
+            # Never left out: without a size the engine takes nearly all memory, even for a model that keeps no cache.
+            flags = {"kv-cache-memory-bytes": max(size.kv_bytes, _LEAST_KV)}
         context, warnings = self._context(size.kv_bytes, batched.value, scope)
         own: dict[str, Scalar] = {"tensor-parallel-size": tp, "dtype": dtype, "max-model-len": context.value}
         own |= {"max-num-seqs": seqs.value, "max-num-batched-tokens": batched.value, **flags}
@@ -392,7 +397,7 @@ class _Shape:
                 raise BadFlag(f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it is a whole number of GiB.", hint="Correct it.", param="env")
             kv = int(space[:6]) * _GIB
         else:
-            kv = max(0, min(max(wanted, _GIB // 4), ram // 2 - used)) if wanted else 0
+            kv = _coarse(min(max(wanted, _GIB // 4), ram // 2 - used)) if wanted else 0
         return used + kv, {}, f"{_gib(kv)} of KV cache"
 
     def _limit(self) -> int:
@@ -431,6 +436,11 @@ class _Shape:
 
 def _holds(fact: Fact, scope: Mapping[str, str]) -> bool:
     return all(scope.get(key) == value for key, value in fact.scope.items())
+
+
+def _coarse(count: int) -> int:
+    """Down to a quarter of a GiB: a machine's RAM reads a little different after each boot, and facts must go on to hold."""
+    return max(0, count // (_GIB // 4)) * (_GIB // 4)
 
 
 def _at_least_one(flag: str, value: Scalar) -> int:

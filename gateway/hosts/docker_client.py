@@ -96,9 +96,10 @@ class DockerClient:
     def _connected(self, timeout_s: float) -> APIClient:
         from docker.api import APIClient
 
+        if timeout_s not in self._clients:
+            self._knock(timeout_s)
         with self._lock:
             if timeout_s not in self._clients:
-                self._knock(timeout_s)
                 self._clients[timeout_s] = APIClient(f"unix://{self.path}", version="auto", timeout=timeout_s)  # type: ignore[arg-type]
             return self._clients[timeout_s]
 
