@@ -23,6 +23,7 @@ import json
 import re
 import struct
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -255,7 +256,7 @@ def _tensors(shape: ModelShape, vocab: dict[str, int], words: list[int], stop: b
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
     follower = dict.fromkeys(vocab.values(), words[0])
-    follower.update(zip(words, words[1:], strict=False))
+    follower.update(pairwise(words))
     outputs = list(words)
     if stop:
         follower[words[-1]] = vocab[EOS]
@@ -359,8 +360,7 @@ def _main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--intermediate", type=int)
     parser.add_argument("--stop", action="store_true", help="end the answer after one sentence")
-    shape = make_model(**vars(parser.parse_args()))
-    print(f"{shape.kv_bytes_per_token} bytes of KV cache per token")
+    make_model(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -403,7 +403,7 @@ class Instance(Value):
     model: str
     attempt: int
     fingerprint: str
-    state: Literal["running", "exited"]
+    state: Literal["created", "running", "exited"] = Field(description="created: a start was cut off before its process")
     url: str | None = Field(None, description="base URL, without /v1")
     exit_code: int | None = None
     oom_killed: bool = False

@@ -204,7 +204,8 @@ class Loop:
         instance = self._instance_of(slot, instances)
         if slot.blocked is not None and time.monotonic() - slot.blocked_at > _REPLAN_S:
             slot.blocked = None
-        if slot.attempt is not None and instance is not None and slot.watcher is None and not model.deleting:
+        watched = instance is not None and instance.state != "created" and not model.deleting
+        if slot.attempt is not None and instance is not None and watched and slot.watcher is None:
             slot.watcher = self._watcher(slot.attempt, instance)
         action = next_action(
             reconcile.Replica(

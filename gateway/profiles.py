@@ -61,7 +61,7 @@ class Profiles:
                     f"There is no profile for the engine {ref}.", hint=f"The nearest known one is {near[0]}." if near else ""
                 )
             path = self.engine_files[ref]
-            self._engines[ref] = _validate(path, Engine, _yaml(path))
+            self._engines[ref] = _validate(path, Engine, _merged(path))
         return self._engines[ref]
 
     def install_file(self, engine: Engine) -> Path | None:
@@ -82,7 +82,14 @@ class Profiles:
                     kinds = ", ".join(sorted({ref.partition("==")[0] for ref in self.engine_files}))
                     raise NotFound(f"There is no engine {want}.", hint=f"Known kinds: {kinds}.")
                 refs.extend(found)
-        return [engine for ref in refs or self.engine_files if (engine := self.engine(ref)).device == device or wanted]
+        return [self.engine(ref) for ref in refs or self.engine_files if wanted or self._device(ref) == device]
+
+    def _device(self, ref: str) -> str:
+        """The engine's device, from the first of its file's two documents: the second, generated one is much larger."""
+        if ref in self._engines:
+            return self._engines[ref].device
+        head = next(yaml.load_all(self.engine_files[ref].read_bytes(), _Loader), None)
+        return str(head.get("device")) if isinstance(head, dict) else ""
 
     def hardware(self, name: str) -> Hardware:
         """A snapshot by name (`2x3090`) or by path."""
@@ -124,6 +131,17 @@ def first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in problem["loc"])
     return f"{where}: {problem['msg']}" if where else problem["msg"]
+
+
+def _merged(path: Path) -> dict[str, Any]:
+    """An engine profile: a document written by hand, and one that `scripts/engine-profile` generated."""
+    try:
+        documents = list(yaml.load_all(path.read_bytes(), _Loader))
+    except yaml.YAMLError as error:
+        raise SettingsError(f"The profile {path} is not YAML: {error}") from None
+    if not all(isinstance(document, dict) for document in documents):
+        raise SettingsError(f"The profile {path} is not a mapping.", hint="Correct the file.")
+    return {name: value for document in documents for name, value in document.items()}
 
 
 def _yaml(path: Path) -> Any:

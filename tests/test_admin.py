@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.running import Running, model_folder, running
 
 from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.hosts.twin import EngineScript
+from tests.running import Running, model_folder, running
 
 pytestmark = [pytest.mark.unit, pytest.mark.anyio]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.running import Running, model_folder, running
 
 from gateway.demo import make_model
 from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.hosts.twin import EngineScript
+from tests.running import Running, model_folder, running
 
 pytestmark = pytest.mark.unit
 

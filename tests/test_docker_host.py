@@ -77,7 +77,7 @@ async def test_the_container_says_whose_it_is_and_is_never_restarted_by_docker(h
     spec = harness.make_spec(f"{harness.instance}-a").evolve(model="org/model", attempt=7)
     instance = await harness.host.start(spec)
     found = harness.inspect(spec.name)
-    assert found["Name"] == f"/fitserve-{spec.name}"
+    assert found["Name"] == f"/fitserve-{harness.instance}-{spec.name}"
     assert {name: value for name, value in found["Config"]["Labels"].items() if name.startswith("fitserve.")} == {
         "fitserve.instance": harness.instance,
         "fitserve.name": spec.name,
@@ -194,7 +194,7 @@ async def test_a_container_that_never_started_is_listed_and_start_goes_on_from_i
     harness.docker.create_container(
         BASE_IMAGE,
         [*spec.argv],
-        name=container_name(spec.name),
+        name=container_name(spec.name, harness.instance),
         labels={
             "fitserve.instance": harness.instance,
             "fitserve.name": spec.name,
@@ -210,7 +210,7 @@ async def test_a_container_that_never_started_is_listed_and_start_goes_on_from_i
     before = harness.inspect(spec.name)["Id"]
     listed = await find(harness.host, spec.name)
     assert listed is not None
-    assert (listed.state, listed.exit_code, listed.url) == ("exited", None, None)
+    assert (listed.state, listed.exit_code, listed.url) == ("created", None, None)
     await answering(await harness.host.start(spec))
     assert harness.inspect(spec.name)["Id"] == before
     await harness.host.stop(spec.name, 1)
@@ -293,7 +293,7 @@ async def test_a_container_with_our_labels_by_inheritance_is_not_ours(harness: D
     spec = harness.make_spec(f"{harness.instance}-a")
     instance = await harness.host.start(spec)
     image = f"fitserve-{harness.instance}:committed"
-    harness.docker.commit(container_name(spec.name), *image.split(":"))  # type: ignore[arg-type]
+    harness.docker.commit(container_name(spec.name, harness.instance), *image.split(":"))  # type: ignore[arg-type]
     try:
         copy = harness.docker.create_container(image, ["sleep", "60"], entrypoint=[])["Id"]
         labels = harness.docker.inspect_container(copy)["Config"]["Labels"]
@@ -312,9 +312,9 @@ async def test_a_container_with_our_labels_by_inheritance_is_not_ours(harness: D
 async def test_an_engine_killed_for_memory_says_so(harness: DockerHarness) -> None:
     spec = harness.make_spec(f"{harness.instance}-a")
     await answering(await harness.host.start(spec))
-    harness.docker.update_container(container_name(spec.name), mem_limit=64 * 1024**2, memswap_limit=64 * 1024**2)
+    harness.docker.update_container(container_name(spec.name, harness.instance), mem_limit=64 * 1024**2, memswap_limit=64 * 1024**2)
     eater = "x = []\nwhile True: x.append(bytearray(1 << 20))"
-    made = harness.docker.exec_create(container_name(spec.name), ["python3", "-c", eater])
+    made = harness.docker.exec_create(container_name(spec.name, harness.instance), ["python3", "-c", eater])
     await asyncio.to_thread(harness.docker.exec_start, made["Id"])
     harness.kill_engine(spec.name)
     ended = await exited(harness.host, spec.name)
@@ -325,7 +325,7 @@ async def test_an_engine_killed_for_memory_says_so(harness: DockerHarness) -> No
 async def test_a_paused_engine_counts_as_running_and_can_be_stopped(harness: DockerHarness) -> None:
     spec = harness.make_spec(f"{harness.instance}-a")
     instance = await harness.host.start(spec)
-    harness.docker.pause(container_name(spec.name))
+    harness.docker.pause(container_name(spec.name, harness.instance))
     assert await harness.host.list() == [instance]
     await harness.host.stop(spec.name, 0.2)
     assert containers(harness) == []
@@ -392,7 +392,7 @@ async def test_leaving_a_log_early_closes_the_connection(harness: DockerHarness,
         await asyncio.sleep(0.1)
         reading.cancel()
         await asyncio.wait({reading})
-    known = [f"/containers/{harness.inspect(spec.name)['Id']}/json", f"/containers/{container_name(spec.name)}/json"]
+    known = [f"/containers/{harness.inspect(spec.name)['Id']}/json", f"/containers/{container_name(spec.name, harness.instance)}/json"]
 
     async def closed() -> bool:
         # The SDK keeps one idle connection per address it asked.

@@ -100,11 +100,11 @@ def test_pull_progress_counts_the_bytes_of_all_layers() -> None:
 
 @pytest.mark.parametrize("name", ["demo", "demo-0", "A_b.c"])
 def test_a_legal_name_is_kept(name: str) -> None:
-    assert container_name(name) == f"fitserve-{name}"
+    assert container_name(name, "0123456789ab") == f"fitserve-0123456789ab-{name}"
 
 
 def test_names_that_docker_refuses_stay_apart() -> None:
-    names = [container_name(name) for name in ("a/b", "a-b", "a b", "a:b", "ä")]
+    names = [container_name(name, "0123456789ab") for name in ("a/b", "a-b", "a b", "a:b", "ä")]
     assert len(set(names)) == len(names)
     assert all(name.isascii() and "/" not in name and " " not in name for name in names)
 

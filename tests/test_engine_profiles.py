@@ -98,7 +98,7 @@ def test_a_profile_is_named_as_its_file_says_where_its_rules_come_from_and_never
 
 @pytest.mark.parametrize("ref", REFS)
 def test_generated_flags_stand_sorted_one_a_line_below_the_command_that_wrote_them(ref: str) -> None:
-    head, _, tail = PROFILES.engine_files[ref].read_text().partition("# ---- generated below this line by: ")
+    head, _, tail = PROFILES.engine_files[ref].read_text().partition("--- # generated below this line by: ")
     assert "flags:" in tail
     assert "\nflags:" not in head
     assert tail.startswith(f"scripts/engine-profile profiles/engines/{ref.replace('==', '/')}.yaml ")
@@ -212,10 +212,10 @@ def profile(tmp_path: Path) -> Path:
 
 
 def test_the_generator_replaces_the_tail_and_closes_what_nobody_reviewed(profile: Path, tmp_path: Path) -> None:
-    before = profile.read_text().partition("# ----")[0]
+    before = profile.read_text().partition("--- #")[0]
     done = generate(profile, FACTS)
     assert done.returncode == 0, done.stderr
-    assert profile.read_text().partition("# ----")[0] == before
+    assert profile.read_text().partition("--- #")[0] == before
     (tmp_path / "root/engines/vllm").mkdir(parents=True)
     profile.rename(tmp_path / "root/engines/vllm/0.33.0.yaml")
     engine: Engine = Profiles(tmp_path / "root").engine("vllm==0.33.0")

@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-from tests.makers import engine
 
 from gateway.domain import Install
 from gateway.errors import BadRequest
@@ -9,6 +8,7 @@ from gateway.install import install, package_sources, pip_arguments
 from gateway.profiles import Profiles
 from gateway.runner import engine_dir
 from gateway.settings import Settings
+from tests.makers import engine
 
 pytestmark = pytest.mark.unit
 

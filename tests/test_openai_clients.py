@@ -188,9 +188,15 @@ async def streams_once(call: Call) -> None:
 
 
 class Served:
-    """A request as a server would bring it, without a socket: its body at once, then nothing until the client leaves."""
+    """A request as a server would bring it, without a socket: its body at once, then nothing until the client leaves.
 
-    def __init__(self, app: OpenAI) -> None:
+    A client that has left takes nothing more, and one that does not read takes nothing at all: sending blocks.
+    """
+
+    def __init__(self, app: OpenAI, reads: bool = True) -> None:
+        self._takes = asyncio.Event()
+        if reads:
+            self._takes.set()
         self._messages: asyncio.Queue[Any] = asyncio.Queue()
         self._messages.put_nowait({"type": "http.request", "body": json.dumps(ASK).encode()})
         self.sent: list[Any] = []
@@ -198,9 +204,11 @@ class Served:
         self.task = asyncio.create_task(app(scope, self._messages.get, self._send))
 
     async def _send(self, message: Any) -> None:
+        await self._takes.wait()
         self.sent.append(message)
 
     def leave(self) -> None:
+        self._takes.clear()
         self._messages.put_nowait({"type": "http.disconnect"})
 
 
@@ -224,6 +232,30 @@ async def test_a_server_that_cancels_the_request_closes_the_engine_connection() 
             await request.task
         await asyncio.wait_for(upstream.calls[0].closed.wait(), LEAVE_S)
         assert (request.sent, routes.total_in_flight) == ([], 0)
+
+
+async def test_a_server_that_cancels_a_request_whose_client_does_not_read_closes_the_engine_connection() -> None:
+    async with Upstream(streams_for_ever) as upstream, new_client() as client:
+        request = Served(OpenAI(Routes(RouteTable({"m": model(upstream.url)})), client, LIMIT), reads=False)
+        await until(lambda: bool(upstream.calls) and upstream.calls[0].sent > 0)
+        request.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(request.task, LEAVE_S)
+        await asyncio.wait_for(upstream.calls[0].closed.wait(), LEAVE_S)
+
+
+async def test_a_client_that_leaves_at_any_step_before_an_answer_closes_the_engine_connection() -> None:
+    async with Upstream(never_answers) as upstream, new_client() as client:
+        app = OpenAI(Routes(RouteTable({"m": model(upstream.url)})), client, LIMIT)
+        for steps in range(60):
+            request = Served(app)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            request.leave()
+            await asyncio.wait_for(request.task, LEAVE_S)
+            for call in upstream.calls:
+                await asyncio.wait_for(call.closed.wait(), LEAVE_S)
+        assert upstream.requests
 
 
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})])

@@ -57,6 +57,11 @@ def test_a_start_goes_from_plan_to_route() -> None:
     assert act(attempt=ready, instance=instance(ready), seen=answering) == Rest("ready")
 
 
+def test_a_start_that_was_cut_off_before_its_process_goes_on() -> None:
+    one = attempt()
+    assert act(attempt=one, instance=instance(one, "created")) == Launch(one)
+
+
 def test_a_proof_ends_a_start_while_the_engine_still_runs() -> None:
     one, proof = attempt(), Failure(kind="kv_too_small", phase="starting", message="too small")
     assert act(attempt=one, instance=instance(one), seen=Observation(proof=proof)) == Fail(one, proof)

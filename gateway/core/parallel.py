@@ -18,7 +18,7 @@ def illegal(spec: ModelSpec, tp: int) -> str | None:
 
     Source: `verify_with_parallel_config` (vllm/config/model.py) for heads; `divide` asserts in
     vllm/model_executor/layers/linear.py and vocab_parallel_embedding.py for linear layers and vocabulary;
-    vllm/model_executor/layers/fused_moe/config.py and models/{mixtral,qwen3_moe}.py for experts.
+    vllm/model_executor/layers/fused_moe/config.py for experts.
     """
     if tp == 1:
         return None
@@ -30,8 +30,6 @@ def illegal(spec: ModelSpec, tp: int) -> str | None:
     vocab = padded_vocab(spec.vocab)
     if vocab % tp:
         return f"the vocabulary ({vocab} rows with padding) cannot be split over {tp} GPUs"
-    if spec.experts and spec.experts.count < tp:
-        return f"{spec.experts.count} experts are fewer than {tp} GPUs"
     for tensor in spec.tensors:
         if len(tensor.shape) == 3 and tensor.shard.startswith("expert") and spec.experts and spec.experts.intermediate % tp:
             return f"experts of size {spec.experts.intermediate} cannot be split over {tp} GPUs"

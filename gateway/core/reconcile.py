@@ -4,7 +4,7 @@
     no       -           running    -                  Stop, then forget
     yes      none        any        -                  Stop (the engine of an ended attempt)
     yes      none        absent     -                  MakePlan (or Wait for back-off, or Rest in quarantine)
-    yes      starting    absent     -                  Launch
+    yes      starting    absent     -                  Launch (also what was created and never ran)
     yes      starting    running    proof              Fail
     yes      starting    running    answering          Verify, then Publish
     yes      starting    exited     -                  Fail
@@ -105,12 +105,12 @@ def next_action(replica: Replica, now: float, *, backoff_s: float, backoff_max_s
         return Stop(instance.name) if not replica.busy else Rest("starting", "replacing an engine with another plan")
     if instance is not None and instance.state == "exited" and not replica.seen.log_ended:
         return Rest("starting", "reading the end of its log")
-    gone = instance is None or instance.state == "exited"
+    gone = instance is None or instance.state != "running"
     if attempt.state == "ready":
         if gone:
             return Fail(attempt, _ending(replica, attempt, "serving", was_ready=True))
         return Rest("ready")
-    if instance is None:
+    if instance is None or instance.state == "created":
         return Rest("starting", replica.seen.phase) if replica.busy else Launch(attempt)
     if instance.state == "exited":
         return (

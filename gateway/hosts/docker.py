@@ -1,11 +1,9 @@
 """Engines as containers of the Docker Engine on this machine. What the contract leaves open is answered so:
 
-* The container of NAME is called `fitserve-NAME`. It is ours when its labels say so: our installation and NAME.
+* The container of NAME is called `fitserve-INSTALLATION-NAME`. It is ours when its labels say so: our installation and NAME.
 * Nothing is published. Engines share one internal network: this machine, and a gateway container on that network,
   reach them at the container's address, which lasts as long as the container runs. They reach each other and this
   machine's own addresses; what they send farther is dropped without an answer.
-* A container that was created and never started (the gateway was killed in between) is listed as "exited" without an
-  exit code: `start` starts it, `stop` removes it.
 * The log is a part of the container and goes with it: what must stay has to be read before `stop`.
 * Another fingerprint under the same name is a Conflict, running or not.
 """
@@ -190,7 +188,7 @@ class DockerHost:
         for summary in client.containers(all=True, filters={"label": [f"fitserve.instance={self._owner}", "fitserve.name"]}):
             labels, status = summary["Labels"], summary["State"]
             # An image committed from our container hands our labels on to containers that are not ours.
-            if f"/{container_name(labels['fitserve.name'])}" not in summary["Names"] or status == "removing":
+            if f"/{container_name(labels['fitserve.name'], self._owner)}" not in summary["Names"] or status == "removing":
                 continue
             if status in RUNNING:
                 instances.append(running_instance(labels, summary["NetworkSettings"]["Networks"], self._network))
@@ -206,14 +204,14 @@ class DockerHost:
         from docker.errors import NotFound
 
         try:
-            found: Attributes = client.inspect_container(container_name(name))
+            found: Attributes = client.inspect_container(container_name(name, self._owner))
         except NotFound:
             return None
         labels = found["Config"]["Labels"] or {}
         if labels.get("fitserve.instance") == self._owner and labels.get("fitserve.name") == name:
             return found
         raise ForeignInstance(
-            f"A container named {container_name(name)} exists, and this gateway did not make it.",
+            f"A container named {container_name(name, self._owner)} exists, and this gateway did not make it.",
             hint="Rename or remove it (`docker rename`, `docker rm`), or give the model another name.",
         )
 

@@ -22,12 +22,15 @@ RUNNING = ("running", "paused", "restarting")
 _PIDS = 32768
 
 
-def container_name(name: str) -> str:
-    """The container of an instance. A name that Docker would refuse is changed, and told apart by its hash."""
+def container_name(name: str, owner: str) -> str:
+    """The container of an instance: with the installation's id, for two gateways may share one Docker Engine.
+
+    A name that Docker would refuse is changed, and told apart by its hash.
+    """
     legal = re.sub(r"[^a-zA-Z0-9_.-]", "-", name)
     if legal != name:
         legal = f"{legal}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return f"fitserve-{legal}"
+    return f"fitserve-{owner}-{legal}"
 
 
 def image_of(engine: EngineRef) -> str:
@@ -46,7 +49,7 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
         # argv is the whole command: the image's own entry point is replaced.
         entrypoint=[spec.argv[0]],
         command=[*spec.argv[1:]],
-        name=container_name(spec.name),
+        name=container_name(spec.name, owner),
         detach=True,
         environment=dict(spec.env),
         # Proxies in the Docker client's configuration may carry passwords.
@@ -109,8 +112,9 @@ def instance_of(found: Attributes, network: str) -> Instance:
     labels, state = found["Config"]["Labels"], found["State"]
     if state["Status"] in RUNNING:
         return running_instance(labels, found["NetworkSettings"]["Networks"], network)
-    exit_code = None if state["Status"] == "created" else state["ExitCode"]
-    return _instance(labels, state="exited", exit_code=exit_code, oom_killed=state["OOMKilled"])
+    if state["Status"] == "created":
+        return _instance(labels, state="created")
+    return _instance(labels, state="exited", exit_code=state["ExitCode"], oom_killed=state["OOMKilled"])
 
 
 def _instance(labels: dict[str, str], **seen: Any) -> Instance:

@@ -7,14 +7,15 @@ environment); what is not ours is never listed, stopped or removed.
     state of NAME              start(spec)                             stop(name)            list()
     absent                     -> running                              nothing               not listed
     running, same fingerprint  -> the same instance (nothing starts)   -> absent             "running"
-    exited, same fingerprint   -> removed, started anew                -> absent             "exited", with exit code
+    created, never started     -> running                              -> absent             "created"
+    exited                     -> removed, started anew                -> absent             "exited", with exit code
     running, other fingerprint Conflict                                -> absent             as it is
     held by somebody else      ForeignInstance, untouched              ForeignInstance       not listed
 
 * `start` returns when the engine's process exists, not when it answers. Killing the gateway at any instruction
   inside `start` leaves nothing, or an instance that the next `list` shows.
 * `stop` ends the whole family of the engine (workers too) and forgets it: SIGTERM, then SIGKILL after `grace_s`.
-  Stopping what is absent is fine. The log file stays.
+  Stopping what is absent is fine. A log that is a part of the instance goes with it.
 * `follow` yields the log from its first byte, then new lines as they come, and ends after the engine has exited
   and its last line was given. Lines have no newline and at most MAX_LINE bytes (a longer one is cut there).
 * `prepare` makes ready what `start` needs (an image, an engine's environment) and reports progress in words; the

@@ -163,9 +163,8 @@ class OpenAI:
         try:
             try:
                 url, content = replica.url + call.path, call.body_for(replica)
-                response = await self._client.send(
-                    httpx.Request("POST", url, headers=call.headers, content=content), stream=True
-                )
+                request = httpx.Request("POST", url, headers=call.headers, content=content, extensions={"trace": visit.trace})
+                response = await self._client.send(request, stream=True)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 log.warning("%s: no connection to %s at %s: %r", call.id, replica.id, replica.url, error)
                 raise EngineUnreachable(

@@ -51,10 +51,11 @@ class Visit:
         region, _, moment = event.rpartition(".")
         if region in _WAITS:
             self._waits = moment == "started"
-        if self._over and moment == "started" and (region in _WAITS or region == "connection.connect_tcp"):
-            raise asyncio.CancelledError
+            if self._waits and self._over:
+                raise asyncio.CancelledError
 
     async def send(self, message: Message) -> None:
+        """Sends to the client. The work may be cancelled here too: a client that reads slowly can block for long."""
         if self._over:
             raise asyncio.CancelledError
         before, self._waits = self._waits, True

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from docker.api import APIClient
@@ -64,7 +64,7 @@ class DockerHarness:
 
     def foreign(self, name: str) -> Callable[[], bool]:
         made = self.docker.create_container(
-            BASE_IMAGE, ["sleep", "600"], name=container_name(name), labels={TEST_LABEL: self.instance}
+            BASE_IMAGE, ["sleep", "600"], name=container_name(name, self.instance), labels={TEST_LABEL: self.instance}
         )
         self.strangers.append(made["Id"])
         self.docker.start(made["Id"])
@@ -77,19 +77,19 @@ class DockerHarness:
         return untouched
 
     def inspect(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.docker.inspect_container(container_name(name))
+        found: dict[str, Any] = self.docker.inspect_container(container_name(name, self.instance))
         return found
 
     def kill_engine(self, name: str) -> None:
         # By hands inside the container, because Docker's own would kill its init.
         script = "import os; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), 9)"
-        made = self.docker.exec_create(container_name(name), ["python3", "-c", script])
+        made = self.docker.exec_create(container_name(name, self.instance), ["python3", "-c", script])
         with suppress(APIError):
             self.docker.exec_start(made["Id"])
 
     def members(self, name: str) -> int:
         try:
-            rows = self.docker.top(container_name(name), "-o pid,args")["Processes"] or []
+            rows = self.docker.top(container_name(name, self.instance), "-o pid,args")["Processes"] or []
         except APIError as error:
             if "is not running" not in str(error) and error.status_code != 404:
                 raise
@@ -119,13 +119,19 @@ class DockerHarness:
 
 
 def docker_harness() -> DockerHarness:
-    """Skips the test where there is no Docker Engine, or no base image."""
+    """Skips the test where there is no Docker Engine or no base image, unless REQUIRE_DOCKER says that there must be."""
     if not available():
-        pytest.skip("no Docker Engine answers")
+        missing("no Docker Engine answers")
     harness = DockerHarness()
     try:
         harness.docker.inspect_image(BASE_IMAGE)  # type: ignore[no-untyped-call]
     except NotFound:
         harness.docker.close()
-        pytest.skip(f"there is no image {BASE_IMAGE}")
+        missing(f"there is no image {BASE_IMAGE}")
     return harness
+
+
+def missing(what: str) -> NoReturn:
+    if os.environ.get("REQUIRE_DOCKER"):
+        pytest.fail(what)
+    pytest.skip(what)

@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.e2e.conftest import ROOT, free_port, wait_for
 
 from gateway.demo import SENTENCE, make_model
+from tests.contract.docker_harness import docker_harness
+from tests.e2e.conftest import ROOT, free_port, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.docker]
 
@@ -77,6 +78,7 @@ class Composed:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
+    docker_harness().docker.close()
     models = tmp_path_factory.mktemp("shared-models")
     make_model(models / "demo")
     for folder in (models, *models.parents[:2]):

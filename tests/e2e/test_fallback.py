@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.conftest import Gateway
 
 from gateway.demo import make_model
+from tests.e2e.conftest import Gateway
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from tests.e2e.conftest import Gateway, wait_for
 
 from gateway.demo import SENTENCE
+from tests.e2e.conftest import Gateway, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
