@@ -8,6 +8,7 @@ any other user it changes nothing.
 import os
 import stat
 import sys
+from pathlib import Path
 
 USER = 65532
 SOCKET = "/var/run/docker.sock"
@@ -15,7 +16,7 @@ SOCKET = "/var/run/docker.sock"
 
 def socket_groups() -> list[int]:
     try:
-        found = os.stat(SOCKET)
+        found = Path(SOCKET).stat()
     except OSError:
         return []
     # A socket of group root stays out of reach: then the operator decides, with `group_add`.

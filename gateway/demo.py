@@ -273,10 +273,7 @@ def _tensors(shape: ModelShape, vocab: dict[str, int], words: list[int], stop: b
     yield _Tensor(
         "lm_head.weight",
         (len(vocab), hidden),
-        b"".join(
-            _code_row(code[token], hidden, TOP_LOGIT / hidden) if token in code else blank
-            for token in range(len(vocab))
-        ),
+        b"".join(_code_row(code[token], hidden, TOP_LOGIT / hidden) if token in code else blank for token in range(len(vocab))),
     )
     yield _ones("model.norm.weight", hidden)
     for layer in range(shape.layers):

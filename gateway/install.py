@@ -78,6 +78,9 @@ def find_uv() -> str:
 def pip_arguments(recipe: Install, lock_file: Path | None, folder: Path, sources: Mapping[str, str]) -> list[str]:
     """The arguments of uv that install `recipe` into `folder`."""
     arguments = ["pip", "install", "--python", str(folder / "bin" / "python"), "--link-mode", "hardlink"]
+    if not sys.stderr.isatty():
+        # Without a terminal there is no progress to show, only 150 lines of names.
+        arguments.append("--quiet")
     if "UV_INDEX" in sources:
         # Pinned hashes say which file is meant, so it does not matter which index has it.
         arguments += ["--index-strategy", "unsafe-best-match"]

@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx
 import uvicorn
-from upstream import Call, Upstream
 
 from gateway.serve.openai import OpenAI, new_client
 from gateway.serve.routes import ModelRoute, Replica, Routes, RouteTable
+from tests.upstream import Call, Upstream
 
 LIMIT = 16 * 1024 * 1024
 LEAVE_S = 1.0

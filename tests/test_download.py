@@ -14,15 +14,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_hub import COMMIT, FakeHub, FakeRepo
-from model_files import layer, model, safetensors, sharded_model
 
 from gateway.catalog import read
 from gateway.download import download
 from gateway.errors import BadModel
 from gateway.hub import Hub
+from tests.fake_hub import COMMIT, FakeHub, FakeRepo
+from tests.model_files import layer, model, safetensors, sharded_model
 
-pytestmark = [pytest.mark.unit, pytest.mark.anyio]
+pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 TOKEN = "hf_secret_of_the_test"

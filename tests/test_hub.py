@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_hub import COMMIT, FakeHub, FakeRepo
-from model_files import layer, model, packed, safetensors, sharded_model
 
 from gateway.catalog import NeedsRemoteCode, read
 from gateway.errors import BadModel
 from gateway.hub import Hub
+from tests.fake_hub import COMMIT, FakeHub, FakeRepo
+from tests.model_files import layer, model, packed, safetensors, sharded_model
 
-pytestmark = [pytest.mark.unit, pytest.mark.anyio]
+pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
 TOKEN = "hf_secret_of_the_test"
 

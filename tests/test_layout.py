@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from published import tensors
 
 from gateway.core.layout import shard_of
 from gateway.core.reading import Tensor, group_tensors, read_model
 from gateway.domain import ModelSpec
+from tests.published import tensors
 
 pytestmark = pytest.mark.unit
 

@@ -12,7 +12,7 @@ from gateway.hosts import logfile
 from gateway.hosts.host import MAX_LINE
 from gateway.hosts.logfile import CHUNK, LogReader, trim
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.local
 
 
 def drain(reader: LogReader) -> list[bytes]:

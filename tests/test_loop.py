@@ -12,7 +12,7 @@ from gateway.hosts.memory import World
 from gateway.hosts.twin import EngineScript
 from tests.running import model_folder, running
 
-pytestmark = [pytest.mark.unit, pytest.mark.anyio]
+pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
 TOO_LONG = (
     "ValueError: To serve at least one request with the model's max seq len ({asked}), (4.00 GiB KV cache is needed, which is larger than "

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from published import CONFIGS, TENSORS, config, published, tensors
 
 from gateway.core.memory import (
     GIB,
@@ -28,6 +27,7 @@ from gateway.core.memory import (
 from gateway.core.reading import read_model
 from gateway.domain import ModelSpec, TensorGroup
 from gateway.errors import BadModel
+from tests.published import CONFIGS, TENSORS, config, published, tensors
 
 pytestmark = pytest.mark.unit
 
@@ -100,6 +100,8 @@ def test_float32_weights_are_cast_and_packed_ones_are_not() -> None:
     assert rank_bytes(packed, spec, 1, "bfloat16") == 3 * 64 * 4
     eight = TensorGroup(name="a.weight", count=1, shape=(8, 8), dtype="F8_E4M3", shard="replicated")
     assert rank_bytes(eight, spec, 1, "bfloat16") == 64 * 2
+    quantized = published("llama-3.2-1b", None, quantization_config={"quant_method": "fp8"})
+    assert rank_bytes(eight, quantized, 1, "bfloat16") == 64
 
 
 def test_one_request_takes_whole_blocks_of_every_layer() -> None:
@@ -147,6 +149,11 @@ def test_the_table_of_positions_is_the_engines() -> None:
     assert position_bytes(published("llama-3.1-8b"), "bfloat16") == 33554432
     assert position_bytes(published("llama-3.2-1b"), "bfloat16") == 16777216
     assert position_bytes(published("qwen3-8b"), "bfloat16") == 10485760
+    longer = (
+        sized(published("llama-3.1-8b")).overhead_bytes
+        - sized(published("llama-3.1-8b", max_position_embeddings=1)).overhead_bytes
+    )
+    assert longer == 131071 * 128 * 2
 
 
 def sized(spec: ModelSpec, tp: int = 1, budget: int = 24 * GIB, device: str = "cuda") -> Any:

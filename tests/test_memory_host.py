@@ -13,7 +13,7 @@ from gateway.hosts.host import Host
 from gateway.hosts.memory import MemoryHost, World
 from gateway.hosts.twin import EngineScript
 
-pytestmark = [pytest.mark.unit, pytest.mark.anyio]
+pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from dataplane import (
+
+from gateway.serve.routes import ModelRoute, RouteTable
+from tests.dataplane import (
     ASK,
     CHAT,
     LEAVE_S,
@@ -22,11 +24,9 @@ from dataplane import (
     stage,
     streams_for_ever,
 )
-from upstream import Call, Upstream
+from tests.upstream import Call, Upstream
 
-from gateway.serve.routes import ModelRoute, RouteTable
-
-pytestmark = [pytest.mark.unit, pytest.mark.anyio]
+pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,10 @@ from typing import Any
 
 import openai
 import pytest
-from dataplane import (
+
+from gateway.serve.openai import OpenAI, new_client
+from gateway.serve.routes import ModelRoute, Routes, RouteTable
+from tests.dataplane import (
     ASK,
     CHAT,
     LEAVE_S,
@@ -30,12 +33,9 @@ from dataplane import (
     streams_for_ever,
     until,
 )
-from upstream import Call, Upstream
+from tests.upstream import Call, Upstream
 
-from gateway.serve.openai import OpenAI, new_client
-from gateway.serve.routes import ModelRoute, Routes, RouteTable
-
-pytestmark = [pytest.mark.unit, pytest.mark.anyio]
+pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from published import CONFIGS, TENSORS, config, published, tensors
 
 from gateway.core.parallel import available_bytes, best_group, illegal, peers_without_p2p
 from gateway.core.reading import read_model
 from gateway.domain import Gpu, Hardware, Link
 from gateway.errors import BadModel
+from tests.published import CONFIGS, TENSORS, config, published, tensors
 
 pytestmark = pytest.mark.unit
 

@@ -12,7 +12,12 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from fake_nvml import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.domain import Hardware, Link
+from gateway.probe import probe
+from tests.fake_nvml import (
     FUNCTIONS,
     HIDDEN_CARD,
     MIB,
@@ -28,11 +33,6 @@ from fake_nvml import (
     mig_h100,
     two_3090,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from gateway.domain import Hardware, Link
-from gateway.probe import probe
 
 pytestmark = pytest.mark.unit
 

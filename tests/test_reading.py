@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from published import CONFIGS, TENSORS, config, published, tensors
 
 from gateway.core.reading import Tensor, read_model
 from gateway.domain import ModelSpec
 from gateway.errors import BadModel
+from tests.published import CONFIGS, TENSORS, config, published, tensors
 
 pytestmark = pytest.mark.unit
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model_files import entries, packed, safetensors
 
 from gateway.core.reading import Tensor
 from gateway.errors import BadModel
 from gateway.safetensors import FIRST_READ_BYTES, read_header
+from tests.model_files import entries, packed, safetensors
 
 pytestmark = pytest.mark.unit
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import parse
 
 from gateway.hosts.twin import EngineScript, FakeEngine
+from tests.fake_engine import parse
 
-pytestmark = [pytest.mark.unit, pytest.mark.anyio]
+pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
 
 @asynccontextmanager

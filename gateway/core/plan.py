@@ -154,7 +154,9 @@ def _gate_model(given: Inputs, engine: Engine) -> None:
         raise Refused("unsupported_architecture", f"{engine.ref} does not know {spec.architecture}", f"profile {engine.ref}")
     unfit = {group.head_dim for group in spec.attention} - set(engine.head_dims) if engine.head_dims else set()
     if unfit:
-        raise Refused("no_backend", f"no attention of {engine.ref} computes heads of size {min(unfit)}", f"profile {engine.ref}")
+        raise Refused(
+            "no_backend", f"no attention of {engine.ref} computes heads of size {min(unfit)}", f"profile {engine.ref}"
+        )
     if spec.quant is not None:
         raise Refused(
             "unsupported_quantization",
@@ -394,7 +396,9 @@ class _Shape:
             kv = int(self.args["kv-cache-memory-bytes"])
         elif space := self.given.wish.env.get("VLLM_CPU_KVCACHE_SPACE"):
             if not space.isdecimal():
-                raise BadFlag(f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it is a whole number of GiB.", hint="Correct it.", param="env")
+                raise BadFlag(
+                    f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it is a whole number of GiB.", hint="Correct it.", param="env"
+                )
             kv = int(space[:6]) * _GIB
         else:
             kv = _coarse(min(max(wanted, _GIB // 4), ram // 2 - used)) if wanted else 0

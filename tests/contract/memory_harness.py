@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fake_engine import parse
-
 from gateway.domain import EngineRef, LaunchSpec
 from gateway.hosts.memory import MemoryHost, World
 from gateway.hosts.twin import EngineScript
+from tests.fake_engine import parse
 
 
 class MemoryHarness:

@@ -57,7 +57,9 @@ class Gateway:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "gateway.entry", "serve"], env=self.environment, cwd=ROOT, stderr=log)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gateway.entry", "serve"], env=self.environment, cwd=ROOT, stderr=log
+            )
         wait_for("healthz", lambda: self.client.get("/healthz").status_code == 200, 20, 0.02)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
@@ -83,7 +85,9 @@ class Gateway:
         except AssertionError:
             view = self.show(name)
             view.pop("decision")
-            raise AssertionError(f"{name} is not {state}: {json.dumps(view, indent=1)}\n{self.log.read_text()[-3000:]}") from None
+            raise AssertionError(
+                f"{name} is not {state}: {json.dumps(view, indent=1)}\n{self.log.read_text()[-3000:]}"
+            ) from None
 
     def close(self) -> None:
         """Remove every model, so that no engine is left, then stop."""

@@ -52,12 +52,27 @@ class Composed:
 
     def compose(self, *arguments: str) -> None:
         program = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
-        done = subprocess.run([*program, "--profile", "cpu", *arguments], cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*program, "--profile", "cpu", *arguments],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
     @property
     def gateway(self) -> str:
-        return docker("ps", "-a", "-q", "--filter", f"label=com.docker.compose.project={PROJECT}", "--filter", "label=com.docker.compose.service=gateway-cpu")
+        return docker(
+            "ps",
+            "-a",
+            "-q",
+            "--filter",
+            f"label=com.docker.compose.project={PROJECT}",
+            "--filter",
+            "label=com.docker.compose.service=gateway-cpu",
+        )
 
     def engines(self) -> list[str]:
         """Containers that this gateway started: those on its network."""
@@ -73,7 +88,9 @@ class Composed:
         try:
             return wait_for(f"{name} {state}", lambda: (view := self.show(name))["state"] == state and view, timeout_s)
         except AssertionError:
-            raise AssertionError(f"{name}: {json.dumps(self.show(name)['attempts'], indent=1)}\n{docker('logs', '--tail', '50', self.gateway)}") from None
+            raise AssertionError(
+                f"{name}: {json.dumps(self.show(name)['attempts'], indent=1)}\n{docker('logs', '--tail', '50', self.gateway)}"
+            ) from None
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,10 @@ def engine_pids(gateway: Gateway) -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if str(gateway.data).encode() in (entry / "cmdline").read_bytes() and b"vllm" in (entry / "cmdline").read_bytes():
+                if (
+                    str(gateway.data).encode() in (entry / "cmdline").read_bytes()
+                    and b"vllm" in (entry / "cmdline").read_bytes()
+                ):
                     found.add(int(entry.name))
             except OSError:
                 continue
@@ -66,10 +69,19 @@ def test_bytes_of_engine_and_gateway_are_the_same(ready: Gateway) -> None:
     (attempt,) = [one for one in ready.show("demo")["attempts"] if one["state"] == "ready"]
     record = next((ready.data / "instances").glob("*.json")).read_text()
     port = record.split('"port":')[1].split(",")[0].split("}")[0].strip()
-    body = {"model": "demo", "prompt": "Hello", "max_tokens": 5, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    body = {
+        "model": "demo",
+        "prompt": "Hello",
+        "max_tokens": 5,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     answers = []
     for base in (f"http://127.0.0.1:{port}", ready.url):
-        with httpx.stream("POST", f"{base}/v1/completions", json=body, headers={"x-request-id": "same"}, trust_env=False) as response:
+        with httpx.stream(
+            "POST", f"{base}/v1/completions", json=body, headers={"x-request-id": "same"}, trust_env=False
+        ) as response:
             raw = b"".join(response.iter_raw())
         lines = [line for line in raw.split(b"\n\n") if line.startswith(b"data: {")]
         assert raw.endswith(b"data: [DONE]\n\n")
