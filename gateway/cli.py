@@ -15,6 +15,7 @@ import typer
 
 from gateway import __version__
 from gateway.errors import BadRequest, FitserveError
+from gateway.present import said, show_decision, show_model, table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 engine_app = typer.Typer(
@@ -74,7 +75,7 @@ def probe(as_json: Json = False) -> None:
     if as_json:
         typer.echo(hardware.model_dump_json(indent=2))
         return
-    _table(("", "", "", ""), machine(hardware))
+    table(("", "", "", ""), machine(hardware))
     for note in hardware.notes:
         typer.echo(f"note: {note}")
 
@@ -121,7 +122,7 @@ def plan(
     spec = asyncio.run(read(model, revision=revision, hub=hub))
     engines = profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
     decision = decide(spec, machine, engines, wish, hardware_name=hardware or "this machine")
-    _show_decision(decision, as_json=as_json)
+    show_decision(decision, as_json=as_json)
     if not decision.plans:
         raise typer.Exit(3)
 
@@ -169,14 +170,14 @@ def add(
         from gateway.domain import Decision
 
         decision = Decision.model_validate(_call("POST", "/admin/models?dry_run=true", body))
-        _show_decision(decision, as_json=as_json)
+        show_decision(decision, as_json=as_json)
         if not decision.plans:
             raise typer.Exit(3)
         return
     view = _call("POST", "/admin/models", body)
     if wait:
         view = _wait_ready(name, quiet=as_json)
-    _print(view, as_json, f"{name}: {_said(view)}")
+    _print(view, as_json, f"{name}: {said(view)}")
 
 
 @app.command()
@@ -189,7 +190,7 @@ def ps(as_json: Json = False) -> None:
     rows = [
         (m["name"], m["state"], str(len(m["replicas"]) or len(m["wish"]["endpoints"])), m["detail"]) for m in listing["data"]
     ]
-    _table(("NAME", "STATE", "REPLICAS", "DETAIL"), rows)
+    table(("NAME", "STATE", "REPLICAS", "DETAIL"), rows)
 
 
 @app.command()
@@ -199,7 +200,7 @@ def show(name: str, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(view, indent=2))
     else:
-        _show_model(view)
+        show_model(view)
     if view["state"] != "ready":
         raise typer.Exit(3)
 
@@ -280,7 +281,7 @@ def engine_ls(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    _table(
+    table(
         ("ENGINE", "DEVICE", "INSTALLED", "IMAGE"),
         [(r["engine"], r["device"], "yes" if r["installed"] else "no", r["image"]) for r in rows],
     )
@@ -296,7 +297,7 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps([check._asdict() for check in checks], indent=2))
     else:
-        _table(("", "CHECK", "FOUND", "DO"), [(check.state.upper(), check.name, check.found, check.do) for check in checks])
+        table(("", "CHECK", "FOUND", "DO"), [(check.state.upper(), check.name, check.found, check.do) for check in checks])
     if any(check.state == "fail" for check in checks):
         raise typer.Exit(1)
 
@@ -314,22 +315,18 @@ def _wait_ready(name: str, *, quiet: bool) -> Any:
     """Poll until ready. Exits 3 when the gateway has given up."""
     import time
 
-    said = ""
+    told = ""
     while True:
         view = _call("GET", f"/admin/models/{name}")
-        if _said(view) != said and not quiet:
-            said = _said(view)
-            typer.echo(f"{name}: {said}", err=True)
+        if said(view) != told and not quiet:
+            told = said(view)
+            typer.echo(f"{name}: {told}", err=True)
         if view["state"] == "ready":
             return view
         if view["state"] in ("no_plan", "quarantined", "stopping"):
             typer.echo(f"fitserve: {name} cannot be served: {view['detail']}", err=True)
             raise typer.Exit(3)
         time.sleep(0.5)
-
-
-def _said(view: Any) -> str:
-    return f"{view['state']} ({view['detail']})" if view["detail"] else str(view["state"])
 
 
 def _pairs(items: list[str] | None) -> dict[str, str]:
@@ -367,70 +364,6 @@ def _usage(message: str) -> NoReturn:
 
 def _print(value: Any, as_json: bool, text: str) -> None:
     typer.echo(json.dumps(value, indent=2) if as_json else text)
-
-
-def _table(head: tuple[str, ...], rows: Any) -> None:
-    """Columns, no frame: it reads well in a terminal and in a pipe."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=any(head), pad_edge=False, header_style="bold")
-    for name in head:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*[Text(str(cell)) for cell in row])
-    # In a pipe there is no width to respect: lines must not break.
-    console = Console() if sys.stdout.isatty() else Console(width=250)
-    console.print(table)
-
-
-def _show_decision(decision: Any, *, as_json: bool) -> None:
-    from gateway.core import explain
-
-    if as_json:
-        typer.echo(decision.model_dump_json(by_alias=True, indent=2))
-        return
-    typer.echo(explain.headline(decision))
-    if decision.plans:
-        _show_plan(decision.plans[0])
-    if decision.rejected:
-        typer.echo("\nRejected")
-        _table(("CANDIDATE", "VERDICT", "REASON", "SOURCE"), explain.rejections(decision.rejected))
-
-
-def _show_plan(plan: Any) -> None:
-    from gateway.core import explain
-
-    typer.echo("")
-    _table(("CHOICE", "VALUE", "REASON", "SOURCE"), explain.choices(plan))
-    typer.echo("\nMemory per device\n" + explain.memory_bar(plan.memory))
-    _table(("", "", "", ""), explain.memory_rows(plan.memory))
-    for warning in plan.warnings:
-        typer.echo(f"warning: {warning}")
-    environment = " ".join(f"{name}={value}" for name, value in plan.env.items())
-    typer.echo(f"\nEngine flags: {environment} {' '.join(plan.argv)}".rstrip())
-
-
-def _show_model(view: Any) -> None:
-    import datetime
-
-    from gateway.domain import Plan
-
-    typer.echo(f"{view['name']}: {_said(view)}")
-    if view["plan"]:
-        _show_plan(Plan.model_validate(view["plan"]))
-    if view["attempts"]:
-        typer.echo("\nAttempts")
-        for attempt in view["attempts"]:
-            started = datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC).astimezone().strftime("%F %T")
-            typer.echo(
-                f"  {attempt['id']}  {started}  {attempt['state']}  {attempt['engine']}  context {attempt['max_model_len']:,}"
-            )
-            if failure := attempt["failure"]:
-                typer.echo(f"     {failure['kind']} while {failure['phase']}: {failure['message']} {failure['advice']}")
-                if failure["line"]:
-                    typer.echo(f"     log: {failure['line']}")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,14 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class MethodNotAllowed(FitserveError):
+    """The path exists, but not for this method."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
 class Conflict(FitserveError):
     """The name is taken, or the thing is in a state that does not allow this."""
 
@@ -123,6 +131,12 @@ class UpstreamError(FitserveError):
     status = 502
     type = "api_error"
     code = "engine_error"
+
+
+class EngineUnreachable(UpstreamError):
+    """No connection to the engine; it has not seen the request."""
+
+    code = "engine_unreachable"
 
 
 class HostError(FitserveError):

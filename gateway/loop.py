@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -21,6 +20,7 @@ from gateway.core.diagnose import learn
 from gateway.core.reconcile import Rest, next_action
 from gateway.domain import Attempt, Decision, Failure, Instance, Observation, Wish
 from gateway.errors import FitserveError, HostError, NoPlan, NotFound, StoreError
+from gateway.fleet import Model, Slot, route
 from gateway.logs import remove_logs
 from gateway.runner import Runner, instance_name, no_plan_reason
 from gateway.serve import routes as routing
@@ -40,47 +40,10 @@ _FAILED_GRACE_S = 1.0
 _LAST_WORDS_S = 1.0
 
 
-@dataclass
-class Slot:
-    """One replica as the loop holds it: what is recorded, what is seen, what is under way."""
-
-    model: str
-    index: int
-    attempt: Attempt | None = None
-    history: list[Attempt] = field(default_factory=list)
-    watcher: Watcher | None = None
-    task: asyncio.Task[None] | None = None
-    stopping: bool = False
-    progress: str = ""
-    blocked: str | None = None
-    blocked_at: float = 0.0
-    shown: Rest = Rest("starting")
-
-    @property
-    def busy(self) -> bool:
-        return self.task is not None
-
-    @property
-    def phase(self) -> str:
-        return self.progress or (self.watcher.observation.phase if self.watcher else "starting")
-
-
-@dataclass
-class Model:
-    """One wanted model: its replicas, or its endpoints elsewhere."""
-
-    wish: Wish
-    created_at: float
-    deleting: bool = False
-    slots: list[Slot] = field(default_factory=list)
-    endpoints: list[EndpointWatcher] = field(default_factory=list)
-    decision: Decision | None = None
-
-
 class Loop:
     """Owns the state. The API reads `models` and calls `add` and `remove`; everything else happens in `run`."""
 
-    def __init__(self, store: Store, runner: Runner, client: httpx.AsyncClient, routes: routing.Routes) -> None:
+    def __init__(self, store: Store, runner: Runner, client: Callable[[], httpx.AsyncClient], routes: routing.Routes) -> None:
         self.models: dict[str, Model] = {}
         self.host_problem: str | None = None
         self.store_problem: str | None = None
@@ -296,7 +259,7 @@ class Loop:
         watcher = slot.watcher
         if watcher is None:
             return
-        failure = await verify(self._client, watcher.url, attempt.model, attempt.plan, self._settings.start_timeout_s)
+        failure = await verify(self._client(), watcher.url, attempt.model, attempt.plan, self._settings.start_timeout_s)
         if failure is None:
             watcher.note(verified=True, phase="serving")
         else:
@@ -333,12 +296,14 @@ class Loop:
     def _watcher(self, attempt: Attempt, instance: Instance) -> Watcher:
         signatures = self._runner.profiles.signatures
         url = instance.url or ""
-        return Watcher(attempt, instance.name, url, self._runner.host, self._client, signatures, self._settings, self.wake)
+        return Watcher(attempt, instance.name, url, self._runner.host, self._client(), signatures, self._settings, self.wake)
 
     def _watch_endpoints(self, model: Model) -> None:
         if not model.endpoints and not model.deleting:
             for endpoint in model.wish.endpoints:
-                watcher = EndpointWatcher(model.wish.name, endpoint, self._client, self._settings.health_interval_s, self.wake)
+                watcher = EndpointWatcher(
+                    model.wish.name, endpoint, self._client(), self._settings.health_interval_s, self.wake
+                )
                 model.endpoints.append(watcher)
 
     # --- bookkeeping ---
@@ -397,50 +362,9 @@ class Loop:
 
     def _publish_routes(self, instances: list[Instance]) -> None:
         urls = {instance.name: instance.url for instance in instances if instance.state == "running" and instance.url}
-        table = routing.RouteTable({name: self._route(model, urls) for name, model in self.models.items()})
+        table = routing.RouteTable({name: route(model, urls) for name, model in self.models.items()})
         if table != self._routes.table:
             self._routes.table = table
-
-    def _route(self, model: Model, urls: dict[str, str]) -> routing.ModelRoute:
-        replicas = [
-            routing.Replica(url=urls[name], id=name, served_name=model.wish.name)
-            for slot in model.slots
-            if slot.attempt is not None and slot.attempt.state == "ready" and (name := instance_name(slot.attempt)) in urls
-        ]
-        replicas += [
-            routing.Replica(url=endpoint.url, id=f"{model.wish.name}@{endpoint.url}", served_name=endpoint.served_name)
-            for endpoint in model.endpoints
-            if endpoint.served_name is not None
-        ]
-        tasks = [slot.attempt.plan.model.task for slot in model.slots if slot.attempt is not None]
-        state, detail = status(model)
-        return routing.ModelRoute(
-            name=model.wish.name,
-            state=state,
-            detail=detail,
-            created=int(model.created_at),
-            replicas=() if model.deleting else tuple(replicas),
-            task=tasks[0] if tasks else None,
-        )
-
-
-def status(model: Model) -> tuple[str, str]:
-    """The state of a model in a word, and why. Ready as soon as one replica is."""
-    if model.deleting:
-        return "stopping", "it is being removed"
-    if model.wish.endpoints:
-        up = [endpoint for endpoint in model.endpoints if endpoint.served_name is not None]
-        if up:
-            return "ready", f"{len(up)} of {len(model.wish.endpoints)} endpoints answer"
-        return "unreachable", "; ".join(endpoint.detail for endpoint in model.endpoints)
-    order = ("ready", "verifying", "starting", "backing_off", "no_plan", "quarantined", "stopping")
-    best = min(model.slots, key=lambda slot: order.index(slot.shown.state))
-    detail = best.shown.reason
-    if best.shown.state in ("starting", "verifying"):
-        detail = best.phase
-    elif best.shown.state == "backing_off" and best.shown.until is not None:
-        detail = f"{detail} Next start in {max(0, round(best.shown.until - time.time()))} s."
-    return best.shown.state, detail
 
 
 async def _cancel(task: asyncio.Task[None] | None) -> None:

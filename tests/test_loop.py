@@ -109,7 +109,7 @@ async def test_a_long_prompt_that_kills_the_engine_is_met_before_traffic(tmp_pat
 
 
 async def test_a_killed_engine_is_noticed_unrouted_and_started_again(tmp_path: Path) -> None:
-    async with running(tmp_path, healthy) as gateway:
+    async with running(tmp_path, healthy, backoff_s=1, backoff_max_s=1) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         (name,) = gateway.world.engines

@@ -8,55 +8,14 @@ a Fact, so the next call yields the next best plan: there is no other fallback c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core import memory as mem
-from gateway.core.command import arguments, check_args, check_env
-from gateway.core.parallel import SIZES, available_bytes, best_group, illegal, peers_without_p2p
-from gateway.domain import (
-    Choice,
-    Decision,
-    Engine,
-    EngineRef,
-    Fact,
-    Gpu,
-    Hardware,
-    ModelRef,
-    ModelSpec,
-    Plan,
-    Rejected,
-    Scalar,
-    Wish,
-)
+from gateway.core.command import check_args, check_env
+from gateway.core.gates import Inputs, Refused, gate_devices, gate_dtype, gate_model
+from gateway.core.parallel import SIZES
+from gateway.core.sizing import COMFORTABLE_CONTEXT, Sizing
+from gateway.domain import Decision, Engine, EngineRef, Fact, Hardware, ModelSpec, Plan, Rejected, Scalar, Wish
 from gateway.errors import BadFlag
-
-# A context that serves most chats and agents; among plans that all load, one that offers less ranks behind one that
-# offers it. Only a preference: `min_context` is the user's hard limit.
-COMFORTABLE_CONTEXT = 32768
-# Free bytes left alone on each GPU: what other processes and the driver may take between our look and the start.
-_HEADROOM = 256 * mem.MIB
-_GIB = mem.GIB
-_LEAST_KV = 16 * mem.MIB
-
-
-class Refused(Exception):
-    """A gate said no."""
-
-    def __init__(self, verdict: str, reason: str, source: str) -> None:
-        super().__init__(reason)
-        self.verdict, self.reason, self.source = verdict, reason, source
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What every candidate shares."""
-
-    spec: ModelSpec
-    hardware: Hardware
-    wish: Wish
-    facts: tuple[Fact, ...] = ()
-    claims: Mapping[str, int] = field(default_factory=dict)
 
 
 def decide(
@@ -75,25 +34,28 @@ def decide(
     given = Inputs(spec, hardware, wish, tuple(facts), claims or {})
     plans: list[Plan] = []
     rejected: list[Rejected] = []
+    wrong_flags: list[BadFlag] = []
     for engine in engines:
-        for tp in _sizes(given, engine):
+        try:
+            args, env = check_args(engine, wish.args), check_env(engine, wish.env)
+        except BadFlag as error:
+            wrong_flags.append(error)
+            rejected.append(
+                _rejected(engine, wish.tensor_parallel or 1, Refused("bad_flag", str(error), f"profile {engine.ref}"))
+            )
+            continue
+        for tp in _sizes(given, engine, args):
             for conservative in (False, True):
                 try:
-                    plans.append(_candidate(given, engine, tp, conservative=conservative))
+                    plans.append(_candidate(given, engine, tp, args, env, conservative=conservative))
                     break
                 except Refused as refusal:
-                    rejected.append(
-                        Rejected(
-                            engine=_ref(engine),
-                            tensor_parallel=tp,
-                            verdict=refusal.verdict,
-                            reasons=(str(refusal),),
-                            source=refusal.source,
-                        )
-                    )
+                    rejected.append(_rejected(engine, tp, refusal))
                     # What failed as planned gets one careful try; any other refusal would only be repeated.
                     if refusal.verdict != "known_bad":
                         break
+    if wrong_flags and len(wrong_flags) == len(engines):
+        raise wrong_flags[0]
     order = {engine.ref: index for index, engine in enumerate(engines)}
     plans.sort(key=lambda plan: _preference(given, plan, order))
     ranked = tuple(plan.evolve(rank=index) for index, plan in enumerate(plans, start=1))
@@ -111,355 +73,33 @@ def _preference(given: Inputs, plan: Plan, order: Mapping[str, int]) -> tuple[An
     )
 
 
-def _sizes(given: Inputs, engine: Engine) -> tuple[int, ...]:
-    wanted = _user_tp(given, engine)
+def _sizes(given: Inputs, engine: Engine, args: Mapping[str, Scalar]) -> tuple[int, ...]:
+    wanted = args.get("tensor-parallel-size", given.wish.tensor_parallel)
     if wanted is not None:
-        return (wanted,)
+        return (int(wanted),)
     if engine.device == "cpu":
         return (1,)
     return tuple(size for size in SIZES if size <= max(1, len(given.hardware.gpus)))
 
 
-def _user_tp(given: Inputs, engine: Engine) -> int | None:
-    flag = check_args(engine, {k: v for k, v in given.wish.args.items() if "tensor" in k}).get("tensor-parallel-size")
-    return int(flag) if flag is not None else given.wish.tensor_parallel
+def _rejected(engine: Engine, tp: int, refusal: Refused) -> Rejected:
+    ref = EngineRef(kind=engine.kind, version=engine.version, image=engine.image)
+    return Rejected(engine=ref, tensor_parallel=tp, verdict=refusal.verdict, reasons=(str(refusal),), source=refusal.source)
 
 
-def _candidate(given: Inputs, engine: Engine, tp: int, *, conservative: bool) -> Plan:
-    """One engine version with one tensor parallel size, through all gates. Raises Refused, BadFlag."""
-    args = check_args(engine, given.wish.args)
-    env = check_env(engine, given.wish.env)
-    _gate_model(given, engine)
-    group = _gate_devices(given, engine, tp)
-    dtype = _dtype(given, group, args)
-    shape = _Shape(given, engine, tp, group, dtype, args, conservative)
-    plan = shape.plan(env)
+def _candidate(
+    given: Inputs, engine: Engine, tp: int, args: Mapping[str, Scalar], env: dict[str, str], *, conservative: bool
+) -> Plan:
+    """One engine version with one tensor parallel size, through all gates. Raises Refused."""
+    if args.get("pipeline-parallel-size", 1) != 1:
+        raise Refused("illegal_parallelism", "pipeline parallelism is not planned", "planner")
+    gate_model(given, engine)
+    group = gate_devices(given, engine, tp)
+    dtype = gate_dtype(given, group, args)
+    plan = Sizing(given, engine, tp, group, dtype, args, conservative).plan(env)
     bad = next(
         (fact for fact in given.facts if fact.kind == "plan_failed" and fact.scope.get("fingerprint") == plan.fingerprint), None
     )
     if bad is not None:
         raise Refused("known_bad", f"this exact plan failed here before: {bad.source}", "fact")
     return plan
-
-
-def _gate_model(given: Inputs, engine: Engine) -> None:
-    spec = given.spec
-    if spec.remote_code and not given.wish.policy.allow_remote_code:
-        raise Refused(
-            "untrusted_code",
-            f"the repository would run its own code: {', '.join(spec.remote_code)}",
-            "policy.allow_remote_code",
-        )
-    if engine.architectures and spec.architecture not in engine.architectures:
-        raise Refused("unsupported_architecture", f"{engine.ref} does not know {spec.architecture}", f"profile {engine.ref}")
-    unfit = {group.head_dim for group in spec.attention} - set(engine.head_dims) if engine.head_dims else set()
-    if unfit:
-        raise Refused(
-            "no_backend", f"no attention of {engine.ref} computes heads of size {min(unfit)}", f"profile {engine.ref}"
-        )
-    if spec.quant is not None:
-        raise Refused(
-            "unsupported_quantization",
-            f"the weights are quantized ({spec.quant.method}), and which kernel {engine.ref} would use for them is not known here",
-            f"profile {engine.ref}",
-        )
-
-
-def _gate_devices(given: Inputs, engine: Engine, tp: int) -> tuple[Gpu, ...]:
-    gpus = given.hardware.gpus
-    if engine.device == "cpu":
-        if tp > 1:
-            raise Refused("illegal_parallelism", "tensor parallelism on a CPU is not planned", "planner")
-        return ()
-    if len(gpus) < tp:
-        raise Refused("no_device", f"{tp} GPUs are needed and {len(gpus)} are here", "probe")
-    if reason := illegal(given.spec, tp):
-        raise Refused("illegal_parallelism", reason, "vllm/config/model.py, vllm/model_executor/layers/linear.py")
-    group = best_group(given.hardware, tp, given.claims)
-    if group is None:
-        raise Refused("no_device", f"there are no {tp} GPUs of one kind", "probe")
-    if group[0].total_bytes is None:
-        raise Refused("unknown_memory", f"the memory of {group[0].name} could not be read", "probe")
-    capability = group[0].capability
-    if engine.min_capability and capability and _number(capability) < _number(engine.min_capability):
-        raise Refused(
-            "no_kernel",
-            f"{engine.ref} needs compute capability {engine.min_capability}, {group[0].name} has {capability}",
-            f"profile {engine.ref}",
-        )
-    return group
-
-
-def _dtype(given: Inputs, group: tuple[Gpu, ...], args: Mapping[str, Scalar]) -> Choice[str]:
-    wanted = args.get("dtype", given.wish.dtype)
-    wanted = {"half": "float16", "float": "float32"}.get(str(wanted), str(wanted))
-    capability = group[0].capability if group else None
-    old = capability is not None and _number(capability) < 8.0
-    if wanted != "auto":
-        if wanted == "bfloat16" and old:
-            raise Refused(
-                "no_kernel",
-                f"bfloat16 needs compute capability 8.0, {group[0].name} has {capability}",
-                "vllm/platforms/cuda.py check_if_supports_dtype",
-            )
-        return Choice[str](value=wanted, reason="set by the user", source="user")
-    if given.spec.dtype == "bfloat16" and old:
-        return Choice[str](
-            value="float16",
-            reason=f"the weights are bfloat16, which compute capability {capability} cannot compute",
-            source="vllm/platforms/cuda.py",
-        )
-    if given.spec.dtype == "float32":
-        value = "float16" if old or given.spec.task == "embed" else "bfloat16"
-        return Choice[str](
-            value=value,
-            reason="half the bytes of the float32 weights, as the engine itself would choose",
-            source="vllm/config/model.py _resolve_auto_dtype",
-        )
-    return Choice[str](value=given.spec.dtype, reason="the dtype of the weights", source="config.json")
-
-
-@dataclass
-class _Shape:
-    """The sizes of one candidate: how much it takes, and how much context that leaves."""
-
-    given: Inputs
-    engine: Engine
-    tp: int
-    group: tuple[Gpu, ...]
-    dtype: Choice[str]
-    args: Mapping[str, Scalar]
-    conservative: bool
-
-    def plan(self, env: dict[str, str]) -> Plan:
-        spec, engine, tp, dtype = self.given.spec, self.engine, self.tp, self.dtype.value
-        eager = self._eager()
-        seqs = self._sized("max-num-seqs", *self._default_seqs())
-        batched = self._sized("max-num-batched-tokens", *self._default_batched())
-        budget, flags, where = self._budget(batched.value, seqs.value)
-        device_bytes = min((gpu.total_bytes or 0 for gpu in self.group), default=self.given.hardware.ram_total_bytes)
-        size = mem.memory(
-            spec,
-            device=engine.device,
-            device_bytes=device_bytes,
-            budget_bytes=budget,
-            tp=tp,
-            dtype=dtype,
-            batched_tokens=batched.value,
-            seqs=seqs.value,
-            graphs=not eager.value and engine.device == "cuda",
-        )
-        scope = {
-            "engine": engine.ref,
-            "model": f"{spec.source}@{spec.revision}" if spec.revision else spec.source,
-            "device": f"{self.group[0].name} sm_{self.group[0].capability}"
-            if self.group
-            else f"cpu {self.given.hardware.arch}",
-            "tensor_parallel": str(tp),
-            "dtype": dtype,
-            "budget": where,
-        }
-        used = size.weights_bytes + size.activation_bytes + size.overhead_bytes + size.graph_bytes
-        if used > budget:
-            raise Refused(
-                "no_memory",
-                f"{_gib(used)} are needed beside the KV cache, and {_gib(budget)} are to be had ({where})",
-                "memory model",
-            )
-        if engine.device == "cpu":
-            # Never left out: without a size the engine takes nearly all memory, even for a model that keeps no cache.
-            flags = {"kv-cache-memory-bytes": max(size.kv_bytes, _LEAST_KV)}
-        context, warnings = self._context(size.kv_bytes, batched.value, scope)
-        own: dict[str, Scalar] = {"tensor-parallel-size": tp, "dtype": dtype, "max-model-len": context.value}
-        own |= {"max-num-seqs": seqs.value, "max-num-batched-tokens": batched.value, **flags}
-        own |= {"enforce-eager": True} if eager.value else {}
-        reduce = self._all_reduce()
-        own |= {} if reduce.value else {"disable-custom-all-reduce": True}
-        return Plan(
-            model=ModelRef(source=spec.source, revision=spec.revision, task=spec.task, vocab=spec.vocab),
-            engine=_ref(engine),
-            gpus=tuple(gpu.uuid for gpu in self.group),
-            tensor_parallel=self._tp_choice(),
-            pipeline_parallel=Choice[int](value=1, reason="one host", source="planner"),
-            replicas=Choice[int](value=self.given.wish.replicas, reason="as asked for", source="user"),
-            dtype=self.dtype,
-            max_model_len=context,
-            max_num_seqs=seqs,
-            max_num_batched_tokens=batched,
-            custom_all_reduce=reduce,
-            enforce_eager=eager,
-            memory=size,
-            verdict="degraded" if self.conservative else "ok",
-            argv=arguments({**{k: v for k, v in own.items() if k in engine.flags}, **self.args}),
-            env={**(engine.eager_env if eager.value else {}), **env},
-            scope=scope,
-            warnings=tuple(warnings),
-        )
-
-    def _tp_choice(self) -> Choice[int]:
-        if self.given.wish.tensor_parallel or "tensor-parallel-size" in self.args:
-            return Choice[int](value=self.tp, reason="set by the user", source="user")
-        if self.engine.device == "cpu":
-            return Choice[int](value=1, reason="a CPU-only host", source="probe")
-        if self.tp == 1:
-            return Choice[int](value=1, reason="the model fits one GPU", source="memory model")
-        heads = "/".join(str(group.heads) for group in self.given.spec.attention)
-        return Choice[int](
-            value=self.tp, reason=f"{heads} attention heads and the weights divide by {self.tp}", source="config.json"
-        )
-
-    def _sized(self, flag: str, default: int, reason: str, source: str) -> Choice[int]:
-        if flag in self.args:
-            return Choice[int](value=_at_least_one(flag, self.args[flag]), reason="set by the user", source="user")
-        if self.conservative and flag == "max-num-seqs":
-            return Choice[int](
-                value=max(1, default // 8), reason="a smaller batch, because the plan with the usual one failed", source="fact"
-            )
-        return Choice[int](value=default, reason=reason, source=source)
-
-    def _big(self) -> bool:
-        return bool(self.group) and (self.group[0].total_bytes or 0) >= 70 * _GIB and "a100" not in self.group[0].name.lower()
-
-    def _default_seqs(self) -> tuple[int, str, str]:
-        if self._big():
-            return 1024, "the engine's default for GPUs of 70 GiB and more", "vllm/engine/arg_utils.py get_batch_defaults"
-        return self.engine.default_seqs, "the engine's default", f"profile {self.engine.ref}"
-
-    def _default_batched(self) -> tuple[int, str, str]:
-        if all(group.kind == "encoder" for group in self.given.spec.attention):
-            longest = self.given.wish.max_context or self.given.spec.max_position
-            return (
-                max(self.engine.default_batched_tokens, longest),
-                "an encoder reads a whole input at once",
-                "vllm/config/scheduler.py",
-            )
-        if self._big():
-            return 8192, "the engine's default for GPUs of 70 GiB and more", "vllm/engine/arg_utils.py get_batch_defaults"
-        return self.engine.default_batched_tokens, "the engine's default", f"profile {self.engine.ref}"
-
-    def _eager(self) -> Choice[bool]:
-        if "enforce-eager" in self.args:
-            return Choice[bool](value=bool(self.args["enforce-eager"]), reason="set by the user", source="user")
-        if self.engine.device == "cpu":
-            return Choice[bool](
-                value=True, reason="compiling for the CPU costs minutes at every start", source=f"profile {self.engine.ref}"
-            )
-        if self.conservative:
-            return Choice[bool](value=True, reason="no graphs, because the plan with them failed", source="fact")
-        return Choice[bool](value=False, reason="CUDA graphs are faster", source="planner")
-
-    def _all_reduce(self) -> Choice[bool]:
-        pair = peers_without_p2p(self.given.hardware, self.group)
-        if pair is None:
-            return Choice[bool](
-                value=True,
-                reason="one device" if self.tp == 1 else "every pair has NVLink or working peer-to-peer access",
-                source="probe",
-            )
-        return Choice[bool](
-            value=False,
-            reason=f"GPUs {pair[0]} and {pair[1]} have neither NVLink nor proven peer-to-peer access",
-            source="probe",
-        )
-
-    def _budget(self, batched: int, seqs: int) -> tuple[int, dict[str, Scalar], str]:
-        """Bytes the engine may take per device, the flags that say so, and the same in words (also a fact's scope)."""
-        if self.engine.device == "cpu":
-            return self._cpu_budget(batched, seqs)
-        total = min(gpu.total_bytes or 0 for gpu in self.group)
-        if "gpu-memory-utilization" in self.args:
-            share = float(self.args["gpu-memory-utilization"])
-            return round(total * share), {}, f"utilization {share:.2f}, set by the user"
-        usable = min(available_bytes(gpu, self.given.claims) for gpu in self.group) - _HEADROOM
-        share = min(self.engine.default_utilization, max(0, usable * 100 // total) / 100)
-        return round(total * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}"
-
-    def _cpu_budget(self, batched: int, seqs: int) -> tuple[int, dict[str, Scalar], str]:
-        """Weights and activations, and a KV cache for four requests of the wanted length, within half of the RAM."""
-        spec, dtype = self.given.spec, self.dtype.value
-        ram = self.given.hardware.ram_total_bytes
-        fixed = mem.memory(
-            spec,
-            device="cpu",
-            device_bytes=ram,
-            budget_bytes=0,
-            tp=1,
-            dtype=dtype,
-            batched_tokens=batched,
-            seqs=seqs,
-            graphs=False,
-        )
-        used = fixed.weights_bytes + fixed.activation_bytes + fixed.overhead_bytes
-        context = min(self._limit(), max(COMFORTABLE_CONTEXT, self.given.wish.min_context or 0))
-        wanted = 4 * mem.kv_bytes_for(spec, 1, dtype, context, batched, self.engine.block_size)
-        if "kv-cache-memory-bytes" in self.args:
-            kv = int(self.args["kv-cache-memory-bytes"])
-        elif space := self.given.wish.env.get("VLLM_CPU_KVCACHE_SPACE"):
-            if not space.isdecimal():
-                raise BadFlag(
-                    f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it is a whole number of GiB.", hint="Correct it.", param="env"
-                )
-            kv = int(space[:6]) * _GIB
-        else:
-            kv = _coarse(min(max(wanted, _GIB // 4), ram // 2 - used)) if wanted else 0
-        return used + kv, {}, f"{_gib(kv)} of KV cache"
-
-    def _limit(self) -> int:
-        return min(self.given.spec.max_position, self.given.wish.max_context or self.given.spec.max_position)
-
-    def _context(self, kv_bytes: int, batched: int, scope: dict[str, str]) -> tuple[Choice[int], list[str]]:
-        spec, engine, limit = self.given.spec, self.engine, self._limit()
-        warnings: list[str] = []
-        fits = mem.largest_context(
-            spec, self.tp, self.dtype.value, kv_bytes, batched, engine.block_size, max(limit, spec.max_position)
-        )
-        source = "memory model"
-        reason = (
-            f"the model's own limit is {spec.max_position}" if limit == spec.max_position else "the most that was asked for"
-        )
-        for fact in self.given.facts:
-            if fact.kind == "max_context" and fact.value is not None and fact.value < fits and _holds(fact, scope):
-                fits, source = fact.value, f"fact: {fact.source}"
-        if "max-model-len" in self.args:
-            asked = _at_least_one("max-model-len", self.args["max-model-len"])
-            if asked > fits:
-                raise Refused("no_memory", f"--max-model-len {asked} was set, and the KV cache holds {fits} tokens", source)
-            return Choice[int](value=asked, reason="set by the user", source="user"), warnings
-        context = min(limit, fits)
-        if context < (self.given.wish.min_context or 1):
-            wanted = self.given.wish.min_context or 1
-            raise Refused("no_memory", f"a context of {wanted} tokens was asked for, and {context} fit", source)
-        if fits < limit:
-            if source == "memory model":
-                reason = f"the largest that fits into {_gib(kv_bytes)} of KV cache"
-            else:
-                reason = "the largest that the engine itself said fits"
-            warnings.append(f"The context is {context} tokens; the model could do {limit} with more memory.")
-        return Choice[int](value=context, reason=reason, source=source if fits < limit else "config.json"), warnings
-
-
-def _holds(fact: Fact, scope: Mapping[str, str]) -> bool:
-    return all(scope.get(key) == value for key, value in fact.scope.items())
-
-
-def _coarse(count: int) -> int:
-    """Down to a quarter of a GiB: a machine's RAM reads a little different after each boot, and facts must go on to hold."""
-    return max(0, count // (_GIB // 4)) * (_GIB // 4)
-
-
-def _at_least_one(flag: str, value: Scalar) -> int:
-    if int(value) < 1:
-        raise BadFlag(f"--{flag} is {value}; it must be at least 1.", hint="Correct the value.", param="args")
-    return int(value)
-
-
-def _ref(engine: Engine) -> EngineRef:
-    return EngineRef(kind=engine.kind, version=engine.version, image=engine.image)
-
-
-def _number(capability: str) -> float:
-    return float(capability)
-
-
-def _gib(count: int) -> str:
-    return f"{count / _GIB:.2f} GiB"

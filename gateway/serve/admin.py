@@ -11,8 +11,9 @@ from pydantic import AnyHttpUrl, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.domain import Attempt, Decision, Failure, Hardware, Plan, Value, Wish
 from gateway.errors import BadRequest, NotFound
+from gateway.fleet import Model, Slot, status
 from gateway.logs import log_path, read_log
-from gateway.loop import Loop, Model, Slot, status
+from gateway.loop import Loop
 from gateway.runner import Runner, instance_name
 
 router = APIRouter(prefix="/admin", tags=["admin"])

@@ -9,7 +9,9 @@ import os
 import re
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
-from gateway.errors import BadRequest, FitserveError, NotFound, SettingsError
+from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound, SettingsError
 from gateway.hosts.host import Host
 from gateway.hosts.select import choose_host
 from gateway.hub import Hub
@@ -32,7 +34,7 @@ from gateway.profiles import Profiles
 from gateway.runner import Runner
 from gateway.serve import admin
 from gateway.serve.auth import Keys, Need
-from gateway.serve.openai import MethodNotAllowed, OpenAI, new_client
+from gateway.serve.openai import OpenAI, new_client
 from gateway.serve.protocol import request_id, send_error
 from gateway.serve.routes import Routes
 from gateway.settings import Settings
@@ -51,7 +53,7 @@ class Door:
     Authorisation looks at `scope["path"]`, the same value that routing uses, so no spelling of a URL tells them apart.
     """
 
-    def __init__(self, inner: ASGIApp, openai: OpenAI, keys: Keys) -> None:
+    def __init__(self, inner: ASGIApp, openai: Callable[[], OpenAI], keys: Keys) -> None:
         self._inner = inner
         self._openai = openai
         self._keys = keys
@@ -72,15 +74,16 @@ class Door:
             else:
                 await send_error(send, error, request_id(scope))
             return
-        await (self._openai if inference else self._inner)(scope, receive, send)
+        await (self._openai() if inference else self._inner)(scope, receive, send)
 
 
 def create_app(settings: Settings, host: Host | None = None) -> ASGIApp:
     """The whole gateway as one ASGI application; its parts are made when the server starts it."""
     profiles = Profiles(settings.profiles_dir)
-    client = new_client()
     routes = Routes()
-    openai = OpenAI(routes, client, settings.body_limit_bytes)
+    # Made on first use: importing httpx is a tenth of the whole start.
+    client = cache(new_client)
+    openai = cache(lambda: OpenAI(routes, client(), settings.body_limit_bytes))
     keys = Keys(_secret(settings.admin_key), _secret(settings.api_key))
 
     @contextlib.asynccontextmanager
@@ -91,6 +94,7 @@ def create_app(settings: Settings, host: Host | None = None) -> ASGIApp:
         runner = Runner(settings, profiles, hub, chosen)
         loop = Loop(store, runner, client, routes)
         app.state.settings, app.state.store, app.state.runner, app.state.loop = settings, store, runner, loop
+        warm = asyncio.create_task(asyncio.to_thread(import_module, "httpx"))
         running = asyncio.create_task(loop.run())
         try:
             yield
@@ -99,7 +103,8 @@ def create_app(settings: Settings, host: Host | None = None) -> ASGIApp:
             with contextlib.suppress(asyncio.CancelledError):
                 await running
             await loop.close()
-            await client.aclose()
+            await warm
+            await client().aclose()
             await chosen.close()
             store.close()
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.errors import BadRequest, FitserveError, NotFound, UpstreamError
+from gateway.errors import BadRequest, EngineUnreachable, FitserveError, MethodNotAllowed, NotFound, UpstreamError
 from gateway.serve.protocol import dump, read_body, read_fields, read_model, request_id, send_error, send_json, with_model
 from gateway.serve.routes import ModelRoute, Replica, Routes
 from gateway.serve.visit import Visit
@@ -44,20 +44,6 @@ TO_ENGINE = (b"accept", b"traceparent", b"tracestate")
 TO_CLIENT = (b"content-type", b"content-length", b"content-encoding", b"cache-control", b"retry-after")
 PLAIN_VALUE = re.compile(rb"[\x20-\x7e]{0,512}")
 EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
-
-
-class MethodNotAllowed(FitserveError):
-    """The path exists, but not for this method."""
-
-    status = 405
-    type = "invalid_request_error"
-    code = "method_not_allowed"
-
-
-class EngineUnreachable(UpstreamError):
-    """No connection to the engine; it has not seen the request."""
-
-    code = "engine_unreachable"
 
 
 @dataclass(frozen=True, slots=True)
