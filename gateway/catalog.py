@@ -25,6 +25,10 @@ MAX_INDEX_BYTES = 100_000_000
 INDEX = "model.safetensors.index.json"
 
 _FOREIGN = (".bin", ".pt", ".pth", ".gguf")
+_SENTENCE_CONFIGS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 _EMBEDDING_FILES = {"modules.json", "config_sentence_transformers.json", "1_Pooling"}
 # A bare ...Model has no head to generate with, but for these. Source: vllm/model_executor/models/registry.py.
 _GENERATING = re.compile(r"(LMHead|LM|Chat|ChatGLM|Aquila|Omni|Ultravox|Reward|MTP|Draft)Model$")
@@ -37,7 +41,7 @@ class NeedsRemoteCode(BadModel):
 
 
 class Facts(NamedTuple):
-    """What `read_model` takes."""
+    """What `read_model` takes, and a limit of the context that stands outside config.json."""
 
     source: str
     revision: str | None
@@ -46,13 +50,17 @@ class Facts(NamedTuple):
     file_bytes: int | None
     remote_code: tuple[str, ...]
     task_hint: Literal["generate", "embed"] | None
+    sentence_limit: int | None
 
 
 async def read(source: str, *, revision: str | None = None, allow_remote_code: bool = False, hub: Hub) -> ModelSpec:
     """The spec of the model in the folder or repository `source`. Raises BadModel saying what to do."""
 
     def work() -> ModelSpec:
-        return read_model(*gather(source, revision, allow_remote_code=allow_remote_code, hub=hub))
+        facts = gather(source, revision, allow_remote_code=allow_remote_code, hub=hub)
+        spec = read_model(*facts[:7])
+        limit = facts.sentence_limit
+        return spec if limit is None or limit >= spec.max_position else spec.evolve(max_position=limit)
 
     return await asyncio.to_thread(work)
 
@@ -135,7 +143,20 @@ def _facts(source: str, commit: str | None, files: Files, *, allow_remote_code: 
         file_bytes=file_bytes if shards else None,
         remote_code=code,
         task_hint="embed" if _embeds(files, config) else None,
+        sentence_limit=_sentence_limit(files),
     )
+
+
+def _sentence_limit(files: Files) -> int | None:
+    """The length that a sentence-transformers model was made for: engines refuse more, whatever config.json says.
+
+    Source: get_sentence_transformer_tokenizer_config (vllm/transformers_utils/config.py), whose list of names this is.
+    """
+    for name in _SENTENCE_CONFIGS:
+        if name in files.names:
+            limit = _json_object(files, name, MAX_CONFIG_BYTES).get("max_seq_length")
+            return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+    return None
 
 
 def _remote_code(files: Files, config: dict[str, Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -321,3 +322,13 @@ async def test_fifty_thousand_tensors_are_read_within_moments(tmp_path: Path) ->
     # 0.3 s on an idle machine; the bound only catches what is an order of magnitude off.
     assert best < 3, f"took {best:.3f} s"
     print(f"read 50 shards with 1000 tensors each in {best * 1000:.0f} ms")  # noqa: T201
+
+
+def test_a_sentence_model_is_no_longer_than_its_own_file_says(tmp_path: Path) -> None:
+    def longest(content: bytes) -> int:
+        folder = write(tmp_path / "model", {**model(), "sentence_bert_config.json": content})
+        return asyncio.run(read(str(folder), hub=NO_HUB)).max_position
+
+    assert longest(b'{"max_seq_length": 7}') == 7
+    assert longest(b'{"max_seq_length": 9999}') == 512
+    assert longest(b'{"max_seq_length": null}') == 512

@@ -20,9 +20,18 @@ REAL: dict[str, tuple[str, dict[str, Scalar]]] = {
         "bad_flag",
         {"argument": "--kv-cache-dtype"},
     ),
-    "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig": (
+    "(APIServer pid=1144)   Value error, Unknown quantization method: frobq. Must be one of ['awq', 'fp8']": (
         "config_refused",
-        {"config": "ModelConfig"},
+        {"problem": "Unknown quantization method: frobq. Must be one of ['awq', 'fp8']"},
+    ),
+    "(APIServer pid=1149)   Value error, User-specified max_model_len (100000) is greater than the derived max_model_len "
+    "(max_position_embeddings=8192.0 or model_max_length=None in model's config.json).": (
+        "context_beyond_model",
+        {"engine_max_model_len": 8192},
+    ),
+    "(APIServer pid=1063)   Value error, Model architectures ['FooBarForCausalLM'] are not supported for now. Supported": (
+        "unsupported_architecture",
+        {"architecture": "FooBarForCausalLM"},
     ),
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": ("gpu_oom", {}),
     "ValueError: Free memory on device cuda:0 (3.25/23.56 GiB) on startup is less than desired GPU memory utilization (0.9, 21.2 GiB).": (
@@ -39,6 +48,7 @@ HEALTHY = (
     "limit exceeds maximum limit. This can cause fd limit errors like `OSError: [Errno 24] Too many open files`.",
     "INFO 11-21 01:42:20 [gpu_worker.py:560] Available KV cache memory: 41.34 GiB",
     "INFO:     Application startup complete.",
+    "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
     "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
 )
 

