@@ -296,7 +296,7 @@ class Loop:
     def _watcher(self, attempt: Attempt, instance: Instance) -> Watcher:
         signatures = self._runner.profiles.signatures
         url = instance.url or ""
-        return Watcher(attempt, instance.name, url, self._runner.host, self._client(), signatures, self._settings, self.wake)
+        return Watcher(attempt, instance.name, url, self._runner.host, signatures, self._settings, self.wake)
 
     def _watch_endpoints(self, model: Model) -> None:
         if not model.endpoints and not model.deleting:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from gateway.core.diagnose import Signatures, clean, proven
 from gateway.domain import Attempt, Failure, Observation
@@ -35,7 +36,6 @@ class Watcher:
         name: str,
         url: str,
         host: Host,
-        client: httpx.AsyncClient,
         signatures: Signatures,
         settings: Settings,
         wake: Callable[[], None],
@@ -46,7 +46,6 @@ class Watcher:
         self.observation = Observation(verified=attempt.state == "ready")
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._host = host
-        self._client = client
         self._signatures = signatures
         self._settings = settings
         self._wake = wake
@@ -107,7 +106,7 @@ class Watcher:
     async def _health(self) -> None:
         silent_since: float | None = None
         while True:
-            healthy = await answers(self._client, f"{self.url}/health")
+            healthy = await answers(f"{self.url}/health")
             now = time.monotonic()
             if healthy:
                 silent_since = None
@@ -183,11 +182,21 @@ class EndpointWatcher:
         return None, f"{self.url} does not serve {self._model}" + (f" but {', '.join(names[:5])}" if names else "")
 
 
-async def answers(client: httpx.AsyncClient, url: str) -> bool:
-    """Whether a GET gives 200 within a few seconds."""
-    import httpx
+async def answers(url: str) -> bool:
+    """Whether a GET gives 200 within a few seconds.
 
+    A connection of its own each time: it is cancelled at any moment, which a pool of connections does not survive well,
+    and a new connection is what a client would have to make.
+    """
+    parts = urlsplit(url)
     try:
-        return (await client.get(url, timeout=_PROBE_TIMEOUT_S)).status_code == 200
-    except httpx.HTTPError:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            try:
+                writer.write(f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
+                status = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, ValueError):
         return False
+    return status.split()[1:2] == [b"200"]

@@ -153,7 +153,9 @@ def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Compose
 
 def test_the_gateway_itself_is_not_root(ready: Composed) -> None:
     # A health check that is just starting is still on its way there, so only the server counts.
-    servers = [line for line in docker("top", ready.gateway, "-eo", "uid,pid,args").splitlines() if line.endswith("fitserve serve")]
+    servers = [
+        line for line in docker("top", ready.gateway, "-eo", "uid,pid,args").splitlines() if line.endswith("fitserve serve")
+    ]
     assert [line.split()[0] for line in servers] == ["65532"]
 
 

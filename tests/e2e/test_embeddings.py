@@ -7,9 +7,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from tests.e2e.conftest import ROOT, Gateway
 
 from gateway.install import find_uv
+from tests.e2e.conftest import ROOT, Gateway
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
