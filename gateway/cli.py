@@ -121,7 +121,8 @@ def plan(
     machine = profiles.hardware(hardware) if hardware else look(Path.cwd())
     spec = asyncio.run(read(model, revision=revision, hub=hub))
     engines = profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
-    decision = decide(spec, machine, engines, wish, hardware_name=hardware or "this machine")
+    rules = profiles.rules(engines) if spec.quant else {}
+    decision = decide(spec, machine, engines, wish, hardware_name=hardware or "this machine", rules=rules)
     show_decision(decision, as_json=as_json)
     if not decision.plans:
         raise typer.Exit(3)

@@ -151,6 +151,9 @@ class ModelSpec(Value):
     tensors_from: Literal["headers", "config"]
     remote_code: tuple[str, ...] = Field((), description="what in the repository would run as code")
     file_bytes: int | None = Field(None, description="size of all weight files")
+    config: dict[str, Any] = Field(
+        {}, exclude=True, description="config.json, from which the layers of each engine version follow"
+    )
 
 
 # --- engine ---
@@ -191,6 +194,7 @@ class Engine(Value):
     default_seqs: int = 256
     block_size: int = 16
     head_dims: tuple[int, ...] = Field((), description="head sizes its attention can compute; empty: not known to be limited")
+    traits: tuple[str, ...] = Field((), description="what this version builds differently; core/layers.py names them")
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
     quantizations: tuple[str, ...] = ()
     flags: dict[str, Flag] = {}
@@ -309,6 +313,27 @@ class ModelRef(Value):
     vocab: int
 
 
+class Refusal(Value):
+    """One kernel or backend that the engine passes over, and why."""
+
+    kernel: str
+    reason: str
+
+
+class LayerKernel(Value):
+    """What the engine computes layers of one kind with. `k`, `n` are per rank; None where they cannot be cut."""
+
+    layer: str
+    count: int
+    k: int | None
+    n: int | None
+    scheme: str
+    kernel: str | None = Field(description="None: no kernel, or not known; then `status` and `refused` say which and why")
+    status: Literal["ok", "none", "unknown"]
+    padded_to: tuple[int, int] | None = None
+    refused: tuple[Refusal, ...] = ()
+
+
 class Plan(Value):
     """One way to run a model, complete: `argv` and `env` follow from the choices and start it."""
 
@@ -327,6 +352,7 @@ class Plan(Value):
     max_num_batched_tokens: Choice[int]
     custom_all_reduce: Choice[bool]
     enforce_eager: Choice[bool]
+    kernels: tuple[LayerKernel, ...] = Field((), description="of every linear layer of a quantized model")
     memory: Memory
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -354,9 +380,10 @@ class Rejected(Value):
     engine: EngineRef
     tensor_parallel: int
     verdict: str
+    layer: str | None = Field(None, description="the layer that no kernel computes")
     reasons: tuple[str, ...]
     source: str
-    memory: Memory | None = None
+    kernels: tuple[LayerKernel, ...] = ()
 
 
 class Decision(Value):

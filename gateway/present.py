@@ -47,6 +47,9 @@ def show_plan(plan: Any) -> None:
 
     typer.echo("")
     table(("CHOICE", "VALUE", "REASON", "SOURCE"), explain.choices(plan))
+    if plan.kernels:
+        typer.echo("\nKernels")
+        table(("LAYER", "K x N PER RANK", "KERNEL", "PASSED OVER"), explain.kernels(plan.kernels))
     typer.echo("\nMemory per device\n" + explain.memory_bar(plan.memory))
     table(("", "", "", ""), explain.memory_rows(plan.memory))
     for warning in plan.warnings:

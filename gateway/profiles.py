@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ import yaml
 from pydantic import ValidationError
 
 from gateway.core.diagnose import Signature, Signatures
+from gateway.core.kernels import Rules
+from gateway.core.linear import LinearRules
 from gateway.domain import Engine, Hardware, Value
 from gateway.errors import BadRequest, NotFound, SettingsError
 
@@ -63,6 +66,15 @@ class Profiles:
             path = self.engine_files[ref]
             self._engines[ref] = _validate(path, Engine, _merged(path))
         return self._engines[ref]
+
+    def rules(self, engines: Iterable[Engine]) -> dict[str, Rules]:
+        """How these engine versions compute, for those of which that is known (a folder beside the profile)."""
+        found = {}
+        for engine in engines:
+            path = self.engine_files[engine.ref].with_suffix("") / "linear.yaml"
+            if path.is_file():
+                found[engine.ref] = Rules(_validate(path, LinearRules, _yaml(path)), frozenset(engine.traits))
+        return found
 
     def install_file(self, engine: Engine) -> Path | None:
         """The lock file that the engine's recipe names, from the folder of its profile."""

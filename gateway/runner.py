@@ -46,7 +46,8 @@ class Runner:
         engines = self.profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
         if self.host.kind == "process" and hardware is None:
             engines = self._installed(engines, wish)
-        return decide(spec, machine, engines, wish, facts, claims, hardware or "this machine")
+        rules = self.profiles.rules(engines) if spec.quant else {}
+        return decide(spec, machine, engines, wish, facts, claims, hardware or "this machine", rules)
 
     def _installed(self, engines: list[Engine], wish: Wish) -> list[Engine]:
         """As processes only installed engines can run; naming none of them must say how to get one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.core.memory import GIB
-from gateway.domain import Choice, Decision, Hardware, Memory, Plan, Rejected
+from gateway.domain import Choice, Decision, Hardware, LayerKernel, Memory, Plan, Rejected
 
 
 class Row(NamedTuple):
@@ -61,6 +61,18 @@ def memory_bar(memory: Memory, width: int = 60) -> str:
         filled += count
         bar = bar.ljust(min(width, round(width * filled / max(1, memory.gpu_bytes))), letter)
     return f"[{bar.ljust(width, '.')}] {gib(memory.gpu_bytes)}"
+
+
+def kernels(rows: tuple[LayerKernel, ...]) -> list[Row]:
+    """Which kernel computes what, and which were passed over."""
+    found = []
+    for row in rows:
+        size = f"{row.k} x {row.n}" if row.k is not None else "cannot be cut"
+        padded = f", padded to {row.padded_to[0]} x {row.padded_to[1]}" if row.padded_to else ""
+        kernel = row.kernel or {"none": "NONE", "unknown": "unknown"}.get(row.status, "")
+        passed = "; ".join(f"{one.kernel}: {one.reason}".removeprefix(": ") for one in row.refused)
+        found.append(Row(f"{row.layer} x{row.count}", f"{size} {row.scheme}{padded}", kernel, passed))
+    return found
 
 
 def rejections(rejected: tuple[Rejected, ...]) -> list[Row]:

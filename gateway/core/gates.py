@@ -8,16 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gateway.core.kernels import Rules, layer_kernels
+from gateway.core.layers import Linear, linear_layers
 from gateway.core.parallel import best_group, illegal
-from gateway.domain import Choice, Engine, Fact, Gpu, Hardware, ModelSpec, Scalar, Wish
+from gateway.domain import Choice, Engine, Fact, Gpu, Hardware, LayerKernel, ModelSpec, Scalar, Wish
+from gateway.errors import BadModel
 
 
 class Refused(Exception):
     """A gate said no."""
 
-    def __init__(self, verdict: str, reason: str, source: str) -> None:
+    def __init__(
+        self, verdict: str, reason: str, source: str, *, layer: str | None = None, kernels: tuple[LayerKernel, ...] = ()
+    ) -> None:
         super().__init__(reason)
-        self.verdict, self.reason, self.source = verdict, reason, source
+        self.verdict, self.reason, self.source, self.layer, self.kernels = verdict, reason, source, layer, kernels
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,52 @@ def gate_model(given: Inputs, engine: Engine) -> None:
         raise Refused(
             "no_backend", f"no attention of {engine.ref} computes heads of size {min(unfit)}", f"profile {engine.ref}"
         )
-    if spec.quant is not None:
-        raise Refused(
-            "unsupported_quantization",
-            f"the weights are quantized ({spec.quant.method}), and which kernel {engine.ref} would use for them is not known here",
-            f"profile {engine.ref}",
-        )
+
+
+def gate_quantization(given: Inputs, engine: Engine, rules: Rules | None) -> tuple[Linear, ...]:
+    """The linear layers of a quantized model as this engine version builds them; none for one that is not quantized."""
+    spec = given.spec
+    if spec.quant is None:
+        return ()
+    source = f"profile {engine.ref}"
+    if rules is None:
+        reason = f"the weights are quantized ({spec.quant.method}), and which kernel {engine.ref} would use for them is not known here"
+        raise Refused("unsupported_quantization", reason, source)
+    if spec.tensors_from == "config":
+        reason = f"the weights are quantized ({spec.quant.method}), and their size is only known from their files"
+        raise Refused("unsupported_quantization", reason, "config.json")
+    try:
+        return linear_layers(spec, rules.traits)
+    except BadModel as error:
+        raise Refused("unsupported_quantization", error.message, source) from None
+
+
+def gate_kernels(
+    given: Inputs,
+    engine: Engine,
+    rules: Rules | None,
+    layers: tuple[Linear, ...],
+    tp: int,
+    dtype: str,
+    group: tuple[Gpu, ...],
+    args: Mapping[str, Scalar],
+) -> tuple[LayerKernel, ...]:
+    """The kernel of every one of these layers on one rank."""
+    if rules is None or not layers:
+        return ()
+    source = f"profile {engine.ref}"
+    capability = group[0].capability if group else None
+    if capability is None:
+        raise Refused("unknown_capability", "the compute capability, which decides the kernels, could not be read", "probe")
+    disabled = frozenset(given.wish.env.get("VLLM_DISABLED_KERNELS", "").split(",")) - {""}
+    backend = args.get("linear-backend")
+    found = layer_kernels(layers, rules, tp, dtype, capability, disabled, str(backend) if backend else None)
+    for row in found:
+        if row.status == "none":
+            why = "; ".join(f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in row.refused)
+            size = f" (K={row.k}, N={row.n} per rank)" if row.k else ""
+            raise Refused("no_kernel", f"no kernel for {row.layer}{size}: {why}", source, layer=row.layer, kernels=found)
+    return found
 
 
 def gate_devices(given: Inputs, engine: Engine, tp: int) -> tuple[Gpu, ...]:

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gateway.core.command import check_args, check_env
-from gateway.core.gates import Inputs, Refused, gate_devices, gate_dtype, gate_model
+from gateway.core.gates import Inputs, Refused, gate_devices, gate_dtype, gate_kernels, gate_model, gate_quantization
+from gateway.core.kernels import Rules
+from gateway.core.layers import Linear
 from gateway.core.parallel import SIZES
 from gateway.core.sizing import COMFORTABLE_CONTEXT, Sizing
 from gateway.domain import Decision, Engine, EngineRef, Fact, Hardware, ModelSpec, Plan, Rejected, Scalar, Wish
@@ -26,8 +28,10 @@ def decide(
     facts: Iterable[Fact] = (),
     claims: Mapping[str, int] | None = None,
     hardware_name: str = "this machine",
+    rules: Mapping[str, Rules] | None = None,
 ) -> Decision:
-    """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines that run or start.
+    """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines that run or start,
+    `rules` are by engine ("kind==version").
 
     Raises BadFlag when the wish names a flag that none of the engines has.
     """
@@ -44,10 +48,17 @@ def decide(
                 _rejected(engine, wish.tensor_parallel or 1, Refused("bad_flag", str(error), f"profile {engine.ref}"))
             )
             continue
+        known = (rules or {}).get(engine.ref)
+        try:
+            gate_model(given, engine)
+            layers = gate_quantization(given, engine, known)
+        except Refused as refusal:
+            rejected.append(_rejected(engine, int(args.get("tensor-parallel-size", wish.tensor_parallel) or 1), refusal))
+            continue
         for tp in _sizes(given, engine, args):
             for conservative in (False, True):
                 try:
-                    plans.append(_candidate(given, engine, tp, args, env, conservative=conservative))
+                    plans.append(_candidate(given, engine, known, layers, tp, args, env, conservative=conservative))
                     break
                 except Refused as refusal:
                     rejected.append(_rejected(engine, tp, refusal))
@@ -84,19 +95,38 @@ def _sizes(given: Inputs, engine: Engine, args: Mapping[str, Scalar]) -> tuple[i
 
 def _rejected(engine: Engine, tp: int, refusal: Refused) -> Rejected:
     ref = EngineRef(kind=engine.kind, version=engine.version, image=engine.image)
-    return Rejected(engine=ref, tensor_parallel=tp, verdict=refusal.verdict, reasons=(str(refusal),), source=refusal.source)
+    return Rejected(
+        engine=ref,
+        tensor_parallel=tp,
+        verdict=refusal.verdict,
+        layer=refusal.layer,
+        reasons=(str(refusal),),
+        source=refusal.source,
+        kernels=refusal.kernels,
+    )
 
 
 def _candidate(
-    given: Inputs, engine: Engine, tp: int, args: Mapping[str, Scalar], env: dict[str, str], *, conservative: bool
+    given: Inputs,
+    engine: Engine,
+    rules: Rules | None,
+    layers: tuple[Linear, ...],
+    tp: int,
+    args: Mapping[str, Scalar],
+    env: dict[str, str],
+    *,
+    conservative: bool,
 ) -> Plan:
     """One engine version with one tensor parallel size, through all gates. Raises Refused."""
     if args.get("pipeline-parallel-size", 1) != 1:
         raise Refused("illegal_parallelism", "pipeline parallelism is not planned", "planner")
-    gate_model(given, engine)
     group = gate_devices(given, engine, tp)
     dtype = gate_dtype(given, group, args)
-    plan = Sizing(given, engine, tp, group, dtype, args, conservative).plan(env)
+    kernels = gate_kernels(given, engine, rules, layers, tp, dtype.value, group, args)
+    plan: Plan = Sizing(given, engine, tp, group, dtype, args, conservative).plan(env).evolve(kernels=kernels)
+    if unknown := [row.layer for row in kernels if row.status == "unknown"]:
+        warning = f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell."
+        plan = plan.evolve(verdict="degraded", warnings=(*plan.warnings, warning))
     bad = next(
         (fact for fact in given.facts if fact.kind == "plan_failed" and fact.scope.get("fingerprint") == plan.fingerprint), None
     )

@@ -107,11 +107,12 @@ def read_model(
         vocab=fields.integer("vocab_size"),
         attention=attention,
         experts=experts,
-        quant=_quant(top, fields),
+        quant=quant_of(top, fields),
         tensors=groups,
         tensors_from=cast("Any", origin),
         remote_code=remote_code,
         file_bytes=file_bytes,
+        config=dict(config),
     )
 
 
@@ -215,7 +216,8 @@ def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) ->
     return next((name for name, code in _DTYPES.items() if code in stored), "float32")
 
 
-def _quant(top: Fields, fields: Fields) -> Quant | None:
+def quant_of(top: Fields, fields: Fields) -> Quant | None:
+    """The checkpoint's quantization block, from wherever config.json has it."""
     for config in (top, fields):
         for name in ("quantization_config", "compression_config"):
             if config.config.get(name) is None:

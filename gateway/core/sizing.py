@@ -119,8 +119,10 @@ class Sizing:
             )
         return Choice[int](value=default, reason=reason, source=source)
 
-    def _big(self) -> bool:
-        return bool(self.group) and (self.group[0].total_bytes or 0) >= 70 * _GIB and "a100" not in self.group[0].name.lower()
+    def _big(self, least_gib: int = 70) -> bool:
+        name = self.group[0].name.lower() if self.group else ""
+        large = bool(self.group) and (self.group[0].total_bytes or 0) >= least_gib * _GIB
+        return large and "a100" not in name and "gb10" not in name
 
     def _default_seqs(self) -> tuple[int, str, str]:
         if self._big():
@@ -135,6 +137,8 @@ class Sizing:
                 "an encoder reads a whole input at once",
                 "vllm/config/scheduler.py",
             )
+        if self._big(160):
+            return 16384, "the engine's default for GPUs of 160 GiB and more", "vllm/engine/arg_utils.py get_batch_defaults"
         if self._big():
             return 8192, "the engine's default for GPUs of 70 GiB and more", "vllm/engine/arg_utils.py get_batch_defaults"
         return self.engine.default_batched_tokens, "the engine's default", f"profile {self.engine.ref}"

@@ -1,0 +1,233 @@
+"""What a rule may ask of a layer and a GPU, as data, and the answer in words. Pure.
+
+Check (from a profile) + Case (one layer on one GPU) -> why it does not hold, with the numbers; None: it holds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gateway.domain import Value
+
+Kind = Literal[
+    "wna16", "w8a16", "fp8_tensor", "fp8_token", "fp8_block", "int8", "nvfp4", "mxfp4", "mxfp8", "w4a8", "unquantized"
+]  # fmt: skip
+
+
+class Scheme(Value):
+    """How a layer is quantized. wna16 and w8a16 have integer weights; FP8 and FP4 are named by how weights are scaled."""
+
+    kind: Kind
+    bits: int = 4
+    group: int = -1  # input channels that share a scale; -1: all of them
+    symmetric: bool = True  # False: with zero points; of the weights, in int8 of the activations
+    act_order: bool = False  # GPTQ with desc_act
+    static_activation: bool = False  # activations are scaled by the checkpoint, not per token
+    weight_only: bool = False  # FP8 and FP4: activations stay 16-bit
+
+    @property
+    def weights(self) -> str:
+        if self.kind == "w4a8":
+            return f"int{self.bits}"
+        return f"{self.bits}-bit {'symmetric' if self.symmetric else 'with zero points'}"
+
+
+class LinearShape(Value):
+    """One layer as one rank holds it: k inputs, n outputs."""
+
+    k: int = Field(ge=1)
+    n: int = Field(ge=1)
+    scheme: Scheme
+    dtype: str  # of activations: bfloat16, float16
+    full_k: int | None = None  # inputs before sharding; None: as k
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer on one GPU, with what is installed and what the user disabled; `activation` is how the path quantizes them."""
+
+    shape: LinearShape
+    capability: str
+    packages: frozenset[str]
+    disabled: frozenset[str]
+    activation: str = ""
+
+    @property
+    def full_k(self) -> int:
+        return self.shape.full_k or self.shape.k
+
+
+class Check(Value):
+    """Conditions, all of which must hold. Capabilities are "9.0" or, for a family, "12.*"."""
+
+    when: Check | None = None  # the others apply only where this holds
+    any_of: tuple[Check, ...] | None = None
+    kinds: tuple[Kind, ...] | None = None
+    weight_only: bool | None = None
+    static_activation: bool | None = None
+    activations: tuple[str, ...] | None = None  # as the path says
+    capabilities: tuple[str, ...] | None = None
+    min_capability: str | None = None
+    below_capability: str | None = None
+    package: str | None = None
+    enabled: str | None = None  # a kernel that the engine insists on beside the chosen one
+    symmetric: bool | None = None
+    weights: tuple[str, ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+    groups: tuple[int, ...] | None = None
+    min_group: int | None = None
+    group_is_full_k: bool | None = None
+    whole_groups: Literal["layer", "rank", "rank unless one group"] | None = None
+    act_order: Literal["no", "yes", "unsharded"] | None = None
+    k_multiple: int | None = None
+    n_multiple: int | None = None
+    n_packs: bool | None = None  # n is a multiple of the weights in 32 bits
+    min_k: int | None = None
+    min_n: int | None = None
+
+    @cached_property
+    def tests(self) -> tuple[tuple[Callable[[Any, Case], str], Any], ...]:
+        """What is asked for: the function that tests it, and the value."""
+        return tuple((test, wanted) for name, test in _TESTS if (wanted := getattr(self, name)) is not None)
+
+
+def refusal(check: Check, case: Case) -> str | None:
+    """Why the check does not hold; None: it does."""
+    if check.when is not None and refusal(check.when, case) is not None:
+        return None
+    for test, wanted in check.tests:
+        reason = test(wanted, case)
+        if reason:
+            return reason
+    return None
+
+
+def numbers(capability: str) -> tuple[int, int] | None:
+    major, _, minor = capability.partition(".")
+    return (int(major), int(minor)) if (major + minor).isascii() and major.isdigit() and minor.isdigit() else None
+
+
+def of_family(capability: str, wanted: Iterable[str]) -> bool:
+    return any(capability == one or one == f"{capability.partition('.')[0]}.*" for one in wanted)
+
+
+# --- one function a condition: what is wanted and the case -> why not, in words with the numbers; "": it holds ---
+
+
+def _any_of(wanted: tuple[Check, ...], case: Case) -> str:
+    reasons = [refusal(check, case) for check in wanted]
+    return "" if None in reasons else " and ".join(reason for reason in reasons if reason)
+
+
+def _capabilities(wanted: tuple[str, ...], case: Case) -> str:
+    here = of_family(case.capability, wanted)
+    return "" if here else f"runs on compute capability {_or(wanted)}, this GPU has {case.capability}"
+
+
+def _min_capability(wanted: str, case: Case) -> str:
+    enough = (numbers(case.capability) or (0, 0)) >= (numbers(wanted) or (0, 0))
+    return "" if enough else f"needs compute capability {wanted} or higher, this GPU has {case.capability}"
+
+
+def _below_capability(wanted: str, case: Case) -> str:
+    below = _min_capability(wanted, case)
+    return "" if below else f"is for GPUs below compute capability {wanted}, this one has {case.capability}"
+
+
+def _package(wanted: str, case: Case) -> str:
+    return "" if wanted in case.packages else f"the package {wanted} is not installed"
+
+
+def _enabled(wanted: str, case: Case) -> str:
+    return f"the engine also wants {wanted}, which VLLM_DISABLED_KERNELS disables" if wanted in case.disabled else ""
+
+
+def _one_of(name: str, read: Callable[[Case], Any]) -> Callable[[Any, Case], str]:
+    def test(wanted: Any, case: Case) -> str:
+        value = read(case)
+        return "" if value in wanted else f"takes {name} {_or(wanted)}, not {value}"
+
+    return test
+
+
+def _or(wanted: Iterable[Any]) -> str:
+    return " or ".join(map(str, wanted))
+
+
+def _is(name: str, read: Callable[[Case], bool]) -> Callable[[bool, Case], str]:
+    def test(wanted: bool, case: Case) -> str:
+        return "" if read(case) == wanted else f"is {'' if wanted else 'not '}for {name}"
+
+    return test
+
+
+def _multiple(letter: str, read: Callable[[Case], int]) -> Callable[[int, Case], str]:
+    def test(wanted: int, case: Case) -> str:
+        return f"{letter}={read(case)} is not a multiple of {wanted}" if read(case) % wanted else ""
+
+    return test
+
+
+def _at_least(letter: str, read: Callable[[Case], int]) -> Callable[[int, Case], str]:
+    def test(wanted: int, case: Case) -> str:
+        return "" if read(case) >= wanted else f"{letter}={read(case)} is below {wanted}"
+
+    return test
+
+
+def _n_packs(_: bool, case: Case) -> str:
+    return _multiple("N", lambda c: c.shape.n)(max(32 // max(case.shape.scheme.bits, 1), 1), case)
+
+
+def _group_is_full_k(_: bool, case: Case) -> str:
+    group = case.shape.scheme.group
+    return "" if group == case.full_k else f"group size {group} is not the whole K={case.full_k}"
+
+
+def _whole_groups(wanted: str, case: Case) -> str:
+    group, k, full_k = case.shape.scheme.group, case.shape.k, case.full_k
+    if group <= 0 or (wanted == "rank unless one group" and group >= full_k):
+        return ""
+    value = full_k if wanted == "layer" else k
+    return f"K={value} is not a multiple of the group size {group}" if value % group else ""
+
+
+def _act_order(wanted: str, case: Case) -> str:
+    asked = case.shape.scheme.act_order
+    if wanted == "yes":
+        return "" if asked else "is for layers with act-order"
+    if not asked or (wanted == "unsharded" and case.shape.k == case.full_k):
+        return ""
+    return "cannot do act-order" + (f" on K={case.shape.k} of {case.full_k}" if wanted == "unsharded" else "")
+
+
+_TESTS: tuple[tuple[str, Callable[[Any, Case], str]], ...] = (
+    ("kinds", _one_of("schemes", lambda c: c.shape.scheme.kind)),
+    ("weight_only", _is("weights quantized alone", lambda c: c.shape.scheme.weight_only)),
+    ("static_activation", _is("static activation scales", lambda c: c.shape.scheme.static_activation)),
+    ("symmetric", _is("symmetric quantization", lambda c: c.shape.scheme.symmetric)),
+    ("capabilities", _capabilities),
+    ("min_capability", _min_capability),
+    ("below_capability", _below_capability),
+    ("package", _package),
+    ("enabled", _enabled),
+    ("activations", _one_of("activations", lambda c: c.activation)),
+    ("act_order", _act_order),
+    ("weights", _one_of("weights", lambda c: c.shape.scheme.weights)),
+    ("dtypes", _one_of("activations in", lambda c: c.shape.dtype)),
+    ("groups", _one_of("group size", lambda c: c.shape.scheme.group)),
+    ("min_group", _at_least("group size", lambda c: c.shape.scheme.group)),
+    ("group_is_full_k", _group_is_full_k),
+    ("n_multiple", _multiple("N", lambda c: c.shape.n)),
+    ("k_multiple", _multiple("K", lambda c: c.shape.k)),
+    ("n_packs", _n_packs),
+    ("min_k", _at_least("K", lambda c: c.shape.k)),
+    ("min_n", _at_least("N", lambda c: c.shape.n)),
+    ("whole_groups", _whole_groups),
+    ("any_of", _any_of),
+)

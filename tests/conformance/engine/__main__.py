@@ -1,0 +1,38 @@
+"""python -m tests.conformance.engine --sources FOLDER --version 0.33.0 --capability 8.6 QUESTIONS_MODULE > answers.json
+
+QUESTIONS_MODULE has `answers(version) -> JSON value`, called once the engine is booted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+
+from tests.conformance.engine import vllm
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sources", required=True, help="folder that holds the engine's Python package")
+    parser.add_argument("--version", required=True)
+    parser.add_argument("--capability", required=True, help="compute capability, e.g. 8.6")
+    parser.add_argument("--packages", choices=["image", "all", "none"], default="image", help="optional packages installed")
+    parser.add_argument("questions", help="e.g. tests.conformance.linear_questions")
+    args = parser.parse_args()
+    # Engines print to standard output: that is ours alone.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    major, minor = map(int, args.capability.split("."))
+    vllm.boot(args.sources, (major, minor), packages=args.packages)
+    module = importlib.import_module(args.questions)
+    json.dump(module.answers(args.version), answers)
+    answers.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the engine's import leaves threads and half-made objects that need not end well
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Boots one vLLM version's Python sources for one imaginary NVIDIA GPU.
+
+What the official image has installed is an assumption of the lists below: answers that name FlashInfer, Humming or
+DeepGEMM hold where those packages work.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+import sys
+import types
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tests.conformance.engine import stubs
+
+GIB = 1 << 30
+IMAGE_HAS = {"triton", "flashinfer", "flashinfer_cubin", "humming", "cutlass", "quack", "tilelang", "tokenspeed_mla"}
+IMAGE_HAS |= {"tvm_ffi", "cuda", "cudnn"}
+IMAGE_LACKS = {"conch", "fbgemm_gpu", "b12x", "helion", "aiter", "deep_ep", "mori", "nixl_ep", "moonep", "arctic_inference"}
+IMAGE_LACKS |= {"quark", "deep_gemm", "pplx_kernels"}
+# What selection asks for by name: "all" of these are installed, or "none", or what the image has.
+OPTIONAL = {"flashinfer", "flashinfer_cubin", "humming", "deep_gemm", "vllm.third_party.deep_gemm", "conch", "b12x"}
+OPTIONAL |= {"fbgemm_gpu", "quark"}
+EXTENSIONS = {
+    *(f"vllm.{name}" for name in ("_C", "_C_stable_libtorch", "_moe_C", "_moe_C_stable_libtorch", "_flashmla_C")),
+    *(f"vllm.{name}" for name in ("_flashmla_extension_C", "_flashkda_C", "_deepselect_C", "cumem_allocator", "fs_io_C")),
+    *(f"vllm.{name}" for name in ("spinloop", "_qutlass_C", "third_party.deep_gemm", "third_party.triton_kernels")),
+    *(f"vllm.vllm_flash_attn._vllm_fa{version}_C" for version in (2, 3)),
+    "triton_kernels",
+}
+# Dependencies that selection never asks.
+UNASKED = {
+    "aiohttp",
+    "fastapi",
+    "starlette",
+    "openai",
+    "anthropic",
+    "mcp",
+    "opentelemetry",
+    "prometheus_client",
+    "cv2",
+    "tiktoken",
+    "sentencepiece",
+    "mistral_common",
+    "lm_format_enforcer",
+    "llguidance",
+    "outlines_core",
+    "xgrammar",
+    "lark",
+    "depyf",
+    "watchfiles",
+    "gguf",
+    "diskcache",
+    "uvicorn",
+    "uvloop",
+    "openai_harmony",
+    "partial_json_parser",
+    "ijson",
+    "model_hosting_container_standards",
+    "runai_model_streamer",
+    "numba",
+    "ray",
+    "prometheus_fastapi_instrumentator",
+    "torchaudio",
+    "torchvision",
+    "soundfile",
+    "oss_harmony",
+    "pythonjsonlogger",
+    "multidict",
+    "orjson",
+    "cbor2",
+    "setproctitle",
+    "jsonschema",
+}
+OPS = {"_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_cuda_utils", "_flashmla_C", "_flashmla_extension_C"}
+OPS |= {"_vllm_fa2_C", "_vllm_fa3_C", "_qutlass_C", "_C_stable_libtorch"}
+# Host functions of the extension that selection asks: capability tables, for CUDA 12.8 and later.
+# csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu, csrc/quantization/fp4/nvfp4_scaled_mm_entry.cu
+HOST = {
+    "cutlass_scaled_mm_supports_fp8": lambda c: c >= 89,
+    "cutlass_scaled_mm_supports_block_fp8": lambda c: c >= 90,
+    "cutlass_group_gemm_supported": lambda c: 90 <= c < 120,
+    "cutlass_scaled_mm_supports_fp4": lambda c: 100 <= c < 130,
+    "mxfp4_experts_quant_supported": lambda c: 100 <= c < 120,
+}
+
+
+def boot(
+    sources: str, capability: tuple[int, int], *, packages: str = "image", memory_bytes: int = 24 * GIB, count: int = 8
+) -> None:
+    """Make `import vllm` mean these sources on `count` GPUs of this capability. Once per process.
+
+    packages: which optional ones are installed, "image", "all" or "none".
+    """
+    os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_TARGET_DEVICE="cuda")
+    sys.path.insert(0, sources)
+    present, absent = IMAGE_HAS | EXTENSIONS | UNASKED, set(IMAGE_LACKS)
+    if packages == "all":
+        present, absent = present | OPTIONAL, absent - OPTIONAL
+    elif packages == "none":
+        present, absent = present - OPTIONAL, absent | OPTIONAL
+    stubs.install(present, absent)
+    stubs.fake_cuda(capability, memory_bytes, count, "13.0")
+    stubs.fake_ops(OPS, HOST)
+    platforms: Any = importlib.import_module("vllm.platforms")
+    # Without NVML this module defines a platform that asks torch.cuda.
+    base: Any = importlib.import_module("vllm.platforms.cuda").NonNvmlCudaPlatform
+    device: Any = importlib.import_module("vllm.platforms.interface").DeviceCapability(*capability)
+    answers = {
+        "get_device_capability": device,
+        "get_device_name": "GPU",
+        "get_device_total_memory": memory_bytes,
+        "device_count": count,
+        "is_fully_connected": False,
+    }
+    methods = {name: classmethod(lambda cls, *_, answer=answer, **__: answer) for name, answer in answers.items()}
+    platforms._current_platform = type("FakePlatform", (base,), methods)()
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+
+
+def fit(target: Any, /, **kwargs: Any) -> Any:
+    """Call `target` with those of `kwargs` that this version's function or dataclass has."""
+    parameters = inspect.signature(target).parameters
+    return target(**{name: value for name, value in kwargs.items() if name in parameters})
+
+
+def configured(dtype: str = "bfloat16", **overrides: Any) -> AbstractContextManager[Any]:
+    """A current VllmConfig, with only the fields of a model that selection reads; `linear_backend="marlin"` sets a kernel option."""
+    torch: Any = importlib.import_module("torch")
+    config: Any = importlib.import_module("vllm.config")
+    current = config.VllmConfig()
+    model = types.SimpleNamespace(
+        quantization_config=None, is_diffusion=False, is_mm_prefix_lm=False, rswa_window=None, use_mla=False,
+        quantization=None, hf_config=types.SimpleNamespace(model_type="llama"), dtype=getattr(torch, dtype),
+        hf_text_config=types.SimpleNamespace(
+            model_type="llama", qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, kv_lora_rank=512, q_lora_rank=1536
+        ),
+    )  # fmt: skip
+    object.__setattr__(current, "model_config", model)
+    for name, value in overrides.items():
+        setattr(current.kernel_config, name, value)
+    manager: AbstractContextManager[Any] = config.set_current_vllm_config(current)
+    return manager
