@@ -20,28 +20,30 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="FITSERVE_", env_ignore_empty=True, extra="forbid", frozen=True)
 
     host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs an admin key")
-    port: int = Field(8080, ge=0, le=65535)
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0: any free one")
     data_dir: Path = Field(Path("~/.local/share/fitserve"), description="database, engine environments, logs")
     models_dir: Path | None = Field(None, description="where downloaded models go; default: DATA_DIR/models")
     models_source: str | None = Field(
         None, description="volume or host folder behind models_dir, when the gateway itself runs in a container"
     )
     profiles_dir: Path | None = Field(None, description="a folder whose profiles are added to, and win over, the shipped ones")
-    admin_key: SecretStr | None = None
-    api_key: SecretStr | None = None
+    admin_key: SecretStr | None = Field(None, description="bearer key for everything; at least 8 characters")
+    api_key: SecretStr | None = Field(None, description="bearer key for /v1 only")
     hf_token: SecretStr | None = Field(None, description="for downloads only; engines never get it")
     hf_endpoint: str | None = Field(None, description="another Hugging Face Hub; default: the public one")
-    host_kind: Literal["auto", "docker", "process", "memory"] = "auto"
-    docker_network: str = "fitserve-engines"
+    host_kind: Literal["auto", "docker", "process", "memory"] = Field(
+        "auto", description="where engines run; auto: Docker where it answers, else processes; memory: pretended ones"
+    )
+    docker_network: str = Field("fitserve-engines", description="internal network of the engines' containers")
     start_timeout_s: float = Field(1800, gt=0, description="longest time without a new log line until a start counts as failed")
-    stop_grace_s: float = Field(20, ge=0)
+    stop_grace_s: float = Field(20, ge=0, description="time an engine, or a stream at shutdown, gets to finish")
     backoff_s: float = Field(10, gt=0, description="first wait before the same plan is started again; doubles to backoff_max_s")
-    backoff_max_s: float = Field(300, gt=0)
+    backoff_max_s: float = Field(300, gt=0, description="longest wait between two starts")
     tick_s: float = Field(0.5, gt=0, description="longest time between two looks at the world")
-    health_interval_s: float = Field(5, gt=0)
+    health_interval_s: float = Field(5, gt=0, description="time between two looks at a running engine")
     hang_after_s: float = Field(60, gt=0, description="an engine that answers no health check for so long counts as hung")
-    body_limit_bytes: int = Field(32 * 1024 * 1024, ge=1024)
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    body_limit_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="largest request body")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
 
     @classmethod
     def settings_customise_sources(
