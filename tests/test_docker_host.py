@@ -491,6 +491,12 @@ async def test_an_image_that_is_not_in_the_registry_is_explained(harness: Docker
     assert f"docker pull {registry.image}:2" in refused.value.hint
 
 
+async def test_an_image_that_we_build_says_how(harness: DockerHarness) -> None:
+    engine = EngineRef(kind="e", version="1", image="fitserve/absent:1")
+    with pytest.raises(HostError, match="docker compose build engine-cpu"):
+        await harness.host.prepare(engine, lambda text: None)
+
+
 # --- a Docker that does not answer ---
 
 

@@ -76,7 +76,7 @@ class DockerHost:
         if progress.error is not None:
             raise HostError(
                 f"The image {image} is not on this machine and could not be pulled: {progress.error.rstrip('.')}.",
-                hint=f"Check its name, the network and `docker login`, or bring it here with `docker pull {image}`, `docker load` or `docker build`.",
+                hint=_how_to_get(image),
             )
 
     async def start(self, spec: LaunchSpec) -> Instance:
@@ -214,6 +214,12 @@ class DockerHost:
             f"A container named {container_name(name, self._owner)} exists, and this gateway did not make it.",
             hint="Rename or remove it (`docker rename`, `docker rm`), or give the model another name.",
         )
+
+
+def _how_to_get(image: str) -> str:
+    if image.startswith("fitserve/"):
+        return "It is built, not pulled: run `docker compose build engine-cpu` in a checkout of fitserve."
+    return f"Check its name, the network and `docker login`, or bring it here with `docker pull {image}`, `docker load` or `docker build`."
 
 
 def _has_image(image: str, client: APIClient) -> bool:
