@@ -112,7 +112,7 @@ class Sizing:
 
     def _sized(self, flag: str, default: int, reason: str, source: str) -> Choice[int]:
         if flag in self.args:
-            return Choice[int](value=_at_least_one(flag, self.args[flag]), reason="set by the user", source="user")
+            return Choice[int](value=int(self.args[flag]), reason="set by the user", source="user")
         if self.conservative and flag == "max-num-seqs":
             return Choice[int](
                 value=max(1, default // 8), reason="a smaller batch, because the plan with the usual one failed", source="fact"
@@ -227,7 +227,7 @@ class Sizing:
             if fact.kind == "max_context" and fact.value is not None and fact.value < fits and _holds(fact, scope):
                 fits, source = fact.value, f"fact: {fact.source}"
         if "max-model-len" in self.args:
-            asked = _at_least_one("max-model-len", self.args["max-model-len"])
+            asked = int(self.args["max-model-len"])
             if asked > fits:
                 raise Refused("no_memory", f"--max-model-len {asked} was set, and the KV cache holds {fits} tokens", source)
             return Choice[int](value=asked, reason="set by the user", source="user"), warnings
@@ -251,12 +251,6 @@ def _holds(fact: Fact, scope: Mapping[str, str]) -> bool:
 def _coarse(count: int) -> int:
     """Down to a quarter of a GiB: a machine's RAM reads a little different after each boot, and facts must go on to hold."""
     return max(0, count // (_GIB // 4)) * (_GIB // 4)
-
-
-def _at_least_one(flag: str, value: Scalar) -> int:
-    if int(value) < 1:
-        raise BadFlag(f"--{flag} is {value}; it must be at least 1.", hint="Correct the value.", param="args")
-    return int(value)
 
 
 def _gib(count: int) -> str:
