@@ -107,15 +107,43 @@ class TensorGroup(Value):
     shard: Shard
 
 
-class AttentionGroup(Value):
-    """Attention layers of one kind; `window` tokens for sliding ones. Encoder layers keep no KV cache."""
+class Recurrent(Value):
+    """What a recurrent layer keeps of each sequence in place of keys and values: a matrix per head (rows x columns), and the
+    last inputs of a convolution. Sizes are of the uncut layer.
 
-    kind: Literal["full", "sliding", "encoder"]
+    gdn: rows are the value head size, columns the key head size, groups the key heads. mamba2: rows are the head size,
+    columns the state size, groups share B and C. mamba1: heads are the channels, with one row each.
+    """
+
+    kind: Literal["gdn", "kda", "mamba1", "mamba2"]
+    heads: int
+    rows: int
+    columns: int
+    groups: int = 0
+    conv_channels: int
+    conv_kernel: int
+    dtype: str | None = Field(None, description="of the matrices, where the config names one (mamba_ssm_dtype)")
+
+
+class AttentionGroup(Value):
+    """Attention layers of one kind. Encoder and vision layers keep no KV cache.
+
+    full, sliding: `kv_heads` keys of `head_dim` and values of `value_dim` per token; sliding ones keep `window` tokens.
+    mla: one latent of `head_dim` (kv_lora_rank + rope) per token, whole on every rank; `value_dim` is kv_lora_rank.
+    recurrent: a constant state per sequence, in `recurrent`.
+    """
+
+    kind: Literal["full", "sliding", "mla", "recurrent", "encoder", "vision"]
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int | None = Field(None, description="size of a value head; None: head_dim")
     window: int | None = None
+    sinks: bool = False
+    causal: bool = True
+    index_dim: int | None = Field(None, description="head size of a sparse attention's indexer (DeepSeek V3.2)")
+    recurrent: Recurrent | None = None
 
 
 class Experts(Value):
@@ -329,8 +357,21 @@ class LayerKernel(Value):
     n: int | None
     scheme: str
     kernel: str | None = Field(description="None: no kernel, or not known; then `status` and `refused` say which and why")
-    status: Literal["ok", "none", "unknown"]
+    status: Literal["ok", "none", "unknown", "crash"] = Field(description="crash: it loads, and fails at the first request")
     padded_to: tuple[int, int] | None = None
+    refused: tuple[Refusal, ...] = ()
+    note: str = Field("", description="why it would crash, or why it is slow")
+
+
+class LayerAttention(Value):
+    """Which backend computes attention layers of one kind."""
+
+    kind: str
+    layers: int
+    head_dim: int
+    backend: str | None = Field(description="None: none is valid, or not known; then `status` and `refused` say which and why")
+    status: Literal["ok", "none", "unknown"]
+    version: int | None = Field(None, description="of FlashAttention: 2, 3 or 4")
     refused: tuple[Refusal, ...] = ()
 
 

@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.families import FAMILIES, NESTED, RENAMES, Built, Shard, qwen_vision
+from gateway.core.blueprint import Built, Shard
+from gateway.core.families.text import FAMILIES, NESTED, RENAMES, qwen_vision
 from gateway.core.fields import Fields
 from gateway.core.quantization import UNQUANTIZED, Known, Quantization
 from gateway.core.reading import quant_of

@@ -6,31 +6,9 @@ Sources: vllm/model_executor/models/ of 0.19.1 and 0.33.0, the file named at eac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
+from gateway.core.blueprint import Built
 from gateway.core.fields import Fields
-
-Shard = Literal["column", "merged", "qkv", "row", "replicated", "expert_column", "expert_row"]
-
-
-@dataclass(frozen=True)
-class Built:
-    """A layer of the model: `modules` are the last names of what a checkpoint stores for it, where that is not its own.
-
-    `experts` is how many there are of it, 0 for a layer that is not of experts.
-    """
-
-    name: str
-    numbers: Sequence[int]
-    k: int
-    parts: tuple[int, ...]
-    shard: Shard
-    modules: tuple[str, ...] = ()
-    quantizable: bool = True
-    heads: int = 0
-    kv_heads: int = 0
-    experts: int = 0
 
 
 def _attention(fields: Fields, path: str, numbers: Sequence[int], *, fused: bool = False, gated: bool = False) -> list[Built]:

@@ -1,0 +1,1 @@
+"""One function per model family: config.json -> what an engine builds."""
