@@ -13,6 +13,8 @@ import re
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from gateway.core.drafter import Drafter
+from gateway.core.drafter import read_drafter as drafter_from
 from gateway.core.reading import Tensor, read_model
 from gateway.domain import ModelSpec
 from gateway.errors import BadModel
@@ -61,6 +63,16 @@ async def read(source: str, *, revision: str | None = None, allow_remote_code: b
         spec = read_model(*facts[:7])
         limit = facts.sentence_limit
         return spec if limit is None or limit >= spec.max_position else spec.evolve(max_position=limit)
+
+    return await asyncio.to_thread(work)
+
+
+async def read_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> Drafter:
+    """The drafter in the folder or repository `source`. Raises BadModel saying what to do."""
+
+    def work() -> Drafter:
+        facts = gather(source, None, allow_remote_code=allow_remote_code, hub=hub)
+        return drafter_from(facts.source, facts.revision, facts.config, facts.tensors)
 
     return await asyncio.to_thread(work)
 

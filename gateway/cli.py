@@ -15,7 +15,7 @@ import typer
 
 from gateway import __version__
 from gateway.errors import BadRequest, FitserveError
-from gateway.present import said, show_decision, show_model, table
+from gateway.present import said, show_decision, show_matrix, show_model, table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 engine_app = typer.Typer(
@@ -32,6 +32,11 @@ Args = Annotated[
     list[str] | None, typer.Option("--arg", help="Engine flag that wins over the planner, FLAG=VALUE; repeatable.")
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
+Drafter = Annotated[str | None, typer.Option(help="Model that drafts tokens for this one: folder or repository.")]
+Speculative = Annotated[str | None, typer.Option(help="Draft tokens without a drafter: auto, mtp, ngram or off.")]
+Hardwares = Annotated[
+    str | None, typer.Option("--hardware", help="Snapshots (2x3090, a file), comma-separated; else this machine.")
+]
 
 
 def main() -> None:
@@ -89,23 +94,13 @@ def plan(
     min_context: MinContext = None,
     max_context: MaxContext = None,
     arg: Args = None,
+    drafter: Drafter = None,
+    speculative: Speculative = None,
     revision: Revision = None,
     as_json: Json = False,
 ) -> None:
     """Show how MODEL would be served, and why; start nothing. Exit code 3 when there is no way."""
-    import asyncio
-
-    from gateway.catalog import read
-    from gateway.core.plan import decide
-    from gateway.domain import Wish
-    from gateway.hub import Hub
-    from gateway.probe import probe as look
-    from gateway.profiles import Profiles
-
-    environment = os.environ
-    wish = _checked(
-        Wish,
-        name="plan",
+    wish = _wish(
         source=model,
         revision=revision,
         engines=tuple(engine or ()),
@@ -113,19 +108,61 @@ def plan(
         min_context=min_context,
         max_context=max_context,
         args=_pairs(arg),
+        drafter=_absolute(drafter),
+        speculative=speculative,
     )
+    decision = _decisions(wish, [model], [hardware])[0][1]
+    show_decision(decision, as_json=as_json)
+    if not decision.plans:
+        raise typer.Exit(3)
+
+
+@app.command()
+def matrix(
+    models: Annotated[list[str], typer.Argument(help="Model folders or Hugging Face repositories.")],
+    hardware: Hardwares = None,
+    engine: Engines = None,
+    min_context: MinContext = None,
+    max_context: MaxContext = None,
+    as_json: Json = False,
+) -> None:
+    """Show which engine version runs which model on which machine, and why not. Exit code 3 when nothing runs."""
+    from gateway.core.matrix import cells
+
+    wish = _wish(engines=tuple(engine or ()), min_context=min_context, max_context=max_context)
+    machines: list[str | None] = [name.strip() for name in hardware.split(",") if name.strip()] if hardware else [None]
+    found = [cell for engines, decision in _decisions(wish, models, machines) for cell in cells(decision, engines)]
+    show_matrix(found, as_json=as_json)
+    if all(cell.state == "failing" for cell in found):
+        raise typer.Exit(3)
+
+
+def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list[tuple[list[str], Any]]:
+    """For each model and machine (None: this one): the engines that were considered, and the decision."""
+    import asyncio
+
+    from gateway.catalog import read, read_drafter
+    from gateway.core.plan import decide
+    from gateway.hub import Hub
+    from gateway.probe import probe as look
+    from gateway.profiles import Profiles
+
+    environment = os.environ
     extra = environment.get("FITSERVE_PROFILES_DIR")
     profiles = Profiles(Path(extra) if extra else None)
     data = Path(environment.get("FITSERVE_DATA_DIR", "~/.local/share/fitserve")).expanduser()
     hub = Hub(environment.get("FITSERVE_HF_ENDPOINT"), environment.get("FITSERVE_HF_TOKEN"), data / "hub")
-    machine = profiles.hardware(hardware) if hardware else look(Path.cwd())
-    spec = asyncio.run(read(model, revision=revision, hub=hub))
-    engines = profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
-    rules = profiles.rules(engines) if spec.quant else {}
-    decision = decide(spec, machine, engines, wish, hardware_name=hardware or "this machine", rules=rules)
-    show_decision(decision, as_json=as_json)
-    if not decision.plans:
-        raise typer.Exit(3)
+    found = []
+    drafter = asyncio.run(read_drafter(wish.drafter, hub=hub)) if wish.drafter else None
+    here = [(name or "this machine", profiles.hardware(name) if name else look(Path.cwd())) for name in machines]
+    for model in models:
+        spec = asyncio.run(read(model, revision=wish.revision, hub=hub))
+        for name, machine in here:
+            engines = profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
+            rules = profiles.rules(engines)
+            decision = decide(spec, machine, engines, wish, profiles.facts, hardware_name=name, rules=rules, drafter=drafter)
+            found.append(([engine.ref for engine in engines], decision))
+    return found
 
 
 @app.command()
@@ -135,10 +172,12 @@ def add(
     endpoint: Annotated[list[str] | None, typer.Option(help="Base URL of an engine that runs elsewhere; repeatable.")] = None,
     engine: Engines = None,
     tp: Tp = None,
-    replicas: Annotated[int, typer.Option(min=1)] = 1,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Copies; else as many as the plan finds useful.")] = None,
     min_context: MinContext = None,
     max_context: MaxContext = None,
     arg: Args = None,
+    drafter: Drafter = None,
+    speculative: Speculative = None,
     revision: Revision = None,
     allow_remote_code: Annotated[
         bool, typer.Option("--allow-remote-code", help="Let the engine run the repository's code.")
@@ -152,7 +191,6 @@ def add(
     """Add a model to the running gateway."""
     body: dict[str, Any] = {
         "name": name,
-        "replicas": replicas,
         "args": _pairs(arg),
         "engines": engine or [],
         "endpoints": endpoint or [],
@@ -163,6 +201,9 @@ def add(
         "tensor_parallel": tp,
         "min_context": min_context,
         "max_context": max_context,
+        "replicas": replicas,
+        "drafter": _absolute(drafter),
+        "speculative": speculative,
     }
     body |= {key: value for key, value in given.items() if value is not None}
     if allow_remote_code:
@@ -347,13 +388,14 @@ def _absolute(source: str | None) -> str | None:
     return source
 
 
-def _checked(model: Any, **fields: Any) -> Any:
+def _wish(**fields: Any) -> Any:
     from pydantic import ValidationError
 
+    from gateway.domain import Wish
     from gateway.profiles import first_problem
 
     try:
-        return model(**fields)
+        return Wish(name="plan", **fields)
     except ValidationError as error:
         raise BadRequest(f"{first_problem(error)}.", hint="`fitserve plan --help` lists the options.") from None
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 T = TypeVar("T")
 Scalar = str | int | float | bool
@@ -123,6 +123,7 @@ class Recurrent(Value):
     conv_channels: int
     conv_kernel: int
     dtype: str | None = Field(None, description="of the matrices, where the config names one (mamba_ssm_dtype)")
+    chunk: int | None = Field(None, description="tokens that a mamba2 kernel takes at once (mamba_chunk_size, chunk_size)")
 
 
 class AttentionGroup(Value):
@@ -177,6 +178,9 @@ class ModelSpec(Value):
     quant: Quant | None = None
     tensors: tuple[TensorGroup, ...]
     tensors_from: Literal["headers", "config"]
+    draft_tensors: tuple[TensorGroup, ...] = Field(
+        (), description="of layers that only draft tokens (MTP), which no engine loads unless it is told to"
+    )
     remote_code: tuple[str, ...] = Field((), description="what in the repository would run as code")
     file_bytes: int | None = Field(None, description="size of all weight files")
     config: dict[str, Any] = Field(
@@ -194,6 +198,7 @@ class Flag(Value):
     choices: tuple[str, ...] | None = None
     default: Scalar | None = None
     ours: bool = False
+    same_as: str | None = Field(None, description="the flag that this is another name of")
 
 
 class Install(Value):
@@ -206,6 +211,15 @@ class Install(Value):
     module: str = Field("vllm", pattern=r"^\w+$", description="imported at the end, to prove that it works")
 
 
+class Advisory(Value):
+    """A published weakness of one engine version."""
+
+    id: str = Field(description="GHSA, CVE or PYSEC number")
+    summary: str
+    fixed_in: str | None = Field(description="the first version without it; None: none is known")
+    source: str
+
+
 class Engine(Value):
     """One engine version: what it is called, how it starts and what it accepts. Read from `profiles/engines/`."""
 
@@ -213,6 +227,9 @@ class Engine(Value):
     version: str
     device: Literal["cuda", "cpu"]
     image: str
+    machines: tuple[str, ...] = Field((), description="what its image runs on, as `uname -m` says it; empty: not known")
+    cuda: str | None = Field(None, description='CUDA version of the image, for example "13.0"')
+    min_driver: str | None = Field(None, description="the oldest NVIDIA driver that runs this CUDA version")
     container_command: tuple[str, ...]
     process_command: tuple[str, ...] = Field(description="`{env}` stands for the engine's virtual environment")
     install: Install | None = None
@@ -226,6 +243,8 @@ class Engine(Value):
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
     quantizations: tuple[str, ...] = ()
     flags: dict[str, Flag] = {}
+    spelling: dict[str, str] = Field({}, description="the planner's name of a flag -> this engine's, where they differ")
+    advisories: tuple[Advisory, ...] = ()
     env: dict[str, str] = Field({}, description="environment the engine always gets")
     eager_env: dict[str, str] = Field({}, description="environment added when it runs without graphs and compilation")
     user_env: tuple[str, ...] = Field((), description="environment variables a user may set")
@@ -267,13 +286,35 @@ class Wish(Value):
     )
     engines: tuple[str, ...] = Field((), description='allowed engines, "kind" or "kind==version"; empty: all')
     tensor_parallel: int | None = Field(None, ge=1, le=64)
-    replicas: int = Field(1, ge=1, le=64)
+    replicas: int | None = Field(None, ge=1, le=64, description="None: one, or as many as the plan finds useful")
     min_context: int | None = Field(None, ge=1, description="tokens; a plan with less is refused")
     max_context: int | None = Field(None, ge=1, description="tokens; never plan more")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    drafter: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="folder or Hugging Face repository of a model that drafts tokens for this one",
+    )
+    speculative: Literal["auto", "off", "mtp", "ngram"] | None = Field(
+        None,
+        description="draft tokens without a drafter: mtp by layers of the checkpoint, ngram by what the prompt repeats, auto by mtp "
+        "where that is there; None: only where a drafter is named",
+    )
+    num_speculative_tokens: int | None = Field(
+        None, ge=1, le=64, description="tokens drafted at once; None: what the drafter names"
+    )
     args: dict[str, Scalar] = Field({}, max_length=64, description="engine flags that win over the planner")
     env: dict[str, str] = Field({}, max_length=64)
     policy: Policy = Policy()
+
+    @model_validator(mode="after")
+    def _speculation_is_one(self) -> Self:
+        if self.drafter is not None and self.speculative not in (None, "auto"):
+            raise ValueError(f"a drafter is named, and speculative is {self.speculative}; drop one of them")
+        if self.num_speculative_tokens is not None and self.drafter is None and self.speculative in (None, "off"):
+            raise ValueError("num_speculative_tokens needs a drafter, or speculative set to auto, mtp or ngram")
+        return self
 
 
 # --- facts and failures ---
@@ -282,11 +323,16 @@ Grade = Literal["predicted", "checked", "verified", "failed"]
 
 
 class Fact(Value):
-    """Something learned, with a scope no wider than its evidence: it holds where every key of `scope` matches."""
+    """Something learned, with a scope no wider than its evidence: it holds where every key of `scope` matches.
 
-    kind: Literal["max_context", "plan_failed"]
+    max_context: the engine said that `value` tokens fit. plan_failed, plan_verified: the plan of this fingerprint.
+    kernel_fails: this kernel loads and then fails; its scope names `kernel`, and of engine, capability, scheme, k and n
+    (per rank) what the evidence covers.
+    """
+
+    kind: Literal["max_context", "plan_failed", "plan_verified", "kernel_fails"]
     scope: dict[str, str]
-    value: int | None = Field(None, description="max_context: the most tokens the engine said fit")
+    value: int | None = None
     grade: Grade
     source: str = Field(description="the log line that proves it, or the page it was read on")
     attempt: int | None = None
@@ -330,6 +376,7 @@ class Memory(Value):
     kv_tokens: int
     low: int
     high: int
+    full_requests: float = Field(0, description="requests of the planned context that the KV cache holds at once")
 
 
 class ModelRef(Value):
@@ -383,21 +430,30 @@ class Plan(Value):
     verdict: Literal["ok", "degraded"] = "ok"
     model: ModelRef
     engine: EngineRef
-    gpus: tuple[str, ...] = Field((), description="UUIDs, one per tensor parallel rank; empty on a CPU")
+    gpus: tuple[str, ...] = Field((), description="UUIDs, one per rank; empty on a CPU")
     tensor_parallel: Choice[int]
     pipeline_parallel: Choice[int]
+    expert_parallel: Choice[bool]
     replicas: Choice[int]
     dtype: Choice[str]
+    quantization: Choice[str]
+    kv_cache_dtype: Choice[str]
+    kernel_overrides: Choice[str]
+    speculation: Choice[str]
+    num_speculative_tokens: Choice[int]
+    drafter: ModelRef | None = None
     max_model_len: Choice[int]
     max_num_seqs: Choice[int]
     max_num_batched_tokens: Choice[int]
     custom_all_reduce: Choice[bool]
     enforce_eager: Choice[bool]
-    kernels: tuple[LayerKernel, ...] = Field((), description="of every linear layer of a quantized model")
+    kernels: tuple[LayerKernel, ...] = Field((), description="of every linear layer")
+    attention: tuple[LayerAttention, ...] = ()
     memory: Memory
     argv: tuple[str, ...]
     env: dict[str, str]
     scope: dict[str, str] = Field({}, description="what a fact learned from this plan is about")
+    cost: int = Field(0, description="how much of the engine's own choices was changed; of equal plans the smaller wins")
     warnings: tuple[str, ...] = ()
 
     @property
@@ -416,15 +472,18 @@ class Plan(Value):
 
 
 class Rejected(Value):
-    """A candidate that was ruled out: `verdict` is the gate, `reasons` say why in words."""
+    """A candidate that was ruled out: `verdict` is the gate, `reasons` say why in words; the rest is what would have been."""
 
     engine: EngineRef
     tensor_parallel: int
+    pipeline_parallel: int = 1
     verdict: str
     layer: str | None = Field(None, description="the layer that no kernel computes")
     reasons: tuple[str, ...]
     source: str
     kernels: tuple[LayerKernel, ...] = ()
+    attention: tuple[LayerAttention, ...] = ()
+    memory: Memory | None = None
 
 
 class Decision(Value):

@@ -126,14 +126,15 @@ class Loop:
             history.setdefault((attempt.model, attempt.replica), []).append(attempt)
         for wish, created_at, deleting in self._store.models():
             slots = []
-            for index in range(wish.replicas if wish.source else 0):
+            known = max((index + 1 for name, index in history if name == wish.name), default=1)
+            for index in range((wish.replicas or known) if wish.source else 0):
                 past = history.get((wish.name, index), [])
                 live = next((attempt for attempt in past if attempt.live), None)
                 slots.append(Slot(wish.name, index, live, [attempt for attempt in past if not attempt.live]))
             self.models[wish.name] = Model(wish, created_at, deleting, slots)
 
     def _admit(self, model: Model) -> Model:
-        model.slots = [Slot(model.wish.name, index) for index in range(model.wish.replicas if model.wish.source else 0)]
+        model.slots = [Slot(model.wish.name, index) for index in range((model.wish.replicas or 1) if model.wish.source else 0)]
         self.models[model.wish.name] = model
         return model
 
@@ -236,6 +237,8 @@ class Loop:
                 if not decision.plans:
                     raise NoPlan(no_plan_reason(decision))
                 plan = decision.plans[0]
+                if model.wish.replicas is None:
+                    model.slots += [Slot(slot.model, index) for index in range(len(model.slots), plan.replicas.value)]
                 port = await self._runner.host.allocate_port()
                 slot.attempt = await asyncio.to_thread(self._store.add_attempt, slot.model, slot.index, plan, port, time.time())
                 log.info("planned", model=slot.model, replica=slot.index, engine=str(plan.engine), plan=plan.fingerprint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -42,6 +43,25 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
         table(("CANDIDATE", "VERDICT", "REASON", "SOURCE"), explain.rejections(decision.rejected))
 
 
+def show_matrix(cells: Any, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([cell.model_dump() for cell in cells], indent=2))
+        return
+    rows = [
+        (
+            cell.model,
+            cell.hardware,
+            str(cell.engine),
+            cell.state if cell.state != "failing" else cell.verdict,
+            f"TP={cell.tensor_parallel}" + (f" PP={cell.pipeline_parallel}" if cell.pipeline_parallel > 1 else ""),
+            "" if cell.max_model_len is None else f"{cell.max_model_len:,}",
+            cell.why,
+        )
+        for cell in cells
+    ]
+    table(("MODEL", "HARDWARE", "ENGINE", "STATE", "GPUS", "CONTEXT", "WHY"), rows)
+
+
 def show_plan(plan: Any) -> None:
     from gateway.core import explain
 
@@ -50,6 +70,9 @@ def show_plan(plan: Any) -> None:
     if plan.kernels:
         typer.echo("\nKernels")
         table(("LAYER", "K x N PER RANK", "KERNEL", "PASSED OVER"), explain.kernels(plan.kernels))
+    if plan.attention:
+        typer.echo("\nAttention")
+        table(("LAYERS", "HEAD SIZE", "BACKEND", "PASSED OVER"), explain.attention(plan.attention))
     typer.echo("\nMemory per device\n" + explain.memory_bar(plan.memory))
     table(("", "", "", ""), explain.memory_rows(plan.memory))
     for warning in plan.warnings:

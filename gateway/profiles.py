@@ -2,6 +2,8 @@
 
     engines/KIND/VERSION.yaml   -> Engine
     failures.yaml               -> Signature list
+    gpus.yaml                   -> GpuTable: what follows from a GPU's capability and name
+    facts.yaml                  -> Fact list: what passes every rule and still fails
     hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
 
 A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, or win over, the shipped ones.
@@ -19,14 +21,27 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from gateway.core.attention_rules import AttentionRules
 from gateway.core.diagnose import Signature, Signatures
-from gateway.core.kernels import Rules
+from gateway.core.gpus import GpuTable
 from gateway.core.linear import LinearRules
-from gateway.domain import Engine, Hardware, Value
+from gateway.core.moe import MoeRules
+from gateway.core.rules import Rules
+from gateway.core.sglang_memory import MemoryRules
+from gateway.core.speculative import SpeculativeRules
+from gateway.domain import Engine, Fact, Hardware, Value
 from gateway.errors import BadRequest, NotFound, SettingsError
 
 V = TypeVar("V", bound=Value)
 
+# The rule files of an engine version, by name.
+_RULES: dict[str, Any] = {
+    "linear": LinearRules,
+    "moe": MoeRules,
+    "attention": AttentionRules,
+    "speculative": SpeculativeRules,
+    "memory": MemoryRules,
+}
 # libyaml where it was built in: ten times faster, same result.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -45,6 +60,7 @@ class Profiles:
             raise SettingsError(f"The profiles folder {extra} does not exist.", hint="Correct or unset FITSERVE_PROFILES_DIR.")
         self.roots = (extra, shipped()) if extra else (shipped(),)
         self._engines: dict[str, Engine] = {}
+        self._known_rules: dict[str, Rules | None] = {}
 
     @cached_property
     def engine_files(self) -> dict[str, Path]:
@@ -69,12 +85,18 @@ class Profiles:
 
     def rules(self, engines: Iterable[Engine]) -> dict[str, Rules]:
         """How these engine versions compute, for those of which that is known (a folder beside the profile)."""
-        found = {}
-        for engine in engines:
-            path = self.engine_files[engine.ref].with_suffix("") / "linear.yaml"
-            if path.is_file():
-                found[engine.ref] = Rules(_validate(path, LinearRules, _yaml(path)), frozenset(engine.traits))
-        return found
+        return {engine.ref: found for engine in engines if (found := self._rules(engine.ref)) is not None}
+
+    def _rules(self, ref: str) -> Rules | None:
+        if ref not in self._known_rules:
+            folder = self.engine_files[ref].with_suffix("")
+            found = {
+                name: _validate(path, kind, _yaml(path))
+                for name, kind in _RULES.items()
+                if (path := folder / f"{name}.yaml").is_file()
+            }
+            self._known_rules[ref] = Rules(**found) if found else None
+        return self._known_rules[ref]
 
     def install_file(self, engine: Engine) -> Path | None:
         """The lock file that the engine's recipe names, from the folder of its profile."""
@@ -126,6 +148,23 @@ class Profiles:
             raise BadRequest(
                 f"{path} is not a hardware snapshot: {first_problem(error)}.", hint="Write one with `fitserve probe --json`."
             ) from None
+
+    @cached_property
+    def facts(self) -> tuple[Fact, ...]:
+        """Combinations that are known to fail, of every root."""
+        paths = [root / "facts.yaml" for root in self.roots]
+        return tuple(_validate(path, Fact, entry) for path in paths if path.is_file() for entry in _yaml(path))
+
+    @cached_property
+    def gpus(self) -> GpuTable:
+        """What follows from a GPU's capability and name; a user's file adds to ours and goes first."""
+        paths = [root / "gpus.yaml" for root in self.roots]
+        tables = [_validate(path, GpuTable, _yaml(path)) for path in paths if path.is_file()]
+        return GpuTable(
+            sources={name: source for table in reversed(tables) for name, source in table.sources.items()},
+            capabilities={name: traits for table in reversed(tables) for name, traits in table.capabilities.items()},
+            bandwidths=tuple(entry for table in tables for entry in table.bandwidths),
+        )
 
     @cached_property
     def signatures(self) -> Signatures:

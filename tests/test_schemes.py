@@ -19,6 +19,7 @@ pytestmark = pytest.mark.unit
 QKV = ("model.layers.3.self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj"))
 DOWN = ("model.layers.3.mlp.down_proj", ())
 WNA16 = Scheme(kind="wna16", bits=4, group=128)
+PACKED = WNA16.evolve(layout="gptq")
 GPTQ = {"bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 AWQ = {"bits": 4, "group_size": 128, "zero_point": True}
 ROUND = {"bits": 4, "group_size": 128, "sym": True}
@@ -40,16 +41,16 @@ def test_a_model_without_a_block_is_unquantized() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, WNA16),
-        ({"bits": 8, "group_size": 32}, Scheme(kind="wna16", bits=8, group=32)),
-        ({"sym": False}, Scheme(kind="wna16", bits=4, group=128, symmetric=False)),
-        ({"desc_act": True}, Scheme(kind="wna16", bits=4, group=128, act_order=True)),
-        ({"desc_act": True, "group_size": -1}, Scheme(kind="wna16", bits=4, group=-1)),
+        ({}, PACKED),
+        ({"bits": 8, "group_size": 32}, PACKED.evolve(bits=8, group=32)),
+        ({"sym": False}, PACKED.evolve(symmetric=False)),
+        ({"desc_act": True}, PACKED.evolve(act_order=True)),
+        ({"desc_act": True, "group_size": -1}, PACKED.evolve(group=-1)),
         ({"modules_in_block_to_quantize": ["mlp.up_proj"]}, UNQUANTIZED),
-        ({"modules_in_block_to_quantize": [["mlp.up_proj"], ["mlp.down_proj"]]}, WNA16),
+        ({"modules_in_block_to_quantize": [["mlp.up_proj"], ["mlp.down_proj"]]}, PACKED),
         ({"dynamic": {r"-:.*\.3\..*": {}}}, UNQUANTIZED),
-        ({"dynamic": {r"+:.*\.3\..*": {"bits": 8}}}, Scheme(kind="wna16", bits=8, group=128)),
-        ({"dynamic": {r".*\.4\..*": {"bits": 8}}}, WNA16),
+        ({"dynamic": {r"+:.*\.3\..*": {"bits": 8}}}, PACKED.evolve(bits=8)),
+        ({"dynamic": {r".*\.4\..*": {"bits": 8}}}, PACKED),
     ],
 )
 def test_gptq(changes: dict[str, Any], expected: Scheme) -> None:
@@ -69,6 +70,47 @@ def test_headers_tell_what_is_packed_and_without_them_it_is_said_to_be_assumed(m
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_checkpoint_whose_headers_hold_nothing_packed_is_unknown(method: str) -> None:
+    quant = Quant(method=method, config=GPTQ if method == "gptq" else AWQ)
+    found = parse(quant, read=True).scheme_of(*DOWN)
+    assert isinstance(found, Unknown)
+    assert "hold no packed layer" in found.reason
+    said = {"modules_in_block_to_quantize": ["mlp.down_proj"], "modules_to_not_convert": ["visual"]}
+    listed = Quant(method=method, config=quant.config | said)
+    assert isinstance(parse(listed, read=True).scheme_of(*DOWN), Scheme)
+
+
+@pytest.mark.parametrize(
+    ("block", "layer", "experts", "expected"),
+    [
+        ({"load_in_4bit": True}, DOWN, False, Scheme(kind="bnb", bits=4)),
+        ({"load_in_8bit": True}, QKV, False, Scheme(kind="bnb", bits=8)),
+        ({}, DOWN, True, Scheme(kind="bnb", bits=4)),
+        ({}, ("lm_head", ()), False, UNQUANTIZED),
+        ({"llm_int8_skip_modules": ["mlp"]}, DOWN, False, UNQUANTIZED),
+        ({"llm_int8_skip_modules": ["model.layers.3"]}, DOWN, False, UNQUANTIZED),
+        ({"llm_int8_skip_modules": ["model.layers.33", "down"]}, DOWN, False, Scheme(kind="bnb", bits=4)),
+    ],
+)
+def test_bitsandbytes(block: dict[str, Any], layer: tuple[str, tuple[str, ...]], experts: bool, expected: Scheme) -> None:
+    assert scheme("bitsandbytes", block, layer, experts=experts) == expected
+
+
+def test_bitsandbytes_has_no_experts_in_8_bits() -> None:
+    assert isinstance(scheme("bitsandbytes", {"load_in_8bit": True}, DOWN, experts=True), Unknown)
+
+
+def test_online_fp8_is_fp8_without_a_block() -> None:
+    assert scheme("fp8", {}) == Scheme(kind="fp8_tensor", bits=8)
+
+
+def test_modelopt_has_one_fp8_method_for_experts() -> None:
+    tensor = Scheme(kind="fp8_tensor", bits=8, static_activation=True)
+    for algorithm in ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN"):
+        assert scheme("modelopt", {"quant_algo": algorithm}, experts=True) == tensor
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_a_packed_head_is_announced(method: str) -> None:
     block = GPTQ | AWQ
     assert scheme(method, block, ("lm_head", ())) == UNQUANTIZED
@@ -79,8 +121,8 @@ def test_a_packed_head_is_announced(method: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"modules_to_not_convert": ["visual"]}, Scheme(kind="wna16", bits=4, group=128, symmetric=False)),
-        ({"zero_point": False, "modules_to_not_convert": ["visual"]}, WNA16),
+        ({"modules_to_not_convert": ["visual"]}, WNA16.evolve(layout="awq", symmetric=False)),
+        ({"zero_point": False, "modules_to_not_convert": ["visual"]}, WNA16.evolve(layout="awq")),
         ({"modules_to_not_convert": ["mlp"]}, UNQUANTIZED),
     ],
 )
@@ -91,12 +133,13 @@ def test_awq(changes: dict[str, Any], expected: Scheme) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, WNA16),
-        ({"block_name_to_quantize": "model.layers,model.visual"}, WNA16),
+        ({}, PACKED),
+        ({"block_name_to_quantize": "model.layers,model.visual"}, PACKED),
         ({"to_quant_block_names": ["model.visual"]}, UNQUANTIZED),
         ({"extra_config": {DOWN[0]: {"bits": 16}}}, UNQUANTIZED),
-        ({"extra_config": {r".*\.3\.mlp.*": {"bits": 8, "group_size": 32}}}, Scheme(kind="wna16", bits=8, group=32)),
-        ({"extra_config": {"(": {"bits": 8}}}, WNA16),
+        ({"extra_config": {r".*\.3\.mlp.*": {"bits": 8, "group_size": 32}}}, PACKED.evolve(bits=8, group=32)),
+        ({"extra_config": {"(": {"bits": 8}}}, PACKED),
+        ({"packing_format": "auto_round:auto_awq"}, WNA16.evolve(layout="awq")),
         ({"data_type": "mx_fp", "bits": 4}, Scheme(kind="mxfp4", bits=4, group=32)),
         ({"data_type": "fp", "bits": 8, "group_size": [128, 128]}, Scheme(kind="fp8_block", bits=8, group=128)),
     ],
@@ -210,7 +253,9 @@ def test_a_star_that_engine_versions_read_differently_is_unknown() -> None:
 
 def test_experts_are_asked_for_by_their_own_projections() -> None:
     experts = ("model.layers.0.mlp.experts", ())
-    assert scheme("mxfp4", {}, experts, experts=True) == Scheme(kind="mxfp4", bits=4, group=32, weight_only=True)
+    assert scheme("mxfp4", {}, experts, experts=True) == Scheme(
+        kind="mxfp4", bits=4, group=32, weight_only=True, layout="mxfp4"
+    )
     assert scheme("mxfp4", {}) == UNQUANTIZED
     ignored = {"ignored_layers": ["model.layers.0.mlp.experts.0.gate_proj"]}
     assert scheme("fp8", ignored, experts, experts=True) == UNQUANTIZED
@@ -218,7 +263,7 @@ def test_experts_are_asked_for_by_their_own_projections() -> None:
     assert scheme("auto-round", extra, experts, experts=True).bits == 8
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "quark", "gguf"])
+@pytest.mark.parametrize("method", ["quark", "gguf"])
 def test_methods_without_rules_are_unknown(method: str) -> None:
     assert scheme(method, {}) == Unknown(reason=f"no rules for the quantization method {method}")
 

@@ -11,7 +11,7 @@ from gateway.domain import Engine, Flag, LaunchSpec, Mount, Plan, Scalar
 from gateway.errors import BadFlag
 
 _MAX_VALUE = 8192
-# What no user gives, whatever a profile says.
+# What no user gives, whatever a profile says; by the planner's names, like all of these.
 _OWN = ("model", "served-model-name", "host", "port")
 # The planner computes with these, so a value that no engine takes would make a plan of nonsense.
 _RANGES: dict[str, tuple[float, float]] = {
@@ -43,6 +43,23 @@ def check_env(engine: Engine, env: Mapping[str, str]) -> dict[str, str]:
     return dict(env)
 
 
+def canonical(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Checked flags by the planner's names, which are vLLM's, where the planner has one; the others keep the engine's."""
+    names = {own: planned for planned, own in engine.spelling.items()}
+    return {names.get(name, name): value for name, value in args.items()}
+
+
+def spelled(engine: Engine, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """The planner's flags, and what `canonical` gave, as this engine spells them; without those that it does not have.
+
+    A switch that this engine has as a size (SGLang's --ep-size) is the tensor parallel size.
+    """
+    named = {engine.spelling.get(name, name): value for name, value in flags.items()}
+    own = {name: value for name, value in named.items() if name in engine.flags}
+    ranks = own.get(engine.spelling.get("tensor-parallel-size", "tensor-parallel-size"), 1)
+    return arguments({n: ranks if value is True and engine.flags[n].type == "int" else value for n, value in own.items()})
+
+
 def arguments(flags: Mapping[str, Scalar]) -> tuple[str, ...]:
     """`--name=value` items, in order; a true switch is `--name`, a false one `--no-name`.
 
@@ -68,10 +85,11 @@ def launch_spec(
     weights: str,
     mounts: Iterable[Mount],
     environment: str | None,
+    drafter: str | None = None,
 ) -> LaunchSpec:
     """The plan made concrete for one host.
 
-    `weights` is the model folder as the engine sees it; `environment` the folder of the engine's virtual
+    `weights` and `drafter` are the model folders as the engine sees them; `environment` the folder of the engine's virtual
     environment, or None when the engine runs in its container.
     """
     program = engine.container_command if environment is None else engine.process_command
@@ -86,7 +104,9 @@ def launch_spec(
         fingerprint=plan.fingerprint,
         engine=plan.engine,
         # Ours come last, and parsers take the last one, so nothing in a plan can displace them.
-        argv=argv + plan.argv + arguments(own),
+        argv=argv
+        + tuple(_drafting(item, drafter) for item in plan.argv)
+        + arguments({engine.spelling.get(flag, flag): value for flag, value in own.items()}),
         env={**engine.env, **plan.env},
         gpus=plan.gpus,
         mounts=tuple(mounts),
@@ -96,13 +116,24 @@ def launch_spec(
     )
 
 
+def _drafting(item: str, drafter: str | None) -> str:
+    """The item; where it names a drafter by its source, with the folder that has its weights."""
+    name, _, value = item.partition("=")
+    if drafter is None or name != "--speculative-config":
+        return item
+    config = {key: value for key, value in json.loads(value).items() if key != "revision"}
+    return f"{name}={json.dumps({**config, 'model': drafter})}"
+
+
 def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Scalar]]:
+    own = {engine.spelling.get(name, name) for name in _OWN}
     seen: set[str] = set()
     for given, value in args.items():
         name = given.removeprefix("--").replace("_", "-")
         if name not in engine.flags:
             raise BadFlag(_unknown(f"{engine.ref} has no flag {given[:80]!r}", name, engine.flags), param="args")
-        if engine.flags[name].ours or name in _OWN:
+        name = engine.flags[name].same_as or name
+        if engine.flags[name].ours or name in own:
             raise BadFlag(f"The flag --{name} is set by the gateway and cannot be given.", hint="Leave it out.", param="args")
         if name in seen:
             raise BadFlag(f"The flag --{name} is given twice, in two spellings.", hint="Give it once.", param="args")
@@ -125,7 +156,7 @@ def _check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar
     if flag.choices is not None and str(typed) not in flag.choices:
         near = _unknown(f"--{name} of {engine.ref} cannot be {_shown(value)}", str(typed), flag.choices)
         raise BadFlag(near, hint=f"It is one of: {', '.join(flag.choices)}.", param="args")
-    low, high = _RANGES.get(name, (-math.inf, math.inf))
+    low, high = _RANGES.get(next(iter(canonical(engine, {name: typed}))), (-math.inf, math.inf))
     if isinstance(typed, int | float) and not low <= typed <= high:
         raise BadFlag(
             f"--{name} is {_shown(value)}; it must be at least {low} and at most {high}.",

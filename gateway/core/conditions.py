@@ -10,52 +10,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import Field
-
+from gateway.core.shapes import Kind, LinearShape, MoeShape, Scheme
 from gateway.domain import Value
 
-Kind = Literal[
-    "wna16", "w8a16", "fp8_tensor", "fp8_token", "fp8_block", "int8", "nvfp4", "mxfp4", "mxfp8", "w4a8", "unquantized"
-]  # fmt: skip
-
-
-class Scheme(Value):
-    """How a layer is quantized. wna16 and w8a16 have integer weights; FP8 and FP4 are named by how weights are scaled."""
-
-    kind: Kind
-    bits: int = 4
-    group: int = -1  # input channels that share a scale; -1: all of them
-    symmetric: bool = True  # False: with zero points; of the weights, in int8 of the activations
-    act_order: bool = False  # GPTQ with desc_act
-    static_activation: bool = False  # activations are scaled by the checkpoint, not per token
-    weight_only: bool = False  # FP8 and FP4: activations stay 16-bit
-
-    @property
-    def weights(self) -> str:
-        if self.kind == "w4a8":
-            return f"int{self.bits}"
-        return f"{self.bits}-bit {'symmetric' if self.symmetric else 'with zero points'}"
-
-
-class LinearShape(Value):
-    """One layer as one rank holds it: k inputs, n outputs."""
-
-    k: int = Field(ge=1)
-    n: int = Field(ge=1)
-    scheme: Scheme
-    dtype: str  # of activations: bfloat16, float16
-    full_k: int | None = None  # inputs before sharding; None: as k
+__all__ = ["Case", "Check", "Kind", "LinearShape", "MoeShape", "Scheme", "numbers", "of_family", "refusal"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One layer on one GPU, with what is installed and what the user disabled; `activation` is how the path quantizes them."""
+    """One layer on one GPU, with what is installed and what the user disabled; `activation` is how the path quantizes them.
+
+    Of experts `shape` is one of their two products.
+    """
 
     shape: LinearShape
     capability: str
     packages: frozenset[str]
     disabled: frozenset[str]
     activation: str = ""
+    experts: MoeShape | None = None
+    variables: frozenset[str] = frozenset()  # environment variables that are on
 
     @property
     def full_k(self) -> int:
@@ -89,6 +63,24 @@ class Check(Value):
     n_packs: bool | None = None  # n is a multiple of the weights in 32 bits
     min_k: int | None = None
     min_n: int | None = None
+    bits: tuple[int, ...] | None = None
+    variable: str | None = None
+    # of experts alone
+    origins: tuple[str, ...] | None = None
+    functions: tuple[str, ...] | None = None
+    gated: bool | None = None
+    bias: bool | None = None
+    ep: bool | None = None
+    tp_above: int | None = None
+    routings: tuple[str, ...] | None = None
+    families: tuple[str, ...] | None = None
+    not_families: tuple[str, ...] | None = None
+    hidden_multiple: int | None = None
+    intermediate_multiple: int | None = None
+    min_intermediate: int | None = None
+    max_experts: int | None = None
+    whole_expert_groups: bool | None = None
+    halved_groups: int | None = None
 
     @cached_property
     def tests(self) -> tuple[tuple[Callable[[Any, Case], str], Any], ...]:
@@ -168,7 +160,8 @@ def _is(name: str, read: Callable[[Case], bool]) -> Callable[[bool, Case], str]:
 
 def _multiple(letter: str, read: Callable[[Case], int]) -> Callable[[int, Case], str]:
     def test(wanted: int, case: Case) -> str:
-        return f"{letter}={read(case)} is not a multiple of {wanted}" if read(case) % wanted else ""
+        over = read(case) % wanted
+        return f"{letter}={read(case)} is not a multiple of {wanted} ({over} over)" if over else ""
 
     return test
 
@@ -206,6 +199,60 @@ def _act_order(wanted: str, case: Case) -> str:
     return "cannot do act-order" + (f" on K={case.shape.k} of {case.full_k}" if wanted == "unsharded" else "")
 
 
+def _variable(wanted: str, case: Case) -> str:
+    return "" if wanted in case.variables else f"{wanted}=1 is not set"
+
+
+def _of_experts(read: Callable[[MoeShape], Any]) -> Callable[[Case], Any]:
+    return lambda case: read(case.experts) if case.experts else None
+
+
+def _not_families(wanted: tuple[str, ...], case: Case) -> str:
+    family = case.experts.family if case.experts else ""
+    return f"is not used for {family} models" if family in wanted else ""
+
+
+def _tp_above(wanted: int, case: Case) -> str:
+    tp = case.experts.tp if case.experts else 1
+    return "" if tp > wanted else f"is for more than {wanted} ranks"
+
+
+def _max_experts(wanted: int, case: Case) -> str:
+    experts = case.experts.experts if case.experts else 0
+    return f"takes at most {wanted} experts, not {experts}" if experts > wanted else ""
+
+
+def _sized(name: str, size: str) -> Callable[[int, Case], str]:
+    def test(wanted: int, case: Case) -> str:
+        value = getattr(case.experts, size, 0)
+        return f"{name} {value} is not a multiple of {wanted}" if value % wanted else ""
+
+    return test
+
+
+def _min_intermediate(wanted: int, case: Case) -> str:
+    value = case.experts.intermediate if case.experts else wanted
+    return "" if value >= wanted else f"intermediate size {value} is below {wanted}"
+
+
+def _whole_expert_groups(_: bool, case: Case) -> str:
+    group = case.shape.scheme.group
+    return _sized("intermediate size", "intermediate")(group, case) if group > 0 else ""
+
+
+def _halved_groups(least: int, case: Case) -> str:
+    """Groups that do not divide both sizes are halved until they do, down to `least`."""
+    group = asked = case.shape.scheme.group
+    if case.experts is None or group <= 0:
+        return f"takes groups of at least {least}, not one per channel"
+    while case.experts.intermediate % group or case.experts.hidden % group:
+        group //= 2
+        if group < least:
+            sizes = f"{case.experts.hidden} and {case.experts.intermediate}"
+            return f"no half of the group size {asked} down to {least} divides {sizes}"
+    return ""
+
+
 _TESTS: tuple[tuple[str, Callable[[Any, Case], str]], ...] = (
     ("kinds", _one_of("schemes", lambda c: c.shape.scheme.kind)),
     ("weight_only", _is("weights quantized alone", lambda c: c.shape.scheme.weight_only)),
@@ -229,5 +276,22 @@ _TESTS: tuple[tuple[str, Callable[[Any, Case], str]], ...] = (
     ("min_k", _at_least("K", lambda c: c.shape.k)),
     ("min_n", _at_least("N", lambda c: c.shape.n)),
     ("whole_groups", _whole_groups),
+    ("bits", _one_of("weights of bits", lambda c: c.shape.scheme.bits)),
+    ("variable", _variable),
+    ("origins", _one_of("checkpoints of", _of_experts(lambda e: e.origin))),
+    ("functions", _one_of("the activation function", _of_experts(lambda e: e.function))),
+    ("gated", _is("gated experts", _of_experts(lambda e: e.gated))),
+    ("bias", _is("experts with bias", _of_experts(lambda e: e.bias))),
+    ("ep", _is("expert parallelism", _of_experts(lambda e: e.ep))),
+    ("tp_above", _tp_above),
+    ("routings", _one_of("routing", _of_experts(lambda e: e.routing))),
+    ("families", _one_of("models of", _of_experts(lambda e: e.family))),
+    ("not_families", _not_families),
+    ("hidden_multiple", _sized("hidden size", "hidden")),
+    ("intermediate_multiple", _sized("intermediate size", "intermediate")),
+    ("min_intermediate", _min_intermediate),
+    ("max_experts", _max_experts),
+    ("whole_expert_groups", _whole_expert_groups),
+    ("halved_groups", _halved_groups),
     ("any_of", _any_of),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.core.memory import GIB
-from gateway.domain import Choice, Decision, Hardware, LayerKernel, Memory, Plan, Rejected
+from gateway.domain import Choice, Decision, Hardware, LayerAttention, LayerKernel, Memory, Plan, Rejected
 
 
 class Row(NamedTuple):
@@ -40,6 +40,7 @@ def memory_rows(memory: Memory) -> list[Row]:
         Row("graphs", gib(memory.graph_bytes), "estimate", ""),
         Row("overhead", gib(memory.overhead_bytes), "estimate", ""),
         Row("KV cache", gib(memory.kv_bytes), f"{memory.kv_tokens:,} tokens of {memory.kv_bytes_per_token:,} bytes", ""),
+        Row("", f"{memory.full_requests:.2f}", "requests of the planned context at once", ""),
         Row(
             "beside the KV cache", f"{gib(memory.low)} to {gib(memory.high)}", f"of a budget of {gib(memory.budget_bytes)}", ""
         ),
@@ -64,24 +65,51 @@ def memory_bar(memory: Memory, width: int = 60) -> str:
 
 
 def kernels(rows: tuple[LayerKernel, ...]) -> list[Row]:
-    """Which kernel computes what, and which were passed over."""
+    """Which kernel computes what, and which were passed over; what is plain matrix multiplication is one row."""
     found = []
+    told: set[str] = set()
+    plain = [row for row in rows if row.scheme == "unquantized" and row.kernel == "torch"]
     for row in rows:
+        if row in plain:
+            continue
         size = f"{row.k} x {row.n}" if row.k is not None else "cannot be cut"
         padded = f", padded to {row.padded_to[0]} x {row.padded_to[1]}" if row.padded_to else ""
-        kernel = row.kernel or {"none": "NONE", "unknown": "unknown"}.get(row.status, "")
         passed = "; ".join(f"{one.kernel}: {one.reason}".removeprefix(": ") for one in row.refused)
-        found.append(Row(f"{row.layer} x{row.count}", f"{size} {row.scheme}{padded}", kernel, passed))
+        crash = "CRASHES: " if row.status == "crash" else ""
+        said = "; ".join(text for text in (crash + row.note, passed) if text)
+        shown = "as above" if said in told else said
+        told |= {said} if said else set()
+        kernel = row.kernel or _STATUS[row.status]
+        found.append(Row(f"{row.layer} x{row.count}", f"{size} {row.scheme}{padded}", kernel, shown))
+    if plain:
+        count = sum(row.count for row in plain)
+        found.append(Row(f"{count} other layers" if found else f"all {count} layers", "unquantized", "torch", ""))
+    return found
+
+
+_STATUS = {"ok": "", "none": "NONE", "unknown": "unknown", "crash": ""}
+
+
+def attention(rows: tuple[LayerAttention, ...]) -> list[Row]:
+    """Which backend computes the attention of which layers, and which were passed over."""
+    found = []
+    for row in rows:
+        version = f" {row.version}" if row.version else ""
+        passed = "; ".join(f"{one.kernel}: {one.reason}".removeprefix(": ") for one in row.refused)
+        name = f"{row.backend}{version}" if row.backend else _STATUS[row.status]
+        found.append(Row(f"{row.kind} x{row.layers}", str(row.head_dim), name, passed))
     return found
 
 
 def rejections(rejected: tuple[Rejected, ...]) -> list[Row]:
     """Refusals with equal reasons as one row."""
-    grouped: dict[tuple[str, str, str, str], list[int]] = {}
+    grouped: dict[tuple[str, str, str, str], list[str]] = {}
     for one in rejected:
-        grouped.setdefault((str(one.engine), one.verdict, "; ".join(one.reasons), one.source), []).append(one.tensor_parallel)
+        stages = f"xPP{one.pipeline_parallel}" if one.pipeline_parallel > 1 else ""
+        size = f"{one.tensor_parallel}{stages}"
+        grouped.setdefault((str(one.engine), one.verdict, "; ".join(one.reasons), one.source), []).append(size)
     return [
-        Row(f"{engine} TP={','.join(map(str, sizes))}", verdict, reason, source)
+        Row(f"{engine} TP={','.join(sizes)}", verdict, reason, source)
         for (engine, verdict, reason, source), sizes in grouped.items()
     ]
 
@@ -90,8 +118,9 @@ def headline(decision: Decision) -> str:
     if not decision.plans:
         return f"No plan for {decision.model} on {decision.hardware}."
     best = decision.plans[0]
-    where = f"{best.tensor_parallel.value} x GPU" if best.gpus else "the CPU"
-    more = f", and {len(decision.plans) - 1} more plans" if len(decision.plans) > 1 else ""
+    where = f"{len(best.gpus)} x GPU" if best.gpus else "the CPU"
+    others = len(decision.plans) - 1
+    more = f", and {others} more plan{'s' if others > 1 else ''}" if others else ""
     return f"{decision.model} on {decision.hardware}: {best.engine} on {where}, {best.max_model_len.value:,} tokens of context{more} ({best.grade})."
 
 

@@ -109,7 +109,8 @@ def _shown(bits: object) -> str:
 
 def mxfp4(_: Block) -> Quantization:
     """mxfp4.py: only experts, whatever the block lists."""
-    return Quantization(lambda layer: of("mxfp4", 4, 32, weight_only=True) if layer.experts else UNQUANTIZED)
+    scheme = of("mxfp4", 4, 32, weight_only=True, layout="mxfp4")
+    return Quantization(lambda layer: scheme if layer.experts else UNQUANTIZED)
 
 
 def _like(name: str, pattern: str) -> bool:
@@ -159,7 +160,9 @@ def modelopt(block: Block) -> Quantization:
         if skip:
             return UNQUANTIZED
         if base is not None:
-            return base
+            # Experts have one FP8 method, whatever the algorithm: ModelOptFp8MoEMethod.
+            fp8 = layer.experts and isinstance(base, Scheme) and base.kind in ("fp8_token", "fp8_block")
+            return of("fp8_tensor", 8, static_activation=True) if fp8 else base
         found = {each.get(layer.name) or each.get(name, UNQUANTIZED) for name in layer.modules}
         if len(found) > 1:
             raise Mixed

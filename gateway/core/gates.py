@@ -1,4 +1,4 @@
-"""The gates that a candidate passes before anything is sized: code trust, architecture, devices, legality, dtype. Pure.
+"""The gates that a way passes before anything is sized: code trust, architecture, driver, devices, legality, dtype. Pure.
 
 The first gate that refuses names the verdict.
 """
@@ -8,26 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gateway.core.kernels import Rules, layer_kernels
-from gateway.core.layers import Linear, linear_layers
+from gateway.core.layers import Body
 from gateway.core.parallel import best_group, illegal
-from gateway.domain import Choice, Engine, Fact, Gpu, Hardware, LayerKernel, ModelSpec, Scalar, Wish
-from gateway.errors import BadModel
+from gateway.core.ways import Refused, Way
+from gateway.domain import Choice, Engine, Fact, Gpu, Hardware, LayerAttention, LayerKernel, Memory, ModelSpec, Scalar, Wish
 
 
-class Refused(Exception):
-    """A gate said no."""
+@dataclass
+class Found:
+    """What was computed of a way, also of one that is refused."""
 
-    def __init__(
-        self, verdict: str, reason: str, source: str, *, layer: str | None = None, kernels: tuple[LayerKernel, ...] = ()
-    ) -> None:
-        super().__init__(reason)
-        self.verdict, self.reason, self.source, self.layer, self.kernels = verdict, reason, source, layer, kernels
+    kernels: tuple[LayerKernel, ...] = ()
+    attention: tuple[LayerAttention, ...] = ()
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What every candidate shares."""
+    """What every way shares."""
 
     spec: ModelSpec
     hardware: Hardware
@@ -53,69 +51,72 @@ def gate_model(given: Inputs, engine: Engine) -> None:
         )
 
 
-def gate_quantization(given: Inputs, engine: Engine, rules: Rules | None) -> tuple[Linear, ...]:
-    """The linear layers of a quantized model as this engine version builds them; none for one that is not quantized."""
-    spec = given.spec
-    if spec.quant is None:
-        return ()
+def gate_kernels(found: Found, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> None:
+    """Every layer has a kernel and a backend, and none that is known to fail."""
     source = f"profile {engine.ref}"
-    if rules is None:
-        reason = f"the weights are quantized ({spec.quant.method}), and which kernel {engine.ref} would use for them is not known here"
-        raise Refused("unsupported_quantization", reason, source)
-    if spec.tensors_from == "config":
-        reason = f"the weights are quantized ({spec.quant.method}), and their size is only known from their files"
-        raise Refused("unsupported_quantization", reason, "config.json")
-    try:
-        return linear_layers(spec, rules.traits)
-    except BadModel as error:
-        raise Refused("unsupported_quantization", error.message, source) from None
-
-
-def gate_kernels(
-    given: Inputs,
-    engine: Engine,
-    rules: Rules | None,
-    layers: tuple[Linear, ...],
-    tp: int,
-    dtype: str,
-    group: tuple[Gpu, ...],
-    args: Mapping[str, Scalar],
-) -> tuple[LayerKernel, ...]:
-    """The kernel of every one of these layers on one rank."""
-    if rules is None or not layers:
-        return ()
-    source = f"profile {engine.ref}"
-    capability = group[0].capability if group else None
-    if capability is None:
-        raise Refused("unknown_capability", "the compute capability, which decides the kernels, could not be read", "probe")
-    disabled = frozenset(given.wish.env.get("VLLM_DISABLED_KERNELS", "").split(",")) - {""}
-    backend = args.get("linear-backend")
-    found = layer_kernels(layers, rules, tp, dtype, capability, disabled, str(backend) if backend else None)
-    for row in found:
+    for row in found.kernels:
+        size = f" (K={row.k}, N={row.n} per rank)" if row.k else ""
         if row.status == "none":
             why = "; ".join(f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in row.refused)
-            size = f" (K={row.k}, N={row.n} per rank)" if row.k else ""
-            raise Refused("no_kernel", f"no kernel for {row.layer}{size}: {why}", source, layer=row.layer, kernels=found)
-    return found
+            raise Refused("no_kernel", f"no kernel for {row.layer}{size}: {why}", source, layer=row.layer)
+        if row.status == "crash":
+            reason = f"it loads, but {row.kernel} would crash at the first request in {row.layer}{size}: {row.note}"
+            raise Refused("runtime_fail", reason, source, layer=row.layer, kernel=row.kernel)
+        if row.kernel is not None and (fact := _failing(row, engine, facts, capability)):
+            reason = f"{row.kernel}, which {row.layer}{size} would get, is known to fail here: {fact.source}"
+            raise Refused("known_bad", reason, "fact", layer=row.layer, kernel=row.kernel)
+    for layers in found.attention:
+        if layers.status == "none":
+            why = "; ".join(f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in layers.refused)
+            reason = f"no attention backend for the {layers.layers} {layers.kind} layers of head size {layers.head_dim}: {why}"
+            raise Refused("no_backend", reason, source)
 
 
-def gate_devices(given: Inputs, engine: Engine, tp: int) -> tuple[Gpu, ...]:
+def _failing(row: LayerKernel, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> Fact | None:
+    about = {"kernel": row.kernel, "engine": engine.ref, "capability": capability, "scheme": row.scheme}
+    about |= {"k": str(row.k), "n": str(row.n)}
+    failing = (fact for fact in facts if fact.kind == "kernel_fails" and "kernel" in fact.scope)
+    return next((fact for fact in failing if all(about.get(key) == value for key, value in fact.scope.items())), None)
+
+
+def gate_driver(given: Inputs, engine: Engine) -> None:
+    """The driver can run the CUDA version that the engine is built with, and the image is built for this processor."""
+    source = f"profile {engine.ref}"
+    if engine.machines and given.hardware.arch not in engine.machines:
+        built = " and ".join(engine.machines)
+        raise Refused("unsupported_platform", f"its image is built for {built}, this machine is {given.hardware.arch}", source)
+    driver, least = given.hardware.driver, engine.min_driver
+    if driver and least and _version(driver) < _version(least):
+        reason = f"CUDA {engine.cuda} needs driver {least} or newer, this machine has {driver}"
+        raise Refused("driver_too_old", reason, source)
+
+
+def _version(text: str) -> list[int]:
+    return [int(part) if part.isdecimal() else 0 for part in text.split(".")]
+
+
+def gate_devices(given: Inputs, engine: Engine, body: Body, tp: int, pp: int, *, ep: bool) -> tuple[Gpu, ...]:
     gpus = given.hardware.gpus
     if engine.device == "cpu":
-        if tp > 1:
-            raise Refused("illegal_parallelism", "tensor parallelism on a CPU is not planned", "planner")
+        if tp * pp > 1:
+            raise Refused("illegal_parallelism", "parallelism on a CPU is not planned", "planner")
         return ()
-    if len(gpus) < tp:
-        raise Refused("no_device", f"{tp} GPUs are needed and {len(gpus)} are here", "probe")
-    if reason := illegal(given.spec, tp):
-        raise Refused("illegal_parallelism", reason, "vllm/config/model.py, vllm/model_executor/layers/linear.py")
-    group = best_group(given.hardware, tp, given.claims)
+    if len(gpus) < tp * pp:
+        raise Refused("no_device", f"{tp * pp} GPUs are needed and {len(gpus)} are here", "probe")
+    if problem := illegal(given.spec, body, tp, ep=ep):
+        reason, layer = problem
+        source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
+        raise Refused("illegal_parallelism", reason, source, layer=layer)
+    layers = sum(group.layers for group in given.spec.attention if group.kind != "vision")
+    if pp > layers:
+        raise Refused("illegal_parallelism", f"{layers} layers cannot be shared by {pp} stages", "vllm/distributed/utils.py")
+    group = best_group(given.hardware, tp * pp, given.claims)
     if group is None:
-        raise Refused("no_device", f"there are no {tp} GPUs of one kind", "probe")
+        raise Refused("no_device", f"there are no {tp * pp} GPUs of one kind", "probe")
     if group[0].total_bytes is None:
         raise Refused("unknown_memory", f"the memory of {group[0].name} could not be read", "probe")
     capability = group[0].capability
-    if engine.min_capability and capability and _number(capability) < _number(engine.min_capability):
+    if engine.min_capability and capability and float(capability) < float(engine.min_capability):
         raise Refused(
             "no_kernel",
             f"{engine.ref} needs compute capability {engine.min_capability}, {group[0].name} has {capability}",
@@ -124,11 +125,14 @@ def gate_devices(given: Inputs, engine: Engine, tp: int) -> tuple[Gpu, ...]:
     return group
 
 
-def gate_dtype(given: Inputs, group: tuple[Gpu, ...], args: Mapping[str, Scalar]) -> Choice[str]:
+def gate_dtype(given: Inputs, group: tuple[Gpu, ...], args: Mapping[str, Scalar], way: Way) -> Choice[str]:
+    if way.dtype:
+        reason, source = way.because["dtype"]
+        return Choice[str](value=way.dtype, reason=reason, source=source)
     wanted = args.get("dtype", given.wish.dtype)
     wanted = {"half": "float16", "float": "float32"}.get(str(wanted), str(wanted))
     capability = group[0].capability if group else None
-    old = capability is not None and _number(capability) < 8.0
+    old = capability is not None and float(capability) < 8.0
     if wanted != "auto":
         if wanted == "bfloat16" and old:
             raise Refused(
@@ -151,7 +155,3 @@ def gate_dtype(given: Inputs, group: tuple[Gpu, ...], args: Mapping[str, Scalar]
             source="vllm/config/model.py _resolve_auto_dtype",
         )
     return Choice[str](value=given.spec.dtype, reason="the dtype of the weights", source="config.json")
-
-
-def _number(capability: str) -> float:
-    return float(capability)

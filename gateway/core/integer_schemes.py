@@ -1,4 +1,4 @@
-"""Checkpoints with packed integers: GPTQ, AWQ, AutoRound. Pure.
+"""Checkpoints with packed integers: GPTQ, AWQ, AutoRound, bitsandbytes. Pure.
 
 Sources: vllm/model_executor/layers/quantization/ of 0.19.1 and 0.33.0, the file named at each rule.
 """
@@ -25,10 +25,11 @@ from gateway.core.quantization import (
 )
 
 
-def _integers(bits: object, group: object, symmetric: object, act_order: object = False) -> Scheme:
+def _integers(layout: str, bits: object, group: object, symmetric: object, act_order: object = False) -> Scheme:
     group = number(group, -1)
     # One group per channel: the order of its rows makes no difference. Source: gptq_marlin.py.
-    return of("wna16", number(bits), group, symmetric=bool(symmetric), act_order=bool(act_order) and group != -1)
+    ordered = bool(act_order) and group != -1
+    return of("wna16", number(bits), group, symmetric=bool(symmetric), act_order=ordered, layout=layout)
 
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -45,11 +46,20 @@ def _packed(layer: Layer, packed: set[str]) -> bool:
     return ".layers." in layer.name and layer.name.rpartition(".")[2] not in ("gate", "router", "shared_expert_gate")
 
 
+def _silent(block: Block) -> Quantization | None:
+    """A checkpoint of which neither block nor headers name a packed layer, which engines build unquantized without a word."""
+    if block.packed or not block.read:
+        return None
+    return Quantization(lambda _: unknown("the checkpoint's headers hold no packed layer, though config.json says quantized"))
+
+
 def gptq(block: Block) -> Quantization:
     """gptq_marlin.py and utils/gptq_utils.py; auto_gptq.py from 0.26."""
     config = block.config
-    base = _integers(config["bits"], config["group_size"], config.get("sym", True), config.get("desc_act", False))
+    base = _integers("gptq", config["bits"], config["group_size"], config.get("sym", True), config.get("desc_act", False))
     listed = [block.renamed(entry) for entry in words(config, "modules_in_block_to_quantize")]
+    if not listed and (silent := _silent(block)):
+        return silent
     dynamic: Mapping[str, Mapping[str, Any]] = config.get("dynamic") or {}
     head, packed = config.get("lm_head") is True, {block.renamed(name) for name in block.packed}
 
@@ -66,6 +76,7 @@ def gptq(block: Block) -> Quantization:
                     return UNQUANTIZED
             elif re.match(pattern.removeprefix("+:"), layer.name):
                 return _integers(
+                    "gptq",
                     changes.get("bits", base.bits),
                     changes.get("group_size", base.group),
                     changes.get("sym", base.symmetric),
@@ -85,8 +96,10 @@ def awq(block: Block) -> Quantization:
     """awq_marlin.py; auto_awq.py from 0.26."""
     config = block.config
     bits, group = config.get("bits", config.get("w_bit")), config.get("group_size", config.get("q_group_size"))
-    base = _integers(bits, group, not config.get("zero_point", True))
+    base = _integers("awq", bits, group, not config.get("zero_point", True))
     skipped = [block.renamed(entry) for entry in words(config, "modules_to_not_convert")]
+    if not skipped and (silent := _silent(block)):
+        return silent
     head, packed = config.get("lm_head") is True, {block.renamed(name) for name in block.packed}
 
     def rule(layer: Layer) -> Known:
@@ -113,6 +126,8 @@ def auto_round(block: Block) -> Quantization:
     config = block.config
     bits, group, symmetric = config["bits"], config["group_size"], config.get("sym", True)
     data = str(config.get("data_type", "int"))
+    packing = str(config.get("packing_format", "auto_round:auto_gptq")), str(config.get("backend", "auto"))
+    layout = "awq" if not any("gptq" in word for word in packing) and any("awq" in word for word in packing) else "gptq"
     blocks = config.get("block_name_to_quantize") or config.get("to_quant_block_names") or []
     blocks = [block.renamed(entry) for entry in (blocks.split(",") if isinstance(blocks, str) else words({"b": blocks}, "b"))]
     extra = {block.renamed(str(name)): dict(changes) for name, changes in (config.get("extra_config") or {}).items()}
@@ -135,7 +150,7 @@ def auto_round(block: Block) -> Quantization:
             return UNQUANTIZED
         size = changes.get("group_size", group if quantized else -1)
         if data == "int":
-            return _integers(width, size, changes.get("sym", symmetric if quantized else True))
+            return _integers(layout, width, size, changes.get("sym", symmetric if quantized else True))
         if "mx_fp" in data and width in (4, 8):
             return of("mxfp4" if width == 4 else "mxfp8", width, 32)
         if data in ("fp", "fp8") and width == 8 and isinstance(size, list) and len(size) == 2:
@@ -157,3 +172,19 @@ def auto_round(block: Block) -> Quantization:
         return found.pop()
 
     return Quantization(rule, integer_checkpoint=True)
+
+
+def bitsandbytes(block: Block) -> Quantization:
+    """bitsandbytes.py of 0.26.0, which 0.33.0 does not have."""
+    eight = block.config.get("load_in_8bit") is True
+    skipped = {block.renamed(entry) for entry in words(block.config, "llm_int8_skip_modules")}
+
+    def rule(layer: Layer) -> Known:
+        if layer.experts:
+            return unknown("bitsandbytes has no 8-bit experts") if eight else of("bnb", 4)
+        path = layer.name.split(".")
+        # is_layer_skipped_bnb: one part of the path, or the beginning of it.
+        whole = {".".join(path[: end + 1]) for end in range(len(path))}
+        return UNQUANTIZED if skipped & (whole | set(path)) or path[-1] == "lm_head" else of("bnb", 8 if eight else 4)
+
+    return Quantization(rule)

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gateway.core.expert_traits import ExpertTraits
 from gateway.core.layers import Linear, per_rank
-from gateway.core.linear import LinearRules, LinearShape, Scheme, choose
+from gateway.core.linear import LinearShape, Scheme, choose
+from gateway.core.moe import MoeRules, MoeShape, choose_moe
+from gateway.core.rules import Rules
 from gateway.domain import LayerKernel, Refusal
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What is known of how one engine version computes: `linear` from its linear.yaml, `traits` from its profile."""
-
-    linear: LinearRules
-    traits: frozenset[str] = frozenset()
 
 
 def layer_kernels(
@@ -25,12 +18,81 @@ def layer_kernels(
     capability: str,
     disabled: frozenset[str] = frozenset(),
     forced: str | None = None,
+    *,
+    experts: ExpertTraits | None = None,
+    ep: bool = False,
+    moe_backend: str | None = None,
+    variables: frozenset[str] = frozenset(),
 ) -> tuple[LayerKernel, ...]:
-    """One row for each kind of layer.
+    """One row for each kind of layer. Of experts `experts` says what their sizes do not; without it the
+    rows of quantized ones are unknown.
 
-    Experts have other kernels than dense layers; their rows are "unknown" until there are rules for them.
+    ep: ranks hold whole experts. moe_backend: --moe-backend. variables: environment variables that are on.
     """
-    return tuple(_row(layer, rules, tp, dtype, capability, disabled, forced) for layer in layers)
+
+    def row(layer: Linear) -> LayerKernel:
+        if layer.experts and experts is not None and rules.moe is not None and isinstance(layer.scheme, Scheme):
+            return _experts(layer, layer.scheme, rules.moe, tp, dtype, capability, experts, ep, moe_backend, variables)
+        return _row(layer, rules, tp, dtype, capability, disabled, forced)
+
+    return tuple(row(layer) for layer in layers)
+
+
+def _experts(
+    layer: Linear,
+    scheme: Scheme,
+    rules: MoeRules,
+    tp: int,
+    dtype: str,
+    capability: str,
+    traits: ExpertTraits,
+    ep: bool,
+    forced: str | None,
+    variables: frozenset[str],
+) -> LayerKernel:
+    sizes = (layer.k, layer.n) if ep else per_rank(layer, tp)
+    if sizes is None:
+        return _plain(layer, None, None, "none", f"{layer.n} outputs and {layer.k} inputs cannot be cut for {tp} ranks")
+    k, n = sizes
+    first = layer.name.endswith(".w13")
+    if not traits.function:
+        return _plain(layer, k, n, "unknown", "the function between the experts' products is not known here")
+    gated = not traits.function.endswith("_no_mul")
+    shape = MoeShape(
+        hidden=k if first else n,
+        intermediate=max(n // (2 if gated else 1), 1) if first else k,
+        experts=layer.experts,
+        per_token=traits.per_token,
+        scheme=scheme,
+        origin="" if scheme.kind == "unquantized" else traits.origin,
+        dtype=dtype,
+        function=traits.function,
+        bias=layer.bias,
+        routing=traits.routing,
+        family=traits.family,
+        tp=tp,
+        ep=ep and tp > 1,
+    )
+    choice = choose_moe(rules, shape, capability, None, forced, variables)
+    crash = dict(choice.crashes).get("w13" if first else "w2")
+    padded = None
+    if choice.padded_to:
+        grown = shape.evolve(hidden=choice.padded_to[0], intermediate=choice.padded_to[1])
+        product = grown.w13 if first else grown.w2
+        padded = (product.k, product.n) if (product.k, product.n) != (k, n) else None
+    status = choice.status if choice.status != "crash" or crash else "ok"
+    return LayerKernel(
+        layer=layer.name,
+        count=layer.count,
+        k=k,
+        n=n,
+        scheme=described(scheme),
+        kernel=choice.kernel,
+        status=status,
+        padded_to=padded,
+        refused=choice.refused,
+        note=crash or ("" if choice.status == "crash" else choice.note),
+    )
 
 
 def _row(
@@ -47,6 +109,8 @@ def _row(
         return LayerKernel(layer=layer.name, count=layer.count, k=k, n=n, scheme="unquantized", kernel="torch", status="ok")
     if layer.experts:
         return _plain(layer, k, n, "unknown", "kernels of experts are not known here")
+    if rules.linear is None:
+        return _plain(layer, k, n, "unknown", "kernels of this engine version are not known here")
     choice = choose(
         rules.linear, LinearShape(k=k, n=n, scheme=scheme, dtype=dtype, full_k=layer.k), capability, None, disabled, forced
     )
@@ -59,7 +123,8 @@ def _row(
         kernel=choice.kernel,
         status=choice.status,
         padded_to=choice.padded_to,
-        refused=tuple(Refusal(kernel=one.kernel, reason=one.reason) for one in choice.refused),
+        refused=choice.refused,
+        note=choice.note,
     )
 
 

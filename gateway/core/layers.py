@@ -1,6 +1,6 @@
-"""Every linear layer that an engine builds for a model, with its size, its cut and its quantization scheme. Pure.
+"""Everything that one engine version builds of a model, with the quantization scheme of every linear layer. Pure.
 
-    layers_from_config(config.json) -> (Linear, ...)      per_rank(layer, tp) -> (k, n)
+    body(spec, traits) -> Body(linears, others, attention)      per_rank(linear, tp) -> (k, n)
 
 Layers that differ only in their number are one Linear with the number as `*`; where a scheme holds for some numbers only,
 there are several. The output head is not one of them. Sources: vllm/model_executor/models/ of 0.18.0 to 0.33.0, held to
@@ -9,25 +9,30 @@ what those build by tests/conformance/golden/layers-*.json.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from gateway.core.blueprint import Built, Shard
-from gateway.core.families.text import FAMILIES, NESTED, RENAMES, qwen_vision
-from gateway.core.fields import Fields
+from gateway.core.blueprint import Blueprint, Built, Shard
+from gateway.core.families import RENAMES, blueprint
 from gateway.core.quantization import UNQUANTIZED, Known, Quantization
-from gateway.core.reading import quant_of
 from gateway.core.schemes import parse
-from gateway.domain import ModelSpec
+from gateway.domain import AttentionGroup, ModelSpec, Quant, TensorGroup
 from gateway.errors import BadModel
 
 # A trait is what some engine versions build differently; a caller names those of its version.
 # vLLM 0.26.0 and 0.33.0: GPTQ, AWQ and AutoRound keep a Qwen3.5 in_proj_ba whole (maybe_disable_tp in
 # layers/mamba/gdn/qwen_gdn_linear_attn.py:853 of 0.33.0).
 WHOLE_GATES = "whole_gates"
+# vLLM 0.18.0 keeps the A_log of gated delta nets in the model's dtype (models/qwen3_next.py:490), later ones in float32.
+NARROW_DECAY = "narrow_decay"
 
 _FLOATS = {"F16", "BF16", "F32"}
+# How far the elements of an unquantized checkpoint may be from those of the config before its headers are believed instead.
+_TOLERANCE = 0.005
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Linear:
 
     Names are the engine's, with `.w13` (gate and up) and `.w2` (down) for the two products of experts, of which there are
     `experts`. A cut never splits one of `heads`; `kv_heads` are repeated where ranks outnumber them. Both are 0 elsewhere.
+    A `bias` is cut as the outputs are: not at all where `shard` cuts the inputs.
     """
 
     name: str
@@ -48,6 +54,22 @@ class Linear:
     heads: int = 0
     kv_heads: int = 0
     experts: int = 0
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class Body:
+    """What one engine version builds of a model. `others` are the parameters that are not a linear layer's.
+
+    Not `known`: of this family, or of a checkpoint whose shapes its config contradicts, only the tensors of the headers are
+    known; they are in `others`, and `linears` is empty. `assumed` says what of the quantization config.json does not tell.
+    """
+
+    linears: tuple[Linear, ...]
+    others: tuple[TensorGroup, ...]
+    attention: tuple[AttentionGroup, ...]
+    known: bool = True
+    assumed: str = ""
 
 
 def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
@@ -72,58 +94,90 @@ def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
     return (layer.k, layer.n // tp) if all(part % tp == 0 for part in layer.parts) else None
 
 
-def layers_from_config(
-    config: Mapping[str, Any],
-    source: str = "config.json",
-    traits: Collection[str] = (),
-    packed: frozenset[str] = frozenset(),
-) -> tuple[Linear, ...]:
-    """`packed` are the modules (layer numbers may be `*`) that headers show to hold other than plain floats.
+def body(spec: ModelSpec, traits: Collection[str] = ()) -> Body:
+    """`traits` are those of the engine version. Raises BadModel for fields of config.json that are missing or cannot be."""
+    config, quant = _frozen(spec.config, spec.source), spec.quant and _frozen(spec.quant.model_dump(), spec.source)
+    built = frozenset(traits)
+    plan = _blueprint(config, spec.source, built)
+    headers = spec.tensors if spec.tensors_from == "headers" else ()
+    if plan is None or (spec.quant is None and headers and _contradicts(plan, spec, headers)):
+        return Body((), spec.tensors, spec.attention, known=False)
+    # What a GPTQ or AWQ checkpoint has quantized, its headers tell where its block does not.
+    # Source: maybe_update_config in gptq_marlin.py and awq_marlin.py, which read them for that too.
+    packed = frozenset(group.name.rpartition(".")[0] for group in headers if group.dtype not in _FLOATS)
+    linears, assumed = _linears(config, spec.source, spec.model_type, quant, packed, built, bool(headers))
+    others = tuple(_held(group, traits) for group in _loaded(plan, spec))
+    return Body(linears, others, plan.attention, assumed=assumed)
 
-    Raises BadModel naming the field that is missing or cannot be, and for families that these rules do not know.
-    """
-    top = Fields(config, source)
-    fields = Fields(top.mapping("text_config", config), source)
-    family = fields.word("model_type")
-    build = FAMILIES.get(family)
-    nested = "text_config" in config
-    if build is None or (nested and top.word("model_type") not in NESTED):
-        raise BadModel(
-            f"Which layers the family {top.word('model_type')} of {source} has is not known here.",
-            hint="Serve it by an engine started elsewhere and add that as an endpoint.",
-        )
-    quantization = parse(quant_of(top, fields), RENAMES.get(top.word("model_type"), ()), packed)
-    stem = "language_model.model.layers" if nested else "model.layers"
-    built = build(fields, family, f"{stem}.*")
-    if nested:
-        built += qwen_vision(Fields(top.mapping("vision_config", {}), source))
-    found = [linear for item in built for linear in _schemed(item, quantization, traits)]
+
+def _frozen(value: Mapping[str, Any], source: str) -> str:
+    """JSON as text, which can be the key of a cache: engine versions and machines ask for the same models again."""
+    try:
+        return json.dumps(value)
+    except (ValueError, TypeError, RecursionError):
+        raise BadModel(f"config.json of {source} is not plain JSON.", hint="Download or copy the model again.") from None
+
+
+@lru_cache(maxsize=32)
+def _blueprint(config: str, source: str, traits: frozenset[str]) -> Blueprint | None:
+    return blueprint(json.loads(config), source, traits)
+
+
+@lru_cache(maxsize=32)
+def _linears(
+    config: str,
+    source: str,
+    model_type: str,
+    quant: str | None,
+    packed: frozenset[str],
+    traits: frozenset[str],
+    read: bool,
+) -> tuple[tuple[Linear, ...], str]:
+    """The linear layers of a known family, and what of their quantization is assumed. `read`: there were headers."""
+    plan = _blueprint(config, source, traits)
+    block = None if quant is None else Quant.model_validate_json(quant)
+    quantization = parse(block, RENAMES.get(model_type, ()), packed, read)
+    return (() if plan is None else _schemed(plan.linears, quantization, traits)), quantization.assumed
+
+
+def _schemed(layers: Iterable[Built], quantization: Quantization, traits: Collection[str]) -> tuple[Linear, ...]:
+    """One Linear for each scheme that the numbers of a layer have."""
+    found: list[Linear] = []
+    for item in layers:
+        whole = WHOLE_GATES in traits and item.modules == ("in_proj_b", "in_proj_a") and quantization.integer_checkpoint
+        shard: Shard = "replicated" if whole else item.shard
+        size = (item.k, sum(item.parts), shard, item.parts)
+        rest = (item.heads, item.kv_heads, item.experts, item.bias)
+        found += [Linear(item.name, count, *size, scheme, *rest) for scheme, count in _schemes(item, quantization).items()]
     return tuple(sorted(found, key=lambda linear: (linear.name, -linear.count)))
 
 
-def linear_layers(spec: ModelSpec, traits: Collection[str] = ()) -> tuple[Linear, ...]:
-    """The same from a spec, whose headers tell what a GPTQ or AWQ checkpoint has quantized where its block does not.
-
-    Source: maybe_update_config in gptq_marlin.py and awq_marlin.py, which read the headers for that too.
-    """
-    packed: frozenset[str] = frozenset()
-    if spec.tensors_from == "headers":
-        packed = frozenset(group.name.rpartition(".")[0] for group in spec.tensors if group.dtype not in _FLOATS)
-    return layers_from_config(spec.config, spec.source, traits, packed)
-
-
-def _schemed(item: Built, quantization: Quantization, traits: Collection[str]) -> list[Linear]:
-    """One Linear for each scheme that the numbers of a layer have."""
+def _schemes(item: Built, quantization: Quantization) -> dict[Known, int]:
+    """How many numbers of this layer have each scheme."""
+    if not item.quantizable:
+        return {UNQUANTIZED: len(item.numbers)}
     counts: dict[Known, int] = {}
     for number in item.numbers:
-        scheme: Known = UNQUANTIZED
-        if item.quantizable:
-            name = item.name.replace("*", str(number), 1).removesuffix(".w13").removesuffix(".w2")
-            scheme = quantization.scheme_of(name, item.modules, experts=item.experts > 0)
+        name = item.name.replace("*", str(number), 1).removesuffix(".w13").removesuffix(".w2")
+        scheme = quantization.scheme_of(name, item.modules, experts=item.experts > 0)
         counts[scheme] = counts.get(scheme, 0) + 1
-    whole = WHOLE_GATES in traits and item.modules == ("in_proj_b", "in_proj_a") and quantization.integer_checkpoint
-    shard: Shard = "replicated" if whole else item.shard
-    return [
-        Linear(item.name, count, item.k, sum(item.parts), shard, item.parts, scheme, item.heads, item.kv_heads, item.experts)
-        for scheme, count in counts.items()
-    ]
+    return counts
+
+
+def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
+    """Pooling drops the output head."""
+    return (group for group in plan.others if not (spec.task == "embed" and group.name.endswith("lm_head.weight")))
+
+
+def _held(group: TensorGroup, traits: Collection[str]) -> TensorGroup:
+    """This parameter in the dtype that the engine version holds it in."""
+    narrow = NARROW_DECAY in traits and group.name.endswith(".linear_attn.A_log")
+    return TensorGroup(**{**dict(group), "dtype": ""}) if narrow else group
+
+
+def _contradicts(plan: Blueprint, spec: ModelSpec, headers: Iterable[TensorGroup]) -> bool:
+    """Whether the headers hold another number of elements than the config says."""
+    stored = sum(group.count * math.prod(group.shape) for group in headers)
+    said = sum(len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts) for item in plan.linears)
+    said += sum(group.count * math.prod(group.shape) for group in _loaded(plan, spec))
+    return abs(stored - said) > _TOLERANCE * said

@@ -26,6 +26,7 @@ class KernelChoice(Value):
     padded_to: tuple[int, int] | None = None  # (k, n)
     refused: tuple[Refusal, ...] = ()
     status: Literal["ok", "none", "unknown"]
+    note: str = ""  # why it is slow
 
 
 # --- the rules, as linear.yaml has them ---
@@ -42,6 +43,7 @@ class Kernel(Value):
     requires: tuple[Check, ...] = ()
     pads: Pads | None = None
     disablable: bool = True  # VLLM_DISABLED_KERNELS can name it
+    slow: str = ""  # why a faster one would be better
 
 
 class Move(Value):
@@ -133,7 +135,8 @@ def choose(
             continue
         why = next((r for r in (refusal(check, case) for check in kernel.requires) if r), None)
         if why is None:
-            return KernelChoice(kernel=name, padded_to=_padded(kernel.pads, shape), refused=tuple(refused), status="ok")
+            padded = _padded(kernel.pads, shape)
+            return KernelChoice(kernel=name, padded_to=padded, refused=tuple(refused), status="ok", note=kernel.slow)
         refused.append(Refusal(kernel=name, reason=why))
     return _none(*refused)
 

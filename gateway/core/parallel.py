@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 
-from gateway.core.memory import padded_vocab
+from gateway.core.layers import Body, per_rank
+from gateway.core.weights import padded_vocab
 from gateway.domain import Gpu, Hardware, ModelSpec
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -13,8 +14,8 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 _CONSIDERED = 12
 
 
-def illegal(spec: ModelSpec, tp: int) -> str | None:
-    """Why `tp` ranks cannot share this model, or None when they can.
+def illegal(spec: ModelSpec, body: Body, tp: int, *, ep: bool = False) -> tuple[str, str | None] | None:
+    """Why `tp` ranks cannot share this model, and which layer stands against it; None when they can.
 
     Source: `verify_with_parallel_config` (vllm/config/model.py) for heads; `divide` asserts in
     vllm/model_executor/layers/linear.py and vocab_parallel_embedding.py for linear layers and vocabulary;
@@ -22,23 +23,30 @@ def illegal(spec: ModelSpec, tp: int) -> str | None:
     """
     if tp == 1:
         return None
-    for group in spec.attention:
+    for group in body.attention:
+        if group.kind in ("vision", "recurrent"):
+            continue
         if group.heads % tp:
-            return f"{group.heads} attention heads cannot be shared by {tp} GPUs"
-        if group.kv_heads % tp and tp % group.kv_heads:
-            return f"{group.kv_heads} KV heads can be neither split over nor repeated on {tp} GPUs"
+            return f"{group.heads} attention heads cannot be shared by {tp} GPUs", None
+        if group.kind != "mla" and group.kv_heads % tp and tp % group.kv_heads:
+            return f"{group.kv_heads} KV heads can be neither split over nor repeated on {tp} GPUs", None
     vocab = padded_vocab(spec.vocab)
     if vocab % tp:
-        return f"the vocabulary ({vocab} rows with padding) cannot be split over {tp} GPUs"
-    for tensor in spec.tensors:
-        if len(tensor.shape) == 3 and tensor.shard.startswith("expert") and spec.experts and spec.experts.intermediate % tp:
-            return f"experts of size {spec.experts.intermediate} cannot be split over {tp} GPUs"
-        if len(tensor.shape) != 2:
-            continue
-        if tensor.shard in ("column", "expert_column") and tensor.shape[0] % tp:
-            return f"{tensor.name} has {tensor.shape[0]} rows, which {tp} GPUs cannot split"
-        if tensor.shard in ("row", "expert_row") and tensor.shape[1] % tp:
-            return f"{tensor.name} has {tensor.shape[1]} columns, which {tp} GPUs cannot split"
+        return f"the vocabulary ({vocab} rows with padding) cannot be split over {tp} GPUs", None
+    for layer in body.linears:
+        if per_rank(layer, tp) is None and not (ep and layer.experts):
+            return f"{layer.name} ({layer.k} inputs, {layer.n} outputs) cannot be cut for {tp} GPUs", layer.name
+    if body.known:
+        return None
+    for tensor in body.others:
+        fused = len(tensor.shape) == 3 and tensor.shard.startswith("expert")
+        if fused and spec.experts and spec.experts.intermediate % tp:
+            return f"experts of size {spec.experts.intermediate} cannot be split over {tp} GPUs", tensor.name
+        rows, columns = (tensor.shape[0], tensor.shape[1]) if len(tensor.shape) == 2 else (0, 0)
+        if tensor.shard in ("column", "expert_column") and rows % tp:
+            return f"{tensor.name} has {rows} rows, which {tp} GPUs cannot split", tensor.name
+        if tensor.shard in ("row", "expert_row") and columns % tp:
+            return f"{tensor.name} has {columns} columns, which {tp} GPUs cannot split", tensor.name
     return None
 
 
@@ -74,6 +82,16 @@ def best_group(hardware: Hardware, tp: int, claims: Mapping[str, int]) -> tuple[
 
     best = max(groups, key=preference, default=None)
     return None if best is None else tuple(sorted(best, key=lambda gpu: gpu.index))
+
+
+def spare_groups(hardware: Hardware, size: int, budget_bytes: int, claims: Mapping[str, int]) -> int:
+    """How many groups of `size` alike GPUs have this much room on each."""
+    kinds: dict[tuple[str, str | None, int | None], int] = {}
+    for gpu in hardware.gpus:
+        if available_bytes(gpu, claims) >= budget_bytes:
+            kind = (gpu.name, gpu.capability, gpu.total_bytes)
+            kinds[kind] = kinds.get(kind, 0) + 1
+    return sum(count // size for count in kinds.values()) if size else 0
 
 
 def peers_without_p2p(hardware: Hardware, group: Iterable[Gpu]) -> tuple[int, int] | None:

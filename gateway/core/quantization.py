@@ -21,7 +21,7 @@ Known = Scheme | Unknown
 UNQUANTIZED = Scheme(kind="unquantized", bits=16)
 
 
-def of(kind: Kind, bits: int, group: int = -1, **more: bool) -> Scheme:
+def of(kind: Kind, bits: int, group: int = -1, **more: Any) -> Scheme:
     return Scheme(kind=kind, bits=bits, group=group, **more)
 
 
@@ -83,12 +83,13 @@ class Block:
     """The quantization block of a checkpoint.
 
     `renames` are (checkpoint, engine) module paths, as the engine's model class has them; `packed` are the checkpoint's
-    modules that hold packed integers, where its headers were read (their layer numbers may be `*`).
+    modules that hold packed integers, where its headers were `read` (their layer numbers may be `*`).
     """
 
     config: Mapping[str, Any]
     renames: Sequence[tuple[str, str]] = ()
     packed: frozenset[str] = frozenset()
+    read: bool = False
 
     def renamed(self, entry: str) -> str:
         """A path of the block as the engine's name. Regular expressions stay. Source: WeightsMapper, models/utils.py."""

@@ -10,13 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gateway.core.float_schemes import compressed, fp8, modelopt, mxfp4
-from gateway.core.integer_schemes import auto_round, awq, gptq
+from gateway.core.integer_schemes import auto_round, awq, bitsandbytes, gptq
 from gateway.core.quantization import UNQUANTIZED, Block, Quantization, unknown
 from gateway.domain import Quant
 
 
-def parse(quant: Quant | None, renames: Sequence[tuple[str, str]] = (), packed: frozenset[str] = frozenset()) -> Quantization:
-    """The schemes that `quant` gives; Block says what `renames` and `packed` are."""
+def parse(
+    quant: Quant | None,
+    renames: Sequence[tuple[str, str]] = (),
+    packed: frozenset[str] = frozenset(),
+    read: bool = False,
+) -> Quantization:
+    """The schemes that `quant` gives; Block says what `renames`, `packed` and `read` are.
+
+    Online quantization (`--quantization fp8` of an unquantized checkpoint) is Quant(method="fp8") without a block.
+    """
     if quant is None:
         return Quantization(lambda _: UNQUANTIZED)
     method = quant.method.lower()
@@ -24,7 +32,7 @@ def parse(quant: Quant | None, renames: Sequence[tuple[str, str]] = (), packed: 
     if reader is None:
         return Quantization(lambda _: unknown(f"no rules for the quantization method {method}"))
     try:
-        return reader(Block(quant.config, renames, packed))
+        return reader(Block(quant.config, renames, packed, read))
     except (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError, Warning) as error:
         reason = f"the {method} block of config.json is not understood ({type(error).__name__})"
         return Quantization(lambda _: unknown(reason))
@@ -45,5 +53,7 @@ _METHODS: dict[str, _Reader] = {
     "modelopt": modelopt,
     "modelopt_fp4": modelopt,
     "modelopt_mixed": modelopt,
+    "modelopt_mxfp8": modelopt,
+    "bitsandbytes": bitsandbytes,
     "fp8": fp8,
 }

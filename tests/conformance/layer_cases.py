@@ -106,7 +106,7 @@ QUANTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-_PUBLISHED = [
+PUBLISHED = [
     "deepseek-v2-lite",
     "deepseek-v3",
     "gemma-2-9b",
@@ -129,7 +129,7 @@ _PUBLISHED = [
     "qwen3.6-35b-a3b",
 ]
 CASES: tuple[tuple[str, str], ...] = (
-    *((name, "none") for name in _PUBLISHED),
+    *((name, "none") for name in PUBLISHED),
     *(("llama-3.1-8b", name) for name in QUANTS if name not in ("mxfp4", "mxfp4-ct") and not name.endswith("-language")),
     *(
         ("qwen3-30b-a3b", name)

@@ -11,11 +11,12 @@ import json
 import os
 import sys
 
-from tests.conformance.engine import vllm
+from tests.conformance.engine import sglang, vllm
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=["vllm", "sglang"], default="vllm")
     parser.add_argument("--sources", required=True, help="folder that holds the engine's Python package")
     parser.add_argument("--version", required=True)
     parser.add_argument("--capability", required=True, help="compute capability, e.g. 8.6")
@@ -26,7 +27,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     major, minor = map(int, args.capability.split("."))
-    vllm.boot(args.sources, (major, minor), packages=args.packages)
+    if args.engine == "sglang":
+        sglang.boot(args.sources, (major, minor))
+    else:
+        vllm.boot(args.sources, (major, minor), packages=args.packages)
     module = importlib.import_module(args.questions)
     json.dump(module.answers(args.version), answers)
     answers.flush()

@@ -15,6 +15,19 @@ from pathlib import Path
 from typing import Any
 
 
+class _Ranks:
+    """A torch process group: what _Group's rank and size are, asked as functions."""
+
+    def __init__(self, size: int) -> None:
+        self.ranks = size
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return self.ranks
+
+
 class _Group:
     """Stands for a group of ranks: sizes only."""
 
@@ -24,7 +37,7 @@ class _Group:
         self.last_rank, self.ranks = size - 1, list(range(size))
         self.is_first_rank, self.is_last_rank = True, size == 1
         self.device = importlib.import_module("torch").device("meta")
-        self.device_group = self.cpu_group = self
+        self.device_group = self.cpu_group = _Ranks(size)
         self.device_communicator, self.use_device_communicator = None, False
         self.unique_name = self.group_name = f"group:{size}"
 
@@ -37,7 +50,7 @@ class _Group:
         return lambda *args, **_: args[0] if args else None
 
 
-def _group_up(tp: int) -> None:
+def group_up(tp: int) -> None:
     state: Any = importlib.import_module("vllm.distributed.parallel_state")
     one, group = _Group(1), _Group(tp)
     for name in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:
@@ -48,7 +61,7 @@ def _group_up(tp: int) -> None:
     state.get_node_count = lambda: 1
 
 
-def _meta_mode() -> Any:
+def meta_mode() -> Any:
     torch: Any = importlib.import_module("torch")
 
     def fixed(value: Any) -> Any:
@@ -91,10 +104,10 @@ def built(config: dict[str, Any], tp: int, headers: bytes | None = None, **argum
             model=folder, tensor_parallel_size=tp, load_format="dummy", skip_tokenizer_init=True,
             distributed_executor_backend="mp", **given,
         ).create_engine_config()  # fmt: skip
-        _group_up(tp)
+        group_up(tp)
         torch.set_default_dtype(made.model_config.dtype)
         try:
-            with vllm_config.set_current_vllm_config(made), _meta_mode(), torch.device("meta"):
+            with vllm_config.set_current_vllm_config(made), meta_mode(), torch.device("meta"):
                 yield made, loading.initialize_model(made)
         finally:
             torch.set_default_dtype(torch.float32)

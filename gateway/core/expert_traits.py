@@ -1,0 +1,62 @@
+"""What a model's config.json says of its experts, beyond their sizes: who quantized them, and how they are chosen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.domain import ModelSpec
+
+# The function between the two products, where the engine's class of the family sets it itself. Source: models/gpt_oss.py,
+# gemma4.py, nemotron_h.py of 0.33.0.
+_FUNCTIONS = {"gpt_oss": "swigluoai", "gemma4": "gelu_tanh", "gemma4_text": "gelu_tanh", "nemotron_h": "relu2_no_mul"}
+# Families whose router renormalizes whatever config.json says, and those that do as `norm_topk_prob` says.
+_RENORMALIZED = {"gpt_oss", "mixtral", "gemma4", "gemma4_text", "granitemoe", "granitemoehybrid", "qwen3_5_moe_text"}
+_CONFIGURED = {"qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "deepseek_v2"}
+_GROUPED = {"deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite"}
+_ORIGINS = {"auto_round": "auto-round", "intel/auto-round": "auto-round", "inc": "auto-round", "gptq_marlin": "gptq"}
+_ORIGINS |= {"awq_marlin": "awq", "modelopt_fp4": "modelopt", "modelopt_mixed": "modelopt"}
+
+
+@dataclass(frozen=True)
+class ExpertTraits:
+    """As MoeShape has them."""
+
+    family: str
+    origin: str
+    per_token: int
+    function: str  # "": not known here
+    routing: str  # "": not known here
+
+
+def expert_traits(spec: ModelSpec, *, online: bool = False) -> ExpertTraits:
+    """`online`: the engine itself quantizes, as `--quantization fp8` asks it to."""
+    text = spec.config.get("text_config")
+    config: Mapping[str, Any] = text if isinstance(text, Mapping) else spec.config
+    family = str(config.get("model_type", ""))
+    method = spec.quant.method.lower() if spec.quant else ""
+    per_token = spec.experts.per_token if spec.experts else 1
+    origin = "online" if online else _ORIGINS.get(method, method)
+    return ExpertTraits(family, origin, max(per_token, 1), _function(config, family), _routing(config, family))
+
+
+def _function(config: Mapping[str, Any], family: str) -> str:
+    if family in _FUNCTIONS:
+        return _FUNCTIONS[family]
+    return "silu" if config.get("hidden_act", "silu") in ("silu", "swish") else ""
+
+
+def _routing(config: Mapping[str, Any], family: str) -> str:
+    normalized = config.get("norm_topk_prob")
+    if family in _GROUPED:
+        return "deepseek" if normalized is not False and config.get("n_group") else ""
+    if family in _RENORMALIZED:
+        return "renormalize"
+    if family == "minimax_m2":
+        return "minimax" if config.get("scoring_func") == "sigmoid" else ""
+    if family == "qwen3_next":
+        return "default" if normalized is False else "renormalize"
+    if family in _CONFIGURED and config.get("scoring_func", "softmax") == "softmax":
+        return "renormalize" if normalized is True else "default"
+    return ""

@@ -1,0 +1,66 @@
+"""Which engine version runs which model on which machine: one Cell of a Decision per engine version. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from gateway.domain import Decision, EngineRef, Rejected, Value
+
+# Refusals that say more about the number of GPUs than about the engine; told only where there is nothing else to tell.
+_OF_THE_COUNT = ("no_device", "illegal_parallelism")
+
+
+class Cell(Value):
+    """`state`: ok, degraded (it runs, but slower or not as sure as it should), or failing with the verdict of the gate."""
+
+    model: str
+    hardware: str
+    engine: EngineRef
+    state: Literal["ok", "degraded", "failing"]
+    verdict: str
+    tensor_parallel: int
+    pipeline_parallel: int = 1
+    max_model_len: int | None = None
+    why: str = ""
+
+
+def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
+    """A cell for each of these engines ("kind==version"): its best plan, or the refusal that says most."""
+    found = []
+    for engine in engines:
+        where = {"model": decision.model, "hardware": decision.hardware}
+        plan = next((plan for plan in decision.plans if str(plan.engine) == engine), None)
+        if plan is not None:
+            why = "; ".join(plan.warnings)
+            sizes = {"tensor_parallel": plan.tensor_parallel.value, "pipeline_parallel": plan.pipeline_parallel.value}
+            found.append(
+                Cell(
+                    **where,
+                    **sizes,
+                    engine=plan.engine,
+                    state=plan.verdict,
+                    verdict=plan.verdict,
+                    max_model_len=plan.max_model_len.value,
+                    why=why,
+                )
+            )
+        elif refused := [one for one in decision.rejected if str(one.engine) == engine]:
+            worst = _telling(refused)
+            found.append(
+                Cell(
+                    **where,
+                    engine=worst.engine,
+                    state="failing",
+                    verdict=worst.verdict,
+                    tensor_parallel=worst.tensor_parallel,
+                    pipeline_parallel=worst.pipeline_parallel,
+                    why="; ".join(worst.reasons),
+                )
+            )
+    return found
+
+
+def _telling(refused: list[Rejected]) -> Rejected:
+    """The refusal with the most ranks that is not about their number: nothing smaller helped either."""
+    return max(refused, key=lambda one: (one.verdict not in _OF_THE_COUNT, one.tensor_parallel, one.pipeline_parallel))

@@ -1,0 +1,22 @@
+"""What is known of how one engine version computes: its rule files, by what they decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.core.attention_rules import AttentionRules
+from gateway.core.linear import LinearRules
+from gateway.core.moe import MoeRules
+from gateway.core.sglang_memory import MemoryRules
+from gateway.core.speculative import SpeculativeRules
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The files of profiles/engines/KIND/VERSION/, each of which may be missing: then what it decides is not known."""
+
+    linear: LinearRules | None = None
+    moe: MoeRules | None = None
+    attention: AttentionRules | None = None
+    speculative: SpeculativeRules | None = None
+    memory: MemoryRules | None = None

@@ -1,0 +1,231 @@
+"""All ways of one engine version through the gates: a refused way may be cured by changing one thing. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gateway.core.attention import layer_attention
+from gateway.core.command import canonical
+from gateway.core.drafter import Drafter
+from gateway.core.expert_traits import expert_traits
+from gateway.core.gates import Found, Inputs, gate_devices, gate_driver, gate_dtype, gate_kernels, gate_model
+from gateway.core.kernels import layer_kernels
+from gateway.core.layers import Body, body
+from gateway.core.parallel import spare_groups
+from gateway.core.quantization import Unknown
+from gateway.core.rules import Rules
+from gateway.core.sizing import Sizing
+from gateway.core.speculative import Speculation, speculate
+from gateway.core.ways import Refused, Way, plain, repairs
+from gateway.domain import AttentionGroup, Choice, Engine, EngineRef, LayerAttention, Plan, Quant, Rejected, Scalar
+from gateway.errors import BadModel
+
+# An engine version is given up after so many ways; a search this long finds nothing that a user would want.
+_MOST_WAYS = 64
+_KERNEL_VERDICTS = ("no_kernel", "no_backend", "runtime_fail", "known_bad")
+
+
+@dataclass
+class Search:
+    """The search of one engine version: `run` fills `plans` and `rejected`.
+
+    args: the user's checked flags by this engine's names. bodies: shared by engines that build the model alike.
+    """
+
+    given: Inputs
+    engine: Engine
+    rules: Rules | None
+    args: Mapping[str, Scalar]
+    env: dict[str, str]
+    bodies: dict[tuple[frozenset[str], str], Body]
+    drafter: Drafter | None = None
+    plans: list[Plan] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+
+    def run(self) -> None:
+        given, engine = self.given, self.engine
+        self.canonical = canonical(engine, self.args)
+        gpus = len(given.hardware.gpus)
+        ways = deque(plain(engine, gpus, self.canonical, given.wish.tensor_parallel))
+        try:
+            gate_model(given, engine)
+            gate_driver(given, engine)
+        except Refused as refusal:
+            self.rejected.append(rejection(engine, ways[0], refusal))
+            return
+        seen = set(ways)
+        for _ in range(_MOST_WAYS):
+            if not ways:
+                break
+            way = ways.popleft()
+            found = Found()
+            try:
+                self.plans.append(self._plan(way, found))
+            except Refused as refusal:
+                # What a change could not cure is told by the refusal of the way that was changed.
+                if not way.because or refusal.verdict == "known_bad":
+                    self.rejected.append(rejection(engine, way, refusal, found))
+                changed = repairs(
+                    way, refusal, engine, self.rules, gpus, self.canonical, quantized=given.spec.quant is not None
+                )
+                fresh = [other for other in changed if other not in seen]
+                seen.update(fresh)
+                ways.extend(fresh)
+        self._replicated()
+
+    def _replicated(self) -> None:
+        """Where no kernel lets more GPUs share the model, the others can only help as replicas."""
+        sound = [len(plan.gpus) for plan in self.plans if plan.cost == 0]
+        if self.given.wish.replicas is not None or not sound:
+            return
+        most = max(sound)
+        wider = [one for one in self.rejected if one.tensor_parallel * one.pipeline_parallel > most]
+        if not wider or any(one.verdict not in _KERNEL_VERDICTS for one in wider):
+            return
+        reason = f"no kernel lets {wider[0].tensor_parallel} GPUs share a copy, so each group of {most} serves its own"
+        for index, plan in enumerate(self.plans):
+            copies = spare_groups(self.given.hardware, len(plan.gpus), plan.memory.budget_bytes, self.given.claims)
+            if len(plan.gpus) == most and copies > 1:
+                replicas = Choice[int](value=copies, reason=reason, source=wider[0].source)
+                self.plans[index] = plan.evolve(replicas=replicas)
+
+    def _plan(self, way: Way, found: Found) -> Plan:
+        """One way through all gates. Raises Refused; `found` keeps what was computed until then."""
+        given, engine, rules = self.given, self.engine, self.rules
+        built = self._body(way)
+        group = gate_devices(given, engine, built, way.tp, way.pp, ep=way.ep)
+        dtype = gate_dtype(given, group, self.canonical, way)
+        capability = group[0].capability if group else None
+        speculation = self._speculation(way, dtype.value, capability)
+        pools = rules.memory if rules else None
+        sizing = Sizing(given, engine, built, way, group, dtype, self.canonical, speculation, pools)
+        if rules is not None and group:
+            self._compute(way, found, built, dtype.value, capability)
+        refusal: Refused | None = None
+        try:
+            gate_kernels(found, engine, given.facts, capability)
+        except Refused as error:
+            refusal = error
+        # Also of what no kernel computes: one sees what else would have been in the way.
+        try:
+            plan = sizing.plan(self._environment(way), found)
+        except Refused as error:
+            raise refusal or error from None
+        if refusal is not None:
+            raise refusal
+        return self._judged(plan)
+
+    def _body(self, way: Way) -> Body:
+        """What this version builds of the model. Raises Refused for weights that it, or that these rules, cannot read."""
+        spec, engine, source = self.given.spec, self.engine, f"profile {self.engine.ref}"
+        quant = spec.quant
+        if way.quantization == "fp8" and quant is None:
+            quant = Quant(method="fp8", config={"quant_method": "fp8", "activation_scheme": "dynamic"})
+            spec = spec.evolve(quant=quant, config={**spec.config, "quantization_config": quant.config})
+        key = frozenset(engine.traits), way.quantization
+        try:
+            if key not in self.bodies:
+                self.bodies[key] = body(spec, key[0])
+        except BadModel as error:
+            raise Refused("unsupported_quantization", error.message, source) from None
+        built = self.bodies[key]
+        if quant is not None:
+            if self.rules is None:
+                reason = (
+                    f"the weights are quantized ({quant.method}), and which kernel {engine.ref} would use for them is not known"
+                )
+                raise Refused("unsupported_quantization", reason, source)
+            unknown = next((layer for layer in built.linears if isinstance(layer.scheme, Unknown)), None)
+            if unknown is not None and isinstance(unknown.scheme, Unknown):
+                raise Refused(
+                    "unsupported_quantization", f"{unknown.name}: {unknown.scheme.reason}", source, layer=unknown.name
+                )
+        return built
+
+    def _compute(self, way: Way, found: Found, built: Body, dtype: str, capability: str | None) -> None:
+        """The kernel of every linear layer and the backend of every attention layer, on one rank."""
+        rules = self.rules
+        if rules is None:
+            return
+        if capability is None:
+            raise Refused("unknown_capability", "the compute capability, which decides the kernels, could not be read", "probe")
+        disabled = frozenset(self.env.get("VLLM_DISABLED_KERNELS", "").split(",")) | frozenset(way.disabled)
+        found.kernels = layer_kernels(
+            built.linears,
+            rules,
+            way.tp,
+            dtype,
+            capability,
+            disabled - {""},
+            way.backend("linear-backend"),
+            experts=expert_traits(self.given.spec, online=bool(way.quantization and self.given.spec.quant is None)),
+            ep=way.ep,
+            moe_backend=way.backend("moe-backend"),
+            variables=frozenset(name for name, value in self.env.items() if value.lower() in ("1", "true")),
+        )
+        found.attention = self._attention(built.attention, way, dtype, capability)
+
+    def _attention(
+        self, groups: tuple[AttentionGroup, ...], way: Way, dtype: str, capability: str | None, *, drafter: bool = False
+    ) -> tuple[LayerAttention, ...]:
+        rules = self.rules.attention if self.rules else None
+        if rules is None or capability is None:
+            return ()
+        block, forced = self.canonical.get("block-size"), self.canonical.get("attention-backend")
+        spec = self.given.spec
+        return layer_attention(
+            groups,
+            rules,
+            way.tp,
+            dtype,
+            way.kv_dtype,
+            capability,
+            None if block is None else int(block),
+            None if forced is None or drafter else str(forced),
+            drafter=drafter,
+            architecture=spec.architecture,
+            config=None if drafter else spec.config,
+        )
+
+    def _speculation(self, way: Way, dtype: str, capability: str | None) -> Speculation:
+        return speculate(
+            self.given.spec,
+            self.drafter,
+            self.given.wish,
+            self.engine,
+            self.rules.speculative if self.rules else None,
+            lambda groups: self._attention(groups, way, dtype, capability, drafter=True),
+            way.tp,
+            dtype,
+        )
+
+    def _environment(self, way: Way) -> dict[str, str]:
+        if not way.disabled:
+            return self.env
+        users = [name for name in self.env.get("VLLM_DISABLED_KERNELS", "").split(",") if name]
+        return {**self.env, "VLLM_DISABLED_KERNELS": ",".join([*users, *way.disabled])}
+
+    def _judged(self, plan: Plan) -> Plan:
+        """The plan with what facts say of it. Raises Refused for one that failed here before."""
+        known = {fact.kind: fact for fact in self.given.facts if fact.scope.get("fingerprint") == plan.fingerprint}
+        if bad := known.get("plan_failed"):
+            raise Refused("known_bad", f"this exact plan failed here before: {bad.source}", "fact")
+        return plan.evolve(grade="verified") if "plan_verified" in known else plan
+
+
+def rejection(engine: Engine, way: Way, refusal: Refused, found: Found | None = None) -> Rejected:
+    found = found or Found()
+    return Rejected(
+        engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
+        tensor_parallel=way.tp,
+        pipeline_parallel=way.pp,
+        verdict=refusal.verdict,
+        layer=refusal.layer,
+        reasons=(str(refusal),),
+        source=refusal.source,
+        kernels=found.kernels,
+        attention=found.attention,
+        memory=found.memory,
+    )

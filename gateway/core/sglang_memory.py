@@ -1,0 +1,168 @@
+"""The sizes that SGLang chooses by itself, and what its memory settings mean. Pure.
+
+    MemoryRules (profiles/engines/sglang/VERSION/memory.yaml) + GPU + model -> StaticMemory -> bytes and tokens of KV cache
+
+SGLang divides a GPU otherwise than vLLM does: `--mem-fraction-static` is the share for weights and KV cache alone, and what
+activations and graphs take must fit into the rest. Left to itself it takes what these functions say
+(0.5.10.post1: srt/server_args.py:1141, 0.5.23: srt/arg_groups/memory_hook.py:46).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from gateway.domain import AttentionGroup, Value
+
+_MIB = 1024**2
+_GIB_IN_MIB = 1024
+# A vision tower of this size (ViT-L/14) leaves 95 % of the share; each further one of its size takes 10 % more.
+_VIT_LAYERS, _VIT_HIDDEN = 24, 1024
+
+
+class MemoryClass(Value):
+    """What SGLang chooses for GPUs with less than `below_gib` of memory (None: for all larger ones)."""
+
+    below_gib: int | None
+    chunked_prefill: int = Field(description="tokens of one prefill batch")
+    graph_batch: int = Field(description="largest batch of decoding that gets a CUDA graph")
+    graph_batch_from_tp4: int
+
+
+class MemoryRules(Value):
+    """profiles/engines/sglang/VERSION/memory.yaml."""
+
+    source: str
+    classes: tuple[MemoryClass, ...] = Field(min_length=1)
+    graph_batch_within_seqs: bool = Field(description="no graphs for more requests than --max-running-requests")
+    eager_reserves_graphs: bool = Field(description="--disable-cuda-graph leaves as much aside as if there were graphs")
+    swa_ratio: float = Field(description="tokens in the pool of sliding layers, as a share of those in the full pool")
+    mamba_ratio: float = Field(description="bytes of recurrent states, as a share of those of the KV cache")
+    multimodal: tuple[str, ...] = Field(description="architectures that it takes for multimodal whatever their config says")
+    text_only: tuple[str, ...] = Field(description="architectures whose towers it leaves out")
+    multimodal_prefill_graphs: tuple[str, ...] = Field((), description="multimodal ones whose prefill gets CUDA graphs")
+    no_prefill_graphs: tuple[str, ...] = Field((), description="others whose prefill gets none")
+
+
+class Model(Value):
+    """What these settings depend on. `towers`: config.json has a text_config, that is, the model is not text alone."""
+
+    architecture: str
+    mla: bool = False
+    towers: bool = False
+    vision: bool = Field(False, description="config.json has a vision_config; the sizes are as it gives them")
+    vision_layers: int | None = None
+    vision_hidden: int | None = None
+
+
+class StaticMemory(Value):
+    """`fraction` of the memory that is free before loading goes to weights and KV cache (--mem-fraction-static)."""
+
+    chunked_prefill: int
+    graph_batch: int
+    reserved_mib: float
+    fraction: float
+
+
+def static_memory(
+    rules: MemoryRules,
+    gpu_mib: float,
+    model: Model,
+    *,
+    tp: int,
+    pp: int = 1,
+    seqs: int | None = None,
+    chunked_prefill: int | None = None,
+    eager: bool = False,
+) -> StaticMemory:
+    """The engine's own choice for a GPU of `gpu_mib` (the smallest, as nvidia-smi says it). `seqs` and `chunked_prefill` are
+    what is set by flags, `eager` is --disable-cuda-graph."""
+    size = next(c for c in rules.classes if c.below_gib is None or gpu_mib < c.below_gib * _GIB_IN_MIB)
+    chunk = chunked_prefill or size.chunked_prefill
+    graphs = size.graph_batch if tp < 4 else size.graph_batch_from_tp4
+    if rules.graph_batch_within_seqs and seqs is not None:
+        graphs = min(graphs, seqs)
+    reserved = 512 + max(chunk, 2048) * 1.5 + tp * pp / 8 * 1024
+    if not eager or rules.eager_reserves_graphs:
+        reserved += graphs * 2
+        if prefill_graphs(rules, model, pp):
+            reserved += 1.5 * 1024 if model.mla else 8 * len(prefill_graph_sizes(chunk))
+    if gpu_mib > 60 * _GIB_IN_MIB:
+        reserved = max(reserved, 10 * 1024)
+    fraction = round((gpu_mib - reserved) / gpu_mib, 3)
+    if model.vision and multimodal(rules, model):
+        fraction *= _vision_factor(model)
+    return StaticMemory(chunked_prefill=chunk, graph_batch=graphs, reserved_mib=reserved, fraction=fraction)
+
+
+def prefill_graphs(rules: MemoryRules, model: Model, pp: int) -> bool:
+    """Whether prefill runs in CUDA graphs, which need room of their own."""
+    if pp > 1 or model.architecture in rules.no_prefill_graphs:
+        return False
+    return not multimodal(rules, model) or model.architecture in rules.multimodal_prefill_graphs
+
+
+def multimodal(rules: MemoryRules, model: Model) -> bool:
+    """srt/configs/model_config.py:188 (0.5.10.post1), :820 (0.5.23)."""
+    named = model.towers or model.architecture in rules.multimodal
+    return named and model.architecture not in rules.text_only
+
+
+def prefill_graph_sizes(largest: int) -> tuple[int, ...]:
+    """The token counts that get a prefill graph (srt/server_args.py:1397, srt/arg_groups/cuda_graph_hook.py:480)."""
+    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, largest + 1, 512))
+    return tuple(size for step in steps for size in range(*step) if size <= largest)
+
+
+def _vision_factor(model: Model) -> float:
+    layers = _VIT_LAYERS if model.vision_layers is None else model.vision_layers
+    hidden = _VIT_HIDDEN if model.vision_hidden is None else model.vision_hidden
+    size = layers * hidden**2 / (_VIT_LAYERS * _VIT_HIDDEN**2)
+    return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (size - 1.0)))
+
+
+def fraction_within(static: StaticMemory, budget_bytes: int, gpu_bytes: int) -> float:
+    """--mem-fraction-static for an engine that may take `budget_bytes` in all: never more than its own choice, and
+    as much less as others take. Rounded down to three digits; 0 where nothing is left."""
+    share = (budget_bytes - static.reserved_mib * _MIB) / gpu_bytes
+    return max(0.0, math.floor(min(static.fraction, share) * 1000) / 1000)
+
+
+def kv_bytes(fraction: float, free_bytes: int, weights_bytes: int) -> int:
+    """Bytes for KV cache and recurrent states: of what was free before loading, the share that weights leave.
+
+    srt/model_executor/model_runner_kv_cache_mixin.py:171 (0.5.10.post1)
+    """
+    return max(0, math.floor(free_bytes * fraction) - weights_bytes)
+
+
+def kv_tokens(
+    rules: MemoryRules,
+    attention: Iterable[AttentionGroup],
+    pool_bytes: int,
+    *,
+    tp: int,
+    element_bytes: int,
+    page: int = 1,
+) -> int | None:
+    """Tokens of the full KV pool on one rank; None where these rules do not know (a sparse attention's index).
+
+    Sliding layers get a pool of their own of `swa_ratio` of the tokens, recurrent ones a share of the bytes.
+    """
+    groups = [group for group in attention if group.kind not in ("encoder", "vision")]
+    if any(group.index_dim for group in groups):
+        return None
+    if any(group.kind == "recurrent" for group in groups):
+        pool_bytes = math.floor(pool_bytes / (1 + rules.mamba_ratio))
+    full = sum(_bytes_per_token(group, tp, element_bytes) for group in groups if group.kind in ("full", "mla"))
+    sliding = sum(_bytes_per_token(group, tp, element_bytes) for group in groups if group.kind == "sliding")
+    cell = full + sliding * rules.swa_ratio if full else sliding
+    return math.floor(pool_bytes / cell) // page * page if cell else None
+
+
+def _bytes_per_token(group: AttentionGroup, tp: int, element_bytes: int) -> int:
+    if group.kind == "mla":
+        return group.layers * group.head_dim * element_bytes
+    return group.layers * max(1, group.kv_heads // tp) * (group.head_dim + (group.value_dim or group.head_dim)) * element_bytes

@@ -1,0 +1,73 @@
+"""What rules are asked about: how a layer is quantized, a linear layer, the experts of a layer. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gateway.domain import Value
+
+Kind = Literal[
+    "wna16", "w8a16", "fp8_tensor", "fp8_token", "fp8_block", "int8", "nvfp4", "mxfp4", "mxfp8", "w4a8", "bnb", "unquantized"
+]  # fmt: skip
+
+
+class Scheme(Value):
+    """How a layer is quantized. wna16 and w8a16 have integer weights; FP8 and FP4 are named by how weights are scaled."""
+
+    kind: Kind
+    bits: int = 4
+    group: int = -1  # input channels that share a scale; -1: all of them
+    symmetric: bool = True  # False: with zero points; of the weights, in int8 of the activations
+    act_order: bool = False  # GPTQ with desc_act
+    static_activation: bool = False  # activations are scaled by the checkpoint, not per token
+    weight_only: bool = False  # FP8 and FP4: activations stay 16-bit
+    # Who packed it, where that decides what lies beside the weights: wna16 is else compressed-tensors', mxfp4 gpt-oss's own.
+    layout: Literal["", "gptq", "awq", "mxfp4"] = ""
+
+    @property
+    def weights(self) -> str:
+        if self.kind == "w4a8":
+            return f"int{self.bits}"
+        return f"{self.bits}-bit {'symmetric' if self.symmetric else 'with zero points'}"
+
+
+class LinearShape(Value):
+    """One layer as one rank holds it: k inputs, n outputs."""
+
+    k: int = Field(ge=1)
+    n: int = Field(ge=1)
+    scheme: Scheme
+    dtype: str  # of activations: bfloat16, float16
+    full_k: int | None = None  # inputs before sharding; None: as k
+
+
+class MoeShape(Value):
+    """The experts of one layer as one rank holds them. Their products: w13 (k hidden, n twice intermediate), w2 (the reverse)."""
+
+    hidden: int = Field(ge=1)
+    intermediate: int = Field(ge=1)  # after the cut
+    experts: int = Field(ge=1)  # of the model
+    per_token: int = Field(1, ge=1)
+    scheme: Scheme
+    origin: str = ""  # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody
+    dtype: str  # of activations
+    function: str = "silu"  # between the products, as the engine calls it: silu, gelu, swigluoai, relu2_no_mul
+    bias: bool = False
+    routing: str = ""  # renormalize, default (softmax alone), sigmoid, minimax (with a bias), deepseek (in groups); "": unknown
+    family: str = ""  # model_type
+    tp: int = Field(1, ge=1)
+    ep: bool = False  # ranks hold whole experts
+
+    @property
+    def gated(self) -> bool:
+        return not self.function.endswith("_no_mul")
+
+    @property
+    def w13(self) -> LinearShape:
+        return LinearShape(k=self.hidden, n=self.intermediate * (2 if self.gated else 1), scheme=self.scheme, dtype=self.dtype)
+
+    @property
+    def w2(self) -> LinearShape:
+        return LinearShape(k=self.intermediate, n=self.hidden, scheme=self.scheme, dtype=self.dtype)

@@ -1,0 +1,107 @@
+"""What SGLang says of itself: its flags, architectures, quantization methods and environment, as JSON.
+
+    ENGINE_PYTHON scripts/sglang_facts.py cuda SOURCES
+
+The engine's own parser and registries are imported and asked; the names of its model classes are read in their source.
+That takes a Python with the engine's Python dependencies and torch (a CPU build will do), and no GPU: compiled modules are
+stubs. SOURCES is a folder with the engine's package, unzipped from its wheel. Everything it prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+# A flag whose action only warns that it does nothing any more.
+_RETIRED = "DeprecatedAction"
+
+
+def ask(sources: str) -> dict[str, Any]:
+    import_module("tests.conformance.engine.sglang").boot(sources, (8, 6))
+    parser = argparse.ArgumentParser()
+    arguments = import_module("sglang.srt.server_args").ServerArgs
+    arguments.add_cli_args(parser)
+    flags = _flags(parser)
+    methods = import_module("sglang.srt.layers.quantization").QUANTIZATION_METHODS
+    return {
+        "flags": flags,
+        "architectures": {"by file": _architectures(Path(sources, "sglang/srt/models"))},
+        # `gptq` and `modelopt` name checkpoints: the engine itself turns them into a method that it has.
+        "quantizations": sorted({*methods, "gptq", "modelopt"} & set(flags["quantization"]["choices"]) | set(methods)),
+        "environment": _environment(import_module("sglang.srt.environ")),
+    }
+
+
+def _flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
+    flags: dict[str, dict[str, Any]] = {}
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other list of its options
+        names = [option[2:] for option in action.option_strings if option.startswith("--")]
+        positive = [name for name in names if not name.startswith("no-")]
+        if positive == ["help"] or type(action).__name__ == _RETIRED:
+            continue
+        choices = action.choices
+        default = action.default if type(action.default) in (bool, int, float, str) else None
+        kind = _kind(action)
+        said = {
+            "type": kind,
+            "choices": _words(choices) if choices else None,
+            "default": default,
+            "negatable": f"no-{positive[0]}" in names,
+        }
+        flags[positive[0]] = said
+        flags |= {name: {"type": kind, "same_as": positive[0]} for name in positive[1:]}
+    return flags
+
+
+def _words(choices: Any) -> list[str]:
+    """A set has no order of its own, and differs from run to run."""
+    words = [str(choice) for choice in choices if str(choice) != "None"]
+    return sorted(words) if isinstance(choices, (set, frozenset)) else words
+
+
+def _kind(action: Any) -> str:
+    """A list given as separate words (nargs) takes one value: the gateway writes `--flag=value`, one item."""
+    if action.nargs == 0:
+        return "bool"
+    name = getattr(action.type, "__name__", "str")
+    kinds = {"int": "int", "human_readable_int": "int", "float": "float", "loads": "json", "json_list_type": "json"}
+    return kinds.get(name, "str")
+
+
+def _architectures(folder: Path) -> list[str]:
+    """The classes that `EntryClass` of each model file names (srt/models/registry.py). Importing them would run kernels."""
+    found: set[str] = set()
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8-sig")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
+                found |= {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
+    return sorted(found)
+
+
+def _environment(module: Any) -> dict[str, bool]:
+    """Environment variable -> whether its type leaves only numbers and switches."""
+    plain = (module.EnvBool, module.EnvInt, module.EnvFloat)
+    fields = vars(module.Envs).items()
+    return {name: isinstance(field, plain) for name, field in fields if isinstance(field, module.EnvField)}
+
+
+def main() -> None:
+    _, sources = sys.argv[1:]
+    sys.argv[1:] = []
+    sys.path.insert(0, str(ROOT))
+    sys.dont_write_bytecode = True
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    print(json.dumps(ask(sources)), file=answer, flush=True)
+    os._exit(0)  # the engine's import leaves threads and half-made objects that need not end well
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""The KV cache that vLLM itself plans for whole models: [[question, answer]] for every question of questions(version).
+
+The model is built on the meta device; its own layers say what they keep, and the engine's planner says how many blocks fit into
+a number of bytes, how many requests, and which length it would suggest. Run it through `python -m tests.conformance.engine`.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import inspect
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.engine.model import built
+
+VERSIONS = ["0.18.0", "0.19.1", "0.26.0", "0.33.0"]
+CAPABILITIES = ["8.6", "9.0"]
+GIB = 1 << 30
+MODELS = [
+    "llama-3.2-1b",
+    "qwen2.5-7b",
+    "qwen3-30b-a3b",
+    "mistral-7b-v0.1",
+    "gemma-2-9b",
+    "gemma-3-1b",
+    "gemma-3-27b",
+    "gpt-oss-20b",
+    "olmo-3-7b",
+    "command-r7b",
+    "gemma-4-e4b",
+    "gemma-4-26b-a4b",
+    "gemma-4-31b",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "deepseek-v3.2",
+    "qwen3-next-80b-a3b",
+    "qwen3.6-35b-a3b",
+    "qwen3.6-35b-a3b, mamba_ssm_dtype float32",
+    "granite-4.0-h-micro",
+    "granite-4.0-h-small",
+    "nemotron-nano-9b-v2",
+    "nemotron-3-nano-30b-a3b",
+]
+RECURRENT = MODELS[MODELS.index("qwen3-next-80b-a3b") :]
+BATCHED = (2048, 8192)
+LENGTHS = (1, 1000, 8192, 131072)
+PLANNED = (8192, 131072)
+BYTES = (GIB // 2, 3 * GIB + 12345, 20 * GIB)
+
+
+def questions(version: str) -> list[tuple[str, int, str, bool | None]]:
+    """(model, tensor parallel size, KV cache dtype, prefix caching or None for the default).
+
+    Gemma 4 is asked of 0.33.0 alone: the others read its two head sizes in a way that today's transformers answers otherwise.
+    """
+    return [
+        (model, tp, dtype, prefix)
+        for model in MODELS
+        if version == "0.33.0" or not model.startswith("gemma-4")
+        for tp in (1, 2, 4, 8)
+        for dtype in ("auto", "fp8")
+        for prefix in ((None, False, True) if model in RECURRENT else (None,))
+        if dtype == "auto" or (tp in (1, 4) and prefix is not False)
+    ]
+
+
+def config(model: str) -> dict[str, Any]:
+    """The config.json of "NAME" or "NAME, FIELD VALUE"."""
+    name, _, change = model.partition(", ")
+    fields: dict[str, Any] = json.loads((Path(__file__).parent.parent / "models" / f"{name}.json").read_text())
+    if change:
+        field, value = change.split()
+        fields.get("text_config", fields)[field] = value
+    return fields
+
+
+def prepare() -> None:
+    """What the engine does before it builds a model, or its dependencies did when it was made."""
+    with suppress(ModuleNotFoundError, AttributeError):
+        importlib.import_module("vllm.v1.worker.workspace").init_workspace_manager(
+            importlib.import_module("torch").device("meta")
+        )
+    with suppress(ModuleNotFoundError):
+        indexer: Any = importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
+        indexer.has_deep_gemm = lambda: True
+    hybrid: Any = importlib.import_module("vllm.model_executor.models.granitemoehybrid")
+    layers = hybrid.ALL_DECODER_LAYER_TYPES
+    layers |= {
+        new: layers[old] for new, old in (("linear_attention", "mamba"), ("full_attention", "attention")) if old in layers
+    }
+
+
+def _planner() -> Any:
+    with suppress(ModuleNotFoundError):
+        return importlib.import_module("vllm.v1.core.kv_cache_planning")
+    return importlib.import_module("vllm.v1.core.kv_cache_utils")
+
+
+def _preferred(made: Any) -> int:
+    """Tokens of a block before states make it larger: what the backend of the first attention layer prefers."""
+    for layer in made.compilation_config.static_forward_context.values():
+        backend = layer.get_attn_backend() if hasattr(layer, "get_attn_backend") else None
+        if backend is not None and not hasattr(layer, "mamba_type"):
+            preferred: int = backend.get_preferred_block_size(made.cache_config.block_size)
+            return preferred
+    return 0
+
+
+def _specs(made: Any) -> dict[str, Any]:
+    """What every layer keeps, once the engine has settled the block size, as its workers do after loading."""
+    importlib.import_module("vllm.platforms").current_platform.update_block_size_for_backend(made)
+    layers = made.compilation_config.static_forward_context
+    found = {name: layer.get_kv_cache_spec(made) for name, layer in layers.items() if hasattr(layer, "get_kv_cache_spec")}
+    # A layer that reads another layer's cache keeps none (Attention.kv_sharing_target_layer_name, the runner's get_kv_cache_spec).
+    shares = {name for name, layer in layers.items() if getattr(layer, "kv_sharing_target_layer_name", None)}
+    return {name: spec for name, spec in found.items() if spec is not None and name not in shares}
+
+
+def _groups(planner: Any, made: Any, specs: dict[str, Any]) -> Any:
+    managers: Any = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
+    if hasattr(managers, "register_all_kvcache_specs"):
+        managers.register_all_kvcache_specs(made)
+    utils: Any = importlib.import_module("vllm.v1.attention.backends.utils")
+    if hasattr(utils, "resolve_kv_cache_layout"):
+        transfer: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.utils")
+        layouts = utils.get_supported_kv_cache_layouts(transfer.get_current_attn_backends(made))
+        utils.resolve_kv_cache_layout(made, [[layout.name for layout in layouts]], list(specs.values()))
+    if hasattr(planner, "get_global_kv_cache_groups"):
+        return planner.get_global_kv_cache_groups(made, [specs])
+    return planner.get_kv_cache_groups(made, dict(specs))
+
+
+def _needed(planner: Any, made: Any, groups: Any, length: int) -> int:
+    made.model_config.max_model_len = length
+    arguments = [made, groups]
+    if "builder" in inspect.signature(planner._max_memory_usage_bytes_from_groups).parameters:
+        builder: Any = importlib.import_module("vllm.v1.core.kv_cache_config_builder")
+        arguments.insert(0, builder.get_kv_cache_config_builder(made))
+    needed: int = planner._max_memory_usage_bytes_from_groups(*arguments)
+    return needed
+
+
+def _planned(planner: Any, made: Any, specs: dict[str, Any], groups: Any, memory: int, length: int) -> list[Any]:
+    """[number of blocks, requests at once], or [the length it suggests] where a request does not fit."""
+    made.model_config.max_model_len = length
+    arguments = [made, [specs], [memory]]
+    if "global_kv_cache_groups" in inspect.signature(planner.get_kv_cache_configs).parameters:
+        arguments.append(groups)
+    try:
+        planned = planner.get_kv_cache_configs(*arguments)[0]
+    except ValueError as error:
+        suggested = re.search(r"estimated maximum model length is (\d+)", str(error))
+        if "KV cache is needed" not in str(error) and not suggested:
+            raise
+        return [int(suggested[1]) if suggested else 0]
+    utils: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
+    return [planned.num_blocks, round(utils.get_max_concurrency_for_kv_cache_config(made, planned), 6)]
+
+
+def _answer(made: Any) -> dict[str, Any]:
+    """preferred, block: tokens of a block; mode: of states; layers: [kind, tokens of a block, bytes of a page, count];
+    groups: [tokens, page, count]; needed: bytes of one request of each of LENGTHS, for each of BATCHED; planned: see _planned,
+    for each of BATCHED, BYTES and PLANNED."""
+    recurrent = made.model_config.is_hybrid
+    preferred = _preferred(made) if recurrent and hasattr(made.cache_config, "skip_page_size_padded") else 16
+    specs = _specs(made)
+    planner = _planner()
+    groups = _groups(planner, made, specs)
+    kept = collections.Counter((type(spec).__name__, spec.block_size, spec.page_size_bytes) for spec in specs.values())
+    answer: dict[str, Any] = {
+        "preferred": preferred if recurrent else made.cache_config.block_size,
+        "mode": made.cache_config.mamba_cache_mode,
+        "cache": made.cache_config.cache_dtype,
+        "layers": [[*key, count] for key, count in sorted(kept.items())],
+        "groups": [[group.kv_cache_spec.block_size, group.kv_cache_spec.page_size_bytes, len(group.layer_names)] for group in groups],
+        "needed": [],
+        "planned": [],
+    }  # fmt: skip
+    for tokens in BATCHED:
+        made.scheduler_config.max_num_batched_tokens = tokens
+        answer["needed"] += [_needed(planner, made, groups, length) for length in LENGTHS]
+        answer["planned"] += [_planned(planner, made, specs, groups, memory, length) for memory in BYTES for length in PLANNED]
+    return answer
+
+
+def answers(version: str) -> list[Any]:
+    found: list[Any] = []
+    prepare()
+    for model, tp, dtype, prefix in questions(version):
+        arguments: dict[str, Any] = {"kv_cache_dtype": dtype, "enable_prefix_caching": prefix}
+        try:
+            with built(config(model), tp, **arguments) as (made, _):
+                found.append(_answer(made))
+        except Exception as error:  # an engine's refusal is an answer
+            found.append(" ".join(f"{type(error).__name__}: {error}".split(" [type=")[0].split()))
+    return found

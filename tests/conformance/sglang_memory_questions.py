@@ -1,0 +1,87 @@
+"""What SGLang sets by itself: models x memory of a GPU x tensor parallel size x requests, as its own ServerArgs resolves them.
+
+An answer is (chunked prefill size, largest CUDA graph batch, share of memory), or the engine's error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ENGINE = "sglang"
+VERSIONS = ("0.5.10.post1", "0.5.23")
+CAPABILITIES = ("8.6", "9.0")
+MODELS = Path(__file__).parent.parent / "models"
+NAMES = (
+    *(
+        "llama-3.1-8b",
+        "qwen3-8b",
+        "mistral-7b-v0.3",
+        "gemma-2-9b",
+        "gemma-3-27b",
+        "gpt-oss-20b",
+        "qwen3-30b-a3b",
+        "mixtral-8x7b",
+    ),
+    *("deepseek-v2-lite", "deepseek-v3", "qwen3-next-80b-a3b", "qwen2.5-vl-7b", "qwen3-vl-8b", "qwen3-embedding-0.6b"),
+)
+# MiB, as nvidia-smi says them: 4080, A10G, 3090, 5090, A100 40G, L40S, H100, A100 80G, RTX PRO 6000, H200, B200, and more.
+MEMORIES = (16376, 23028, 24576, 32607, 40960, 46068, 81559, 81920, 97887, 143771, 183359, 294912)
+SIZES = (1, 2, 4, 8)
+
+
+def config_of(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((MODELS / f"{name}.json").read_text())
+    return config
+
+
+def questions(version: str) -> Iterator[tuple[str, int, int, int | None, bool]]:
+    """(model, MiB, tp, requests, no graphs)."""
+    del version
+    for name in NAMES:
+        for memory in MEMORIES:
+            for tp in SIZES:
+                yield name, memory, tp, None, False
+            yield name, memory, 1, 16, False
+            yield name, memory, 2, 256, True
+
+
+def answers(version: str) -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return [_answer(Path(folder), question) for question in questions(version)]
+
+
+def _answer(folder: Path, question: tuple[str, int, int, int | None, bool]) -> Any:
+    name, memory, tp, seqs, eager = question
+    model = folder / name
+    if not model.is_dir():
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(config_of(name)))
+    arguments: Any = importlib.import_module("sglang.srt.server_args")
+    for module in ("server_args", "arg_groups.memory_hook", "arg_groups.model_overrides.qwen3_vl", "utils.common"):
+        try:
+            found: Any = importlib.import_module(f"sglang.srt.{module}")
+        except ModuleNotFoundError:
+            continue
+        if hasattr(found, "get_device_memory_capacity"):
+            found.get_device_memory_capacity = lambda *_, **__: float(memory)
+    given: dict[str, Any] = {"max_running_requests": seqs} if seqs else {}
+    given |= {"disable_cuda_graph": True} if eager else {}
+    try:
+        resolved = arguments.ServerArgs(
+            model_path=str(model), tp_size=tp, device="cuda", skip_tokenizer_init=True, load_format="dummy", **given
+        )
+        if hasattr(resolved, "resolve_once"):
+            resolved.resolve_once()
+            said = resolved.resolved_dict()
+            batch = said["cuda_graph_config"]["decode"]["max_bs"]
+        else:
+            said = vars(resolved)
+            batch = said["cuda_graph_max_bs"]
+        return [said["chunked_prefill_size"], batch, round(said["mem_fraction_static"], 6)]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:200].replace(str(folder), "")
