@@ -419,6 +419,7 @@ class LayerAttention(Value):
     backend: str | None = Field(description="None: none is valid, or not known; then `status` and `refused` say which and why")
     status: Literal["ok", "none", "unknown"]
     version: int | None = Field(None, description="of FlashAttention: 2, 3 or 4")
+    block: int | None = Field(None, description="tokens of a block of the KV cache that the backend takes")
     refused: tuple[Refusal, ...] = ()
 
 

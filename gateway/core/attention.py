@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from gateway.core.attention_conditions import AttentionQuery, Gpu, Unknown, refusal
-from gateway.core.attention_rules import AttentionRules, Step, refusals
+from gateway.core.attention_rules import AttentionRules, Step, preferred_block, refusals
 from gateway.core.conditions import numbers
 from gateway.domain import AttentionGroup, LayerAttention, Refusal, Value
 
@@ -26,6 +26,7 @@ class BackendChoice(Value):
 
     backend: str | None
     version: int | None = None  # of FlashAttention: 2, 3 or 4
+    block: int | None = None  # tokens of a block of the KV cache that it takes, where nobody names one
     refused: tuple[Refusal, ...] = ()
     status: Literal["ok", "none", "unknown"]
 
@@ -68,7 +69,8 @@ def choose_backend(
             return BackendChoice(backend=None, refused=(*refused, Refusal(kernel=name, reason=reasons[0])), status="unknown")
         else:
             version = _flash_version(rules, query, gpu) if name in rules.flash_backends else None
-            return BackendChoice(backend=name, version=version, refused=tuple(refused), status="ok")
+            block = query.block_size or preferred_block(rules.backends[name], query, gpu)
+            return BackendChoice(backend=name, version=version, block=block, refused=tuple(refused), status="ok")
     return BackendChoice(backend=None, refused=tuple(refused), status="none")
 
 
@@ -110,6 +112,7 @@ def layer_attention(
                 backend=choice.backend,
                 status=choice.status,
                 version=choice.version,
+                block=choice.block,
                 refused=choice.refused,
             )
         )

@@ -15,6 +15,9 @@ from pydantic import Field, model_validator
 from gateway.core.attention_conditions import AttentionQuery, Check, Gpu, Role, Unknown, refusal
 from gateway.domain import Value
 
+# Tokens of a block, the engine's default first.
+_BLOCKS = (16, 32, 64, 128, 256)
+
 Trait = Literal["sinks", "multimodal_prefix", "sliding_window", "non_causal"]
 
 
@@ -62,6 +65,11 @@ def refusals(backend: Backend, asks: Iterable[Trait], query: AttentionQuery, gpu
             yield trait, f"{words}: {reason}" if not isinstance(reason, Unknown) else reason
     if reason := _first(backend.combination, query, gpu):
         yield "combination", reason
+
+
+def preferred_block(backend: Backend, query: AttentionQuery, gpu: Gpu) -> int | None:
+    """The least tokens of a block that the backend takes. get_preferred_block_size in vllm/v1/attention/backend.py."""
+    return next((size for size in _BLOCKS if not _first(backend.block, query.evolve(block_size=size), gpu)), None)
 
 
 def _first(checks: tuple[Check, ...], query: AttentionQuery, gpu: Gpu) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.core.attention import layer_attention
+from gateway.core.candidate import Candidate
 from gateway.core.command import canonical
 from gateway.core.drafter import Drafter
 from gateway.core.expert_traits import expert_traits
@@ -14,9 +15,10 @@ from gateway.core.gates import Found, Inputs, gate_devices, gate_driver, gate_dt
 from gateway.core.kernels import layer_kernels
 from gateway.core.layers import Body, body
 from gateway.core.parallel import spare_groups
+from gateway.core.proposal import propose
 from gateway.core.quantization import Unknown
 from gateway.core.rules import Rules
-from gateway.core.sizing import Sizing
+from gateway.core.sizing import sizes
 from gateway.core.speculative import Speculation, speculate
 from gateway.core.ways import Refused, Way, plain, repairs
 from gateway.domain import AttentionGroup, Choice, Engine, EngineRef, LayerAttention, Plan, Quant, Rejected, Scalar
@@ -100,9 +102,9 @@ class Search:
         capability = group[0].capability if group else None
         speculation = self._speculation(way, dtype.value, capability)
         pools = rules.memory if rules else None
-        sizing = Sizing(given, engine, built, way, group, dtype, self.canonical, speculation, pools)
         if rules is not None and group:
             self._compute(way, found, built, dtype.value, capability)
+        candidate = Candidate(given, engine, built, way, group, dtype, self.canonical, speculation, pools, found)
         refusal: Refused | None = None
         try:
             gate_kernels(found, engine, given.facts, capability)
@@ -110,7 +112,7 @@ class Search:
             refusal = error
         # Also of what no kernel computes: one sees what else would have been in the way.
         try:
-            plan = sizing.plan(self._environment(way), found)
+            plan = propose(candidate, sizes(candidate), self._environment(way))
         except Refused as error:
             raise refusal or error from None
         if refusal is not None:
@@ -168,13 +170,14 @@ class Search:
         found.attention = self._attention(built.attention, way, dtype, capability)
 
     def _attention(
-        self, groups: tuple[AttentionGroup, ...], way: Way, dtype: str, capability: str | None, *, drafter: bool = False
+        self, groups: tuple[AttentionGroup, ...], way: Way, dtype: str, capability: str | None, *, drafts: bool = False
     ) -> tuple[LayerAttention, ...]:
+        """`drafts`: these are the layers of what drafts, the model's own or those of a drafter."""
         rules = self.rules.attention if self.rules else None
         if rules is None or capability is None:
             return ()
         block, forced = self.canonical.get("block-size"), self.canonical.get("attention-backend")
-        spec = self.given.spec
+        spec, own = self.given.spec, self.drafter if drafts else None
         return layer_attention(
             groups,
             rules,
@@ -183,10 +186,10 @@ class Search:
             way.kv_dtype,
             capability,
             None if block is None else int(block),
-            None if forced is None or drafter else str(forced),
-            drafter=drafter,
-            architecture=spec.architecture,
-            config=None if drafter else spec.config,
+            None if forced is None or drafts else str(forced),
+            drafter=drafts,
+            architecture=own.architecture if own else spec.architecture,
+            config=None if own else spec.config,
         )
 
     def _speculation(self, way: Way, dtype: str, capability: str | None) -> Speculation:
@@ -196,7 +199,7 @@ class Search:
             self.given.wish,
             self.engine,
             self.rules.speculative if self.rules else None,
-            lambda groups: self._attention(groups, way, dtype, capability, drafter=True),
+            lambda groups: self._attention(groups, way, dtype, capability, drafts=True),
             way.tp,
             dtype,
         )

@@ -1,0 +1,168 @@
+"""The Plan that a candidate and its sizes make: every choice with its reason, the flags that say it, the warnings. Pure."""
+
+from __future__ import annotations
+
+import json
+
+from gateway.core.candidate import Candidate
+from gateway.core.command import spelled
+from gateway.core.parallel import peers_without_p2p
+from gateway.core.sizing import Sizes
+from gateway.domain import Choice, EngineRef, ModelRef, Plan, Scalar
+
+
+def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
+    engine, way, found, speculation = candidate.engine, candidate.way, candidate.found, candidate.speculation
+    reduce = _all_reduce(candidate)
+    whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
+    return Plan(
+        model=_model(candidate),
+        engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
+        gpus=tuple(gpu.uuid for gpu in candidate.group),
+        tensor_parallel=_tensor_parallel(candidate),
+        pipeline_parallel=Choice[int](value=way.pp, **_why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")),
+        expert_parallel=Choice[bool](value=way.ep, **_why(candidate, "ep", "enable-expert-parallel", whole)),
+        replicas=_replicas(candidate),
+        dtype=candidate.dtype,
+        quantization=_quantization(candidate),
+        kv_cache_dtype=Choice[str](
+            value=way.kv_dtype, **_why(candidate, "kv_dtype", "kv-cache-dtype", "the dtype of the activations")
+        ),
+        kernel_overrides=_overrides(candidate),
+        speculation=speculation.method,
+        num_speculative_tokens=speculation.tokens
+        or Choice[int](value=0, reason=speculation.method.reason, source=speculation.method.source),
+        drafter=_drafter(candidate),
+        max_model_len=sizes.context,
+        max_num_seqs=sizes.batch.seqs,
+        max_num_batched_tokens=sizes.batch.tokens,
+        custom_all_reduce=reduce,
+        enforce_eager=sizes.batch.eager,
+        kernels=found.kernels,
+        attention=found.attention,
+        memory=sizes.memory,
+        verdict="degraded" if _degraded(candidate) else "ok",
+        cost=way.cost,
+        argv=spelled(engine, {**_flags(candidate, sizes, reduce.value), **candidate.args}),
+        env={**(engine.eager_env if sizes.batch.eager.value else {}), **env},
+        scope=sizes.scope,
+        warnings=(*sizes.warnings, *_warnings(candidate)),
+    )
+
+
+def _flags(candidate: Candidate, sizes: Sizes, reduce: bool) -> dict[str, Scalar]:
+    """What the engine has to be told, by canonical names."""
+    way, batch = candidate.way, sizes.batch
+    own: dict[str, Scalar] = {"tensor-parallel-size": way.tp, "dtype": candidate.dtype.value}
+    own |= {"max-model-len": sizes.context.value}
+    own |= {"pipeline-parallel-size": way.pp} if way.pp > 1 else {}
+    own |= {"enable-expert-parallel": True} if way.ep else {}
+    own |= {"max-num-seqs": batch.seqs.value, "max-num-batched-tokens": batch.tokens.value, **sizes.flags}
+    own |= {"kv-cache-dtype": way.kv_dtype} if way.kv_dtype != "auto" else {}
+    own |= {"quantization": way.quantization} if way.quantization else {}
+    own |= dict(way.backends)
+    config = candidate.speculation.config
+    own |= {"speculative-config": json.dumps(config)} if config else {}
+    own |= {"enforce-eager": True} if batch.eager.value else {}
+    return own | ({} if reduce else {"disable-custom-all-reduce": True})
+
+
+def _model(candidate: Candidate) -> ModelRef:
+    spec = candidate.given.spec
+    return ModelRef(source=spec.source, revision=spec.revision, task=spec.task, vocab=spec.vocab)
+
+
+def _drafter(candidate: Candidate) -> ModelRef | None:
+    config = candidate.speculation.config
+    if "model" not in config:
+        return None
+    vocab = candidate.given.spec.vocab
+    return ModelRef(source=config["model"], revision=config.get("revision"), task="generate", vocab=vocab)
+
+
+def _degraded(candidate: Candidate) -> bool:
+    rows = candidate.found.kernels
+    unsure = candidate.way.careful or not candidate.body.known
+    return unsure or any(row.status == "unknown" or row.note for row in rows)
+
+
+def _warnings(candidate: Candidate) -> list[str]:
+    spec, found, body = candidate.given.spec, candidate.found, candidate.body
+    warnings = [f"{row.layer}: {row.note}." for row in found.kernels if row.note]
+    warnings += candidate.speculation.warnings
+    if unknown := [row.layer for row in found.kernels if row.status == "unknown"]:
+        warnings.append(f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell.")
+    if unknown := sorted({row.kind for row in found.attention if row.status == "unknown"}):
+        warnings.append(f"Which backend computes {', '.join(unknown)} attention is not known; the start will tell.")
+    if not body.known:
+        sizes = "sizes are those of its files, kernels are not predicted"
+        warnings.append(f"The family {spec.model_type} is not known here: {sizes}.")
+    if body.assumed:
+        warnings.append(f"{body.assumed[:1].upper()}{body.assumed[1:]}.")
+    if candidate.way.quantization and spec.quant is None:
+        quantization = candidate.way.quantization
+        warnings.append(f"The weights are quantized to {quantization} while they load, which costs some accuracy.")
+    return warnings
+
+
+# --- choices ---
+
+
+def _why(candidate: Candidate, name: str, flag: str, plain: str) -> dict[str, str]:
+    """Reason and source of what a way may change by `name`, and a user by `flag`."""
+    if flag in candidate.args:
+        return {"reason": "set by the user", "source": "user"}
+    reason, source = candidate.way.because.get(name, (plain, "planner"))
+    return {"reason": reason, "source": source}
+
+
+def _tensor_parallel(candidate: Candidate) -> Choice[int]:
+    tp = candidate.way.tp
+    if candidate.given.wish.tensor_parallel or "tensor-parallel-size" in candidate.args:
+        return Choice[int](value=tp, reason="set by the user", source="user")
+    if candidate.engine.device == "cpu":
+        return Choice[int](value=1, reason="a CPU-only host", source="probe")
+    if tp == 1:
+        fits = "the model fits one GPU" if candidate.way.pp == 1 else "each stage fits one GPU"
+        return Choice[int](value=1, reason=fits, source="memory model")
+    heads = "/".join(str(group.heads) for group in candidate.body.attention if group.kind not in ("vision", "recurrent"))
+    return Choice[int](value=tp, reason=f"{heads} attention heads and the weights divide by {tp}", source="config.json")
+
+
+def _replicas(candidate: Candidate) -> Choice[int]:
+    asked = candidate.given.wish.replicas
+    if asked:
+        return Choice[int](value=asked, reason="as asked for", source="user")
+    return Choice[int](value=1, reason="one is what every other GPU is free of", source="planner")
+
+
+def _quantization(candidate: Candidate) -> Choice[str]:
+    quant, way = candidate.given.spec.quant, candidate.way
+    if "quantization" in candidate.args:
+        return Choice[str](value=way.quantization, reason="set by the user", source="user")
+    if way.quantization:
+        reason, source = way.because["quantization"]
+        return Choice[str](value=way.quantization, reason=reason, source=source)
+    if quant is None:
+        return Choice[str](value="none", reason="the weights are not quantized", source="config.json")
+    return Choice[str](value=quant.method, reason="what the checkpoint says of itself", source="config.json")
+
+
+def _overrides(candidate: Candidate) -> Choice[str]:
+    """What keeps the engine from a kernel it would choose itself."""
+    way = candidate.way
+    words = [f"without {name}" for name in way.disabled] + [f"--{flag}={value}" for flag, value in way.backends]
+    reasons = [way.because[name] for name in ("disabled", "backends") if name in way.because]
+    if not words:
+        return Choice[str](value="none", reason="the engine's own choice of kernels is sound", source="planner")
+    reason = "; ".join(reason for reason, _ in reasons) or "set by the user"
+    return Choice[str](value=", ".join(words), reason=reason, source=reasons[0][1] if reasons else "user")
+
+
+def _all_reduce(candidate: Candidate) -> Choice[bool]:
+    pair = peers_without_p2p(candidate.given.hardware, candidate.group)
+    if pair is None:
+        reason = "one device" if candidate.way.tp == 1 else "every pair has NVLink or working peer-to-peer access"
+        return Choice[bool](value=True, reason=reason, source="probe")
+    reason = f"GPUs {pair[0]} and {pair[1]} have neither NVLink nor proven peer-to-peer access"
+    return Choice[bool](value=False, reason=reason, source="probe")
