@@ -11,12 +11,12 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.core.drafter import Drafter
 from gateway.core.drafter import read_drafter as drafter_from
 from gateway.core.reading import Tensor, read_model
-from gateway.domain import ModelSpec
+from gateway.domain import ModelSpec, Task
 from gateway.errors import BadModel
 from gateway.files import Files, Folder, Repository, printable
 from gateway.hub import COMMIT, REPOSITORY, Hub
@@ -51,7 +51,7 @@ class Facts(NamedTuple):
     tensors: dict[str, Tensor] | None
     file_bytes: int | None
     remote_code: tuple[str, ...]
-    task_hint: Literal["generate", "embed"] | None
+    task_hint: Task | None
     sentence_limit: int | None
 
 

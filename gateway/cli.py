@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from gateway import __version__
+from gateway.cli_facts import app as facts_app
 from gateway.errors import BadRequest, FitserveError
 from gateway.present import said, show_decision, show_matrix, show_model, table
 
@@ -22,6 +23,7 @@ engine_app = typer.Typer(
     no_args_is_help=True, help="Install inference engines for machines without Docker.", rich_markup_mode=None
 )
 app.add_typer(engine_app, name="engine")
+app.add_typer(facts_app, name="facts")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Engines = Annotated[list[str] | None, typer.Option("--engine", help="Allowed engine, KIND or KIND==VERSION; repeatable.")]
@@ -130,7 +132,11 @@ def matrix(
     from gateway.core.matrix import cells
 
     wish = _wish(engines=tuple(engine or ()), min_context=min_context, max_context=max_context)
-    machines: list[str | None] = [name.strip() for name in hardware.split(",") if name.strip()] if hardware else [None]
+    machines: list[str | None] = [None]
+    if hardware is not None:
+        machines = [name.strip() for name in hardware.split(",") if name.strip()]
+        if not machines:
+            _usage("--hardware names no machine. Give snapshots with commas between them, such as 2x3090,8xh100.")
     found = [cell for engines, decision in _decisions(wish, models, machines) for cell in cells(decision, engines)]
     show_matrix(found, as_json=as_json)
     if all(cell.state == "failing" for cell in found):
@@ -149,8 +155,8 @@ def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list
 
     environment = os.environ
     extra = environment.get("FITSERVE_PROFILES_DIR")
-    profiles = Profiles(Path(extra) if extra else None)
     data = Path(environment.get("FITSERVE_DATA_DIR", "~/.local/share/fitserve")).expanduser()
+    profiles = Profiles(Path(extra) if extra else None, cache=data / "profiles.json")
     hub = Hub(environment.get("FITSERVE_HF_ENDPOINT"), environment.get("FITSERVE_HF_TOKEN"), data / "hub")
     found = []
     drafter = asyncio.run(read_drafter(wish.drafter, hub=hub)) if wish.drafter else None
@@ -160,8 +166,9 @@ def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list
         for name, machine in here:
             engines = profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
             rules = profiles.rules(engines)
-            decision = decide(spec, machine, engines, wish, profiles.facts, hardware_name=name, rules=rules, drafter=drafter)
+            decision = decide(spec, machine, engines, wish, profiles.facts, None, name, rules, drafter, profiles.gpus)
             found.append(([engine.ref for engine in engines], decision))
+    profiles.documents.save()
     return found
 
 
@@ -261,6 +268,30 @@ def logs(
     for piece in stream(f"/admin/models/{name}/logs", {key: value for key, value in query.items() if value is not None}):
         sys.stdout.buffer.write(piece)
         sys.stdout.flush()
+
+
+@app.command()
+def diagnose(
+    log: Annotated[str, typer.Argument(help="Log file of an engine; - for standard input.")],
+    engine: Annotated[str | None, typer.Option(help="KIND or KIND==VERSION that wrote it; else every text counts.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Name the failure in an engine's log, with the line that proves it. Exit code 1 when there is one."""
+    from gateway.diagnosis import read_log, text
+    from gateway.profiles import Profiles
+
+    extra = os.environ.get("FITSERVE_PROFILES_DIR")
+    failure, facts = read_log(log, engine, Profiles(Path(extra) if extra else None))
+    typer.echo(text(failure, facts, as_json=as_json))
+    if failure.kind != "none":
+        raise typer.Exit(1)
+
+
+@app.command()
+def retry(name: str, as_json: Json = False) -> None:
+    """Try a model again that was given up, or that waits for its next start."""
+    view = _call("POST", f"/admin/models/{name}/retry")
+    _print(view, as_json, f"{name}: {said(view)}")
 
 
 @app.command()

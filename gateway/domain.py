@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 T = TypeVar("T")
 Scalar = str | int | float | bool
+Task = Literal["generate", "embed", "rerank"]
+# More memory than any machine has: a reading beyond it is a mistake.
+MOST_BYTES = 2**50
 
 
 class Value(BaseModel):
@@ -49,9 +52,11 @@ class Gpu(Value):
     index: int
     uuid: str
     name: str
-    capability: str | None = Field(None, description='CUDA compute capability, for example "8.6"')
-    total_bytes: int | None = None
-    free_bytes: int | None = None
+    capability: str | None = Field(
+        None, pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$", description='CUDA compute capability, for example "8.6"'
+    )
+    total_bytes: int | None = Field(None, ge=1, le=MOST_BYTES)
+    free_bytes: int | None = Field(None, ge=0, le=MOST_BYTES)
     memory_kind: Literal["dedicated", "unified"] = "dedicated"
     mig: bool | None = None
     pcie: Pcie = Pcie()
@@ -76,11 +81,11 @@ class Hardware(Value):
     cpu_name: str | None = None
     cpu_cores: int
     cpu_features: tuple[str, ...] = Field((), description="instruction sets that decide kernels: avx2, avx512f, amx_bf16")
-    ram_total_bytes: int
-    ram_available_bytes: int
+    ram_total_bytes: int = Field(ge=0, le=MOST_BYTES)
+    ram_available_bytes: int = Field(ge=0, le=MOST_BYTES)
     shm_bytes: int | None = None
     disk_free_bytes: int | None = None
-    driver: str | None = None
+    driver: str | None = Field(None, max_length=64)
     cuda_driver: str | None = Field(None, description='highest CUDA version of the driver, for example "13.0"')
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
@@ -168,7 +173,7 @@ class ModelSpec(Value):
     revision: str | None = Field(None, description="commit (40 hex) of a Hugging Face repository")
     architecture: str
     model_type: str
-    task: Literal["generate", "embed"] = "generate"
+    task: Task = "generate"
     dtype: Literal["bfloat16", "float16", "float32"]
     max_position: int
     hidden: int
@@ -220,6 +225,39 @@ class Advisory(Value):
     source: str
 
 
+class Method(Value):
+    """What an engine version says of one quantization method as a whole, before it looks at any layer."""
+
+    min_capability: str | None = None
+    dtypes: tuple[str, ...] = Field((), description="activations it takes; empty: any")
+    deprecated: bool = Field(False, description="refused without --allow-deprecated-quantization")
+    online: str | None = Field(
+        None,
+        description="weights that are not quantized become so while they load, within the limits of the method that this names",
+    )
+
+
+class MethodRule(Value):
+    """When a checkpoint is loaded with `method` rather than with what it names. The first rule of an engine that holds decides.
+
+    fields: what the block must have, each of one of these values, null where it may lack the field; "a|b" is the first of these
+    that it has. unless: it holds where the block has not all of these.
+    """
+
+    method: str
+    checkpoints: tuple[str, ...] = Field((), description="what the block calls its method; empty: anything")
+    users: tuple[str, ...] | None = Field(None, description='--quantization, "" without one; None: whatever it is')
+    algorithm: str | None = Field(None, description="of ModelOpt, in upper case: a regular expression for all of it")
+    layer_algorithm: str | None = Field(None, description="the same, of one of the layers that ModelOpt lists")
+    fields: dict[str, tuple[Scalar | None, ...]] = {}
+    unless: dict[str, tuple[Scalar | None, ...]] = {}
+    models: tuple[str, ...] = Field((), description="model_type of config.json; empty: any")
+    min_capability: str | None = None
+    renames: bool = Field(False, description="the block's method is called so from then on, and the search goes on")
+    refuses: str = Field("", description="the engine refuses this, and why")
+    source: str
+
+
 class Engine(Value):
     """One engine version: what it is called, how it starts and what it accepts. Read from `profiles/engines/`."""
 
@@ -241,10 +279,15 @@ class Engine(Value):
     head_dims: tuple[int, ...] = Field((), description="head sizes its attention can compute; empty: not known to be limited")
     traits: tuple[str, ...] = Field((), description="what this version builds differently; core/layers.py names them")
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
-    quantizations: tuple[str, ...] = ()
+    quantizations: dict[str, Method] = {}
+    method_rules: tuple[MethodRule, ...] = Field((), description="in the order in which the engine asks them")
     flags: dict[str, Flag] = {}
     spelling: dict[str, str] = Field({}, description="the planner's name of a flag -> this engine's, where they differ")
     advisories: tuple[Advisory, ...] = ()
+    text_only: dict[str, Scalar] = Field(
+        {},
+        description="flags without which a client's media may name files of this machine; empty: none may, or there are no such",
+    )
     env: dict[str, str] = Field({}, description="environment the engine always gets")
     eager_env: dict[str, str] = Field({}, description="environment added when it runs without graphs and compilation")
     user_env: tuple[str, ...] = Field((), description="environment variables a user may set")
@@ -327,13 +370,16 @@ class Fact(Value):
 
     max_context: the engine said that `value` tokens fit. plan_failed, plan_verified: the plan of this fingerprint.
     kernel_fails: this kernel loads and then fails; its scope names `kernel`, and of engine, capability, scheme, k and n
-    (per rank) what the evidence covers.
+    (per rank) what the evidence covers; of an attention backend head_dim. engine_fails: this engine version cannot do what its
+    scope names of capability, architecture and quantization. needs_memory: `value` bytes of each device were in use before
+    there was a KV cache. spare_memory: `value` bytes more of each device had to be left free beside the engine's share.
     """
 
-    kind: Literal["max_context", "plan_failed", "plan_verified", "kernel_fails"]
+    kind: Literal["max_context", "plan_failed", "plan_verified", "kernel_fails", "engine_fails", "needs_memory", "spare_memory"]
     scope: dict[str, str]
     value: int | None = None
     grade: Grade
+    under: dict[str, str] = Field({}, description="driver and image it was learned with; it is stale without them")
     source: str = Field(description="the log line that proves it, or the page it was read on")
     attempt: int | None = None
     at: float | None = None
@@ -349,6 +395,9 @@ class Failure(Value):
     line_number: int | None = None
     culprit: dict[str, Scalar] = {}
     advice: str = ""
+    proves: Literal["kernel", "context", "memory", "engine", "plan", "nothing"] = Field(
+        "plan", description="what it teaches about future plans"
+    )
 
 
 # --- plans ---
@@ -384,7 +433,7 @@ class ModelRef(Value):
 
     source: str
     revision: str | None = None
-    task: Literal["generate", "embed"]
+    task: Task
     vocab: int
 
 
@@ -454,8 +503,10 @@ class Plan(Value):
     argv: tuple[str, ...]
     env: dict[str, str]
     scope: dict[str, str] = Field({}, description="what a fact learned from this plan is about")
+    under: dict[str, str] = Field({}, description="driver and image it was made for: without them such a fact is stale")
     cost: int = Field(0, description="how much of the engine's own choices was changed; of equal plans the smaller wins")
     warnings: tuple[str, ...] = ()
+    advice: str = Field("", description="published weaknesses of this engine version, and which version is without them")
 
     @property
     def fingerprint(self) -> str:

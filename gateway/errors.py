@@ -16,12 +16,21 @@ class FitserveError(Exception):
     code = "internal_error"
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "", param: str | None = None, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        allow: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.param = param
         self.retry_after_s = retry_after_s
+        self.allow = allow  # the method that would do, for MethodNotAllowed
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
@@ -105,6 +114,30 @@ class TooLarge(FitserveError):
     status = 413
     type = "invalid_request_error"
     code = "body_too_large"
+
+
+class HeadTooLarge(FitserveError):
+    """Target and headers of the request are over the limit."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "head_too_large"
+
+
+class TooSlow(FitserveError):
+    """The request did not come in within its time."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
+class Busy(FitserveError):
+    """The gateway has as many connections as it may have."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "busy"
 
 
 class NoPlan(FitserveError):

@@ -35,6 +35,20 @@ class Slot:
         return self.task is not None
 
     @property
+    def attempts(self) -> list[Attempt]:
+        """All that are remembered, the live one last."""
+        return [*self.history, *([self.attempt] if self.attempt else [])]
+
+    def block(self, reason: str) -> None:
+        """There is nothing to start for now."""
+        self.blocked, self.blocked_at = reason, time.monotonic()
+
+    async def unwatch(self) -> None:
+        if self.watcher is not None:
+            watcher, self.watcher = self.watcher, None
+            await watcher.close()
+
+    @property
     def phase(self) -> str:
         return self.progress or (self.watcher.observation.phase if self.watcher else "starting")
 
@@ -49,6 +63,8 @@ class Model:
     slots: list[Slot] = field(default_factory=list)
     endpoints: list[EndpointWatcher] = field(default_factory=list)
     decision: Decision | None = None
+    forgiven_at: float = 0.0
+    """Failures until then no longer count, because somebody asked to try again."""
 
 
 def status(model: Model) -> tuple[str, str]:

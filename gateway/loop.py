@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from gateway.core import reconcile
-from gateway.core.diagnose import learn
 from gateway.core.reconcile import Rest, next_action
-from gateway.domain import Attempt, Decision, Failure, Instance, Observation, Wish
-from gateway.errors import FitserveError, HostError, NoPlan, NotFound, StoreError
+from gateway.domain import Attempt, Decision, Instance, Observation, Wish
+from gateway.effects import Effects
+from gateway.errors import HostError, NotFound, StoreError
+from gateway.failpoint import Failpoint
 from gateway.fleet import Model, Slot, route
+from gateway.live import Live, teach
 from gateway.logs import remove_logs
-from gateway.runner import Runner, instance_name, no_plan_reason
+from gateway.runner import Runner, instance_name
 from gateway.serve import routes as routing
 from gateway.store import Store
-from gateway.verify import verify
+from gateway.verify import alive
 from gateway.watch import EndpointWatcher, Watcher
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ log = structlog.get_logger("fitserve.loop")
 _REPLAN_S = 30.0
 # An engine that failed to start has nothing to finish; it gets a moment to end its workers.
 _FAILED_GRACE_S = 1.0
-_LAST_WORDS_S = 1.0
 
 
 class Loop:
@@ -53,14 +54,17 @@ class Loop:
         self._client = client
         self._routes = routes
         self._settings = runner.settings
+        self._live = Live(runner.settings.data)
+        self._effects = Effects(store, self._live, runner, client)
+        self._failpoint = Failpoint(runner.settings.failpoint)
         self._wake = asyncio.Event()
-        self._planning = asyncio.Lock()
         self._strays: set[asyncio.Task[None]] = set()
 
     # --- what the API calls ---
 
     async def add(self, wish: Wish) -> Model:
         """Record a new model durably, then start working on it. Raises Conflict, StoreError."""
+        self._store.changeable()
         now = time.time()
         await asyncio.to_thread(self._store.add_model, wish, now)
         model = self._admit(Model(wish, now))
@@ -69,9 +73,22 @@ class Loop:
 
     async def remove(self, name: str) -> None:
         """Mark for removal; the engines are stopped by the loop. Raises NotFound, StoreError."""
+        self._store.changeable()
         await asyncio.to_thread(self._store.mark_deleting, name)
         self.model(name).deleting = True
         self.wake()
+
+    async def retry(self, name: str) -> Model:
+        """Forget what failed, and start again now. Raises NotFound, StoreError."""
+        self._store.changeable()
+        model = self.model(name)
+        now = time.time()
+        await asyncio.to_thread(self._store.forgive, name, now)
+        model.forgiven_at = now
+        for slot in model.slots:
+            slot.blocked = None
+        self.wake()
+        return model
 
     def model(self, name: str) -> Model:
         """Raises NotFound."""
@@ -97,12 +114,10 @@ class Loop:
             self._wake.clear()
             try:
                 await self._pass()
-            except StoreError as error:
-                self.store_problem = str(error)
-                log.exception("the pass could not be recorded", error=str(error))
             except HostError as error:
+                if self.host_problem is None:
+                    log.error("the host does not answer", error=str(error))  # noqa: TRY400 - what is said is known
                 self.host_problem = str(error)
-                log.exception("the host does not answer", error=str(error))
             self.last_pass = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.tick_s):
@@ -115,23 +130,24 @@ class Loop:
                 await endpoint.close()
             for slot in model.slots:
                 await _cancel(slot.task)
-                if slot.watcher:
-                    await slot.watcher.close()
+                await slot.unwatch()
         for task in list(self._strays):
             await _cancel(task)
 
     def _load(self) -> None:
         history: dict[tuple[str, int], list[Attempt]] = {}
+        if taught := teach(self._store, self._live):
+            log.warning("the database was empty, what runs was entered again", attempts=taught)
         for attempt in self._store.attempts():
             history.setdefault((attempt.model, attempt.replica), []).append(attempt)
-        for wish, created_at, deleting in self._store.models():
+        for wish, created_at, deleting, forgiven_at in self._store.models():
             slots = []
             known = max((index + 1 for name, index in history if name == wish.name), default=1)
             for index in range((wish.replicas or known) if wish.source else 0):
                 past = history.get((wish.name, index), [])
                 live = next((attempt for attempt in past if attempt.live), None)
                 slots.append(Slot(wish.name, index, live, [attempt for attempt in past if not attempt.live]))
-            self.models[wish.name] = Model(wish, created_at, deleting, slots)
+            self.models[wish.name] = Model(wish, created_at, deleting, slots, forgiven_at=forgiven_at)
 
     def _admit(self, model: Model) -> Model:
         model.slots = [Slot(model.wish.name, index) for index in range((model.wish.replicas or 1) if model.wish.source else 0)]
@@ -141,20 +157,31 @@ class Loop:
     async def _pass(self) -> None:
         """One look at the world and, for every replica, the next step."""
         instances = await self._runner.host.list()
-        self.host_problem = None
+        self.host_problem, problem = None, self._store.problem
+        if self._store.failing is not None:
+            # Nothing else may want to write for long, and somebody may have made room.
+            with contextlib.suppress(StoreError):
+                await asyncio.to_thread(self._store.check)
+            problem = problem or self._store.failing
         # First of all: an engine that is gone gets no more requests, whatever else fails in this pass.
         self._publish_routes(instances)
         self._stop_strays(instances)
         for model in list(self.models.values()):
             self._watch_endpoints(model)
-            for slot in model.slots:
-                # Several steps may follow one another without anything new to see (fail, stop, plan).
-                while await self._step(model, slot, instances):
-                    pass
-            if model.deleting:
-                await self._forget(model, instances)
+            try:
+                for slot in model.slots:
+                    # Several steps may follow one another without anything new to see (fail, stop, plan).
+                    while await self._step(model, slot, instances):
+                        pass
+                if model.deleting:
+                    await self._forget(model, instances)
+            except StoreError as error:
+                # What could not be recorded is not done, and is tried again; other models go on.
+                if self.store_problem is None:
+                    log.error("a step could not be recorded", model=model.wish.name, error=str(error))  # noqa: TRY400
+                problem = str(error)
         self._publish_routes(instances)
-        self.store_problem = None
+        self.store_problem = problem
 
     async def _step(self, model: Model, slot: Slot, instances: list[Instance]) -> bool:
         """Perform the next action of one replica; whether to ask again at once."""
@@ -176,7 +203,7 @@ class Loop:
                 wanted=not model.deleting,
                 policy=model.wish.policy,
                 attempt=slot.attempt,
-                history=tuple(slot.history),
+                history=tuple(one for one in slot.history if (one.ended_at or 0) > model.forgiven_at),
                 instance=instance,
                 seen=slot.watcher.observation if slot.watcher else Observation(phase=slot.phase),
                 tail=tuple(slot.watcher.tail) if slot.watcher else (),
@@ -187,119 +214,62 @@ class Loop:
             backoff_s=self._settings.backoff_s,
             backoff_max_s=self._settings.backoff_max_s,
         )
+        effects, name = self._effects, type(action).__name__
         match action:
             case Rest():
                 slot.shown = action
             case reconcile.MakePlan():
                 slot.shown = Rest("starting", "planning")
-                self._start(slot, self._plan(model, slot))
+                self._start(slot, name, effects.plan(model, slot, lambda: self._claims(slot)))
             case reconcile.Launch(attempt):
                 slot.shown = Rest("starting", "launching")
-                self._start(slot, self._launch(model, slot, attempt))
+                self._start(slot, name, effects.launch(model, slot, attempt))
             case reconcile.Verify(attempt):
                 slot.shown = Rest("verifying", "proving that it generates")
-                self._start(slot, self._verify(slot, attempt))
+                self._start(slot, name, effects.verify(slot, attempt))
             case reconcile.Publish(attempt):
-                slot.attempt = attempt.evolve(state="ready", ready_at=time.time())
-                await asyncio.to_thread(self._store.save_attempt, slot.attempt)
+                await self._performed(name, effects.publish(slot, attempt))
                 slot.shown = Rest("ready")
-                log.info("ready", model=model.wish.name, replica=slot.index, plan=attempt.fingerprint)
             case reconcile.Fail(attempt, failure):
-                await self._fail(slot, attempt, failure)
+                await self._performed(name, effects.fail(slot, attempt, failure))
                 return True
-            case reconcile.Stop(name):
+            case reconcile.Stop(instance_to_stop):
                 slot.shown = Rest("stopping" if model.deleting else "starting", "stopping the engine")
                 grace = self._settings.stop_grace_s if model.deleting else _FAILED_GRACE_S
                 slot.stopping = True
-                self._start(slot, self._stop(name, grace))
+                self._start(slot, name, effects.stop(instance_to_stop, grace))
         return False
 
     # --- effects ---
 
-    def _start(self, slot: Slot, effect: Coroutine[Any, Any, None]) -> None:
-        slot.task = asyncio.create_task(effect)
+    def _start(self, slot: Slot, name: str, effect: Coroutine[Any, Any, None]) -> None:
+        slot.task = asyncio.create_task(self._performed(name, effect))
         slot.task.add_done_callback(lambda _: self.wake())
+
+    async def _performed(self, name: str, effect: Coroutine[Any, Any, None]) -> None:
+        self._failpoint.reach(name, "before")
+        await effect
+        self._failpoint.reach(name, "after")
 
     def _finish(self, slot: Slot, task: asyncio.Task[None]) -> None:
         slot.task, slot.stopping, slot.progress = None, False, ""
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, StoreError):
+            raise error
+        if error is not None:
             # Not one of ours, so a bug: say so and slow down, never spin.
             log.error("an effect broke", model=slot.model, replica=slot.index, exc_info=error)
-            slot.blocked, slot.blocked_at = f"internal error: {type(error).__name__}: {error}", time.monotonic()
-
-    async def _plan(self, model: Model, slot: Slot) -> None:
-        # One at a time: two plans made side by side would count on the same free memory.
-        async with self._planning:
-            facts = await asyncio.to_thread(self._store.facts)
-            try:
-                decision = await self._runner.decide(model.wish, facts, self._claims(slot))
-                model.decision = decision
-                if not decision.plans:
-                    raise NoPlan(no_plan_reason(decision))
-                plan = decision.plans[0]
-                if model.wish.replicas is None:
-                    model.slots += [Slot(slot.model, index) for index in range(len(model.slots), plan.replicas.value)]
-                port = await self._runner.host.allocate_port()
-                slot.attempt = await asyncio.to_thread(self._store.add_attempt, slot.model, slot.index, plan, port, time.time())
-                log.info("planned", model=slot.model, replica=slot.index, engine=str(plan.engine), plan=plan.fingerprint)
-            except FitserveError as error:
-                slot.blocked, slot.blocked_at = str(error), time.monotonic()
-                log.warning("no plan", model=slot.model, replica=slot.index, reason=str(error))
-
-    async def _launch(self, model: Model, slot: Slot, attempt: Attempt) -> None:
-        def report(progress: str) -> None:
-            slot.progress = progress
-
-        try:
-            await self._runner.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
-        except FitserveError as error:
-            kind = "host_error" if isinstance(error, HostError) else "download"
-            failure = Failure(kind=kind, phase=slot.progress or "launching", message=error.message, advice=error.hint)
-            if slot.attempt is attempt:
-                await self._fail(slot, attempt, failure)
-
-    async def _verify(self, slot: Slot, attempt: Attempt) -> None:
-        watcher = slot.watcher
-        if watcher is None:
-            return
-        failure = await verify(self._client(), watcher.url, attempt.model, attempt.plan, self._settings.start_timeout_s)
-        if failure is None:
-            watcher.note(verified=True, phase="serving")
-        else:
-            if failure.kind == "verification_failed":
-                # A crash shows in the log a moment after the connection breaks, and names the cause better.
-                await asyncio.sleep(_LAST_WORDS_S)
-            watcher.fail(failure)
-
-    async def _stop(self, name: str, grace_s: float) -> None:
-        try:
-            await self._runner.host.stop(name, grace_s)
-        except FitserveError as error:
-            log.exception("the engine could not be stopped", instance=name, error=str(error))
-            await asyncio.sleep(1.0)
-
-    async def _fail(self, slot: Slot, attempt: Attempt, failure: Failure) -> None:
-        now = time.time()
-        ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
-        await asyncio.to_thread(self._store.save_attempt, ended, learn(attempt, failure, now))
-        log.warning(
-            "failed", model=slot.model, replica=slot.index, kind=failure.kind, reason=failure.message, line=failure.line
-        )
-        slot.attempt = None
-        slot.history.append(ended)
-        if slot.task is not None and slot.task is not asyncio.current_task():
-            slot.task.cancel()
-        await self._unwatch(slot)
-
-    async def _unwatch(self, slot: Slot) -> None:
-        if slot.watcher is not None:
-            watcher, slot.watcher = slot.watcher, None
-            await watcher.close()
+            slot.block(f"internal error: {type(error).__name__}: {error}")
 
     def _watcher(self, attempt: Attempt, instance: Instance) -> Watcher:
         signatures = self._runner.profiles.signatures
         url = instance.url or ""
-        return Watcher(attempt, instance.name, url, self._runner.host, signatures, self._settings, self.wake)
+
+        async def canary(watcher: Watcher, timeout_s: float) -> bool:
+            return await alive(self._client(), watcher.url, attempt.model, attempt.plan, timeout_s)
+
+        watched = (self._runner.host, signatures, self._settings, self.wake, self._routes.silent_s, canary)
+        return Watcher(attempt, instance.name, url, *watched)
 
     def _watch_endpoints(self, model: Model) -> None:
         if not model.endpoints and not model.deleting:
@@ -323,17 +293,12 @@ class Loop:
 
     def _stop_strays(self, instances: list[Instance]) -> None:
         """Instances of no attempt that we know: a model that was removed, or a database that was set back."""
-        known = {
-            instance_name(attempt)
-            for model in self.models.values()
-            for slot in model.slots
-            for attempt in [*slot.history, *([slot.attempt] if slot.attempt else [])]
-        }
+        known = {instance_name(attempt) for model in self.models.values() for slot in model.slots for attempt in slot.attempts}
         for instance in instances:
             # A plan is recorded before its engine is started, so an unknown name cannot be one that is just starting.
             if instance.name not in known and not any(task.get_name() == instance.name for task in self._strays):
                 log.warning("stopping an engine that belongs to nothing", instance=instance.name)
-                task = asyncio.create_task(self._stop(instance.name, self._settings.stop_grace_s), name=instance.name)
+                task = asyncio.create_task(self._effects.stop(instance.name, self._settings.stop_grace_s), name=instance.name)
                 self._strays.add(task)
                 task.add_done_callback(self._strays.discard)
 
@@ -341,15 +306,17 @@ class Loop:
         """Remove a model once nothing of it runs."""
         name = model.wish.name
         for slot in model.slots:
-            await self._unwatch(slot)
+            await slot.unwatch()
         if any(slot.busy for slot in model.slots) or any(instance.model == name for instance in instances):
             return
+        # Before the database forgets them, so that they never bring back a model that was removed.
+        for slot in model.slots:
+            for attempt in slot.attempts:
+                self._live.remove(instance_name(attempt))
+                remove_logs(self._settings.data, instance_name(attempt))
         await asyncio.to_thread(self._store.remove_model, name)
         for endpoint in model.endpoints:
             await endpoint.close()
-        for slot in model.slots:
-            for attempt in [*slot.history, *([slot.attempt] if slot.attempt else [])]:
-                remove_logs(self._settings.data, instance_name(attempt))
         del self.models[name]
         log.info("removed", model=name)
 

@@ -18,17 +18,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from gateway.core.attention_rules import AttentionRules
-from gateway.core.diagnose import Signature, Signatures
 from gateway.core.gpus import GpuTable
 from gateway.core.linear import LinearRules
 from gateway.core.moe import MoeRules
 from gateway.core.rules import Rules
 from gateway.core.sglang_memory import MemoryRules
+from gateway.core.signatures import Signature, Signatures
 from gateway.core.speculative import SpeculativeRules
+from gateway.documents import Documents
 from gateway.domain import Engine, Fact, Hardware, Value
 from gateway.errors import BadRequest, NotFound, SettingsError
 
@@ -42,8 +42,6 @@ _RULES: dict[str, Any] = {
     "speculative": SpeculativeRules,
     "memory": MemoryRules,
 }
-# libyaml where it was built in: ten times faster, same result.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def shipped() -> Path:
@@ -53,13 +51,15 @@ def shipped() -> Path:
 
 
 class Profiles:
-    """Reads profiles on demand: a plan needs one engine, not all of them."""
+    """Reads profiles on demand: a plan needs one engine, not all of them. `cache`: where what was read is kept (Documents)."""
 
-    def __init__(self, extra: Path | None = None) -> None:
+    def __init__(self, extra: Path | None = None, cache: Path | None = None) -> None:
         if extra is not None and not extra.is_dir():
             raise SettingsError(f"The profiles folder {extra} does not exist.", hint="Correct or unset FITSERVE_PROFILES_DIR.")
         self.roots = (extra, shipped()) if extra else (shipped(),)
+        self.documents = Documents(cache)
         self._engines: dict[str, Engine] = {}
+        self._heads: dict[str, dict[str, Any]] = {}
         self._known_rules: dict[str, Rules | None] = {}
 
     @cached_property
@@ -75,12 +75,9 @@ class Profiles:
         """The engine `kind==version`. Raises NotFound naming the nearest known one."""
         if ref not in self._engines:
             if ref not in self.engine_files:
-                near = difflib.get_close_matches(ref, self.engine_files, n=1, cutoff=0.0)
-                raise NotFound(
-                    f"There is no profile for the engine {ref}.", hint=f"The nearest known one is {near[0]}." if near else ""
-                )
+                raise NotFound(f"There is no profile for the engine {ref}.", hint=_nearest(ref, self.engine_files))
             path = self.engine_files[ref]
-            self._engines[ref] = _validate(path, Engine, _merged(path))
+            self._engines[ref] = _validate(path, Engine, self._merged(path))
         return self._engines[ref]
 
     def rules(self, engines: Iterable[Engine]) -> dict[str, Rules]:
@@ -91,7 +88,7 @@ class Profiles:
         if ref not in self._known_rules:
             folder = self.engine_files[ref].with_suffix("")
             found = {
-                name: _validate(path, kind, _yaml(path))
+                name: _validate(path, kind, self._yaml(path))
                 for name, kind in _RULES.items()
                 if (path := folder / f"{name}.yaml").is_file()
             }
@@ -120,10 +117,19 @@ class Profiles:
 
     def _device(self, ref: str) -> str:
         """The engine's device, from the first of its file's two documents: the second, generated one is much larger."""
-        if ref in self._engines:
-            return self._engines[ref].device
-        head = next(yaml.load_all(self.engine_files[ref].read_bytes(), _Loader), None)
-        return str(head.get("device")) if isinstance(head, dict) else ""
+        return self._engines[ref].device if ref in self._engines else str(self._head(ref).get("device"))
+
+    @cached_property
+    def images(self) -> frozenset[str]:
+        """The image of every engine."""
+        return frozenset(str(self._head(ref).get("image")) for ref in self.engine_files)
+
+    def _head(self, ref: str) -> dict[str, Any]:
+        """What stands before the generated part of an engine's file."""
+        if ref not in self._heads:
+            head = self.documents.first(self.engine_files[ref])
+            self._heads[ref] = head if isinstance(head, dict) else {}
+        return self._heads[ref]
 
     def hardware(self, name: str) -> Hardware:
         """A snapshot by name (`2x3090`) or by path."""
@@ -153,16 +159,17 @@ class Profiles:
     def facts(self) -> tuple[Fact, ...]:
         """Combinations that are known to fail, of every root."""
         paths = [root / "facts.yaml" for root in self.roots]
-        return tuple(_validate(path, Fact, entry) for path in paths if path.is_file() for entry in _yaml(path))
+        return tuple(_validate(path, Fact, entry) for path in paths if path.is_file() for entry in self._yaml(path))
 
     @cached_property
     def gpus(self) -> GpuTable:
         """What follows from a GPU's capability and name; a user's file adds to ours and goes first."""
         paths = [root / "gpus.yaml" for root in self.roots]
-        tables = [_validate(path, GpuTable, _yaml(path)) for path in paths if path.is_file()]
+        tables = [_validate(path, GpuTable, self._yaml(path)) for path in paths if path.is_file()]
         return GpuTable(
             sources={name: source for table in reversed(tables) for name, source in table.sources.items()},
             capabilities={name: traits for table in reversed(tables) for name, traits in table.capabilities.items()},
+            schemes={kind: wanted for table in reversed(tables) for kind, wanted in table.schemes.items()},
             bandwidths=tuple(entry for table in tables for entry in table.bandwidths),
         )
 
@@ -173,8 +180,19 @@ class Profiles:
         for root in self.roots:
             path = root / "failures.yaml"
             if path.is_file():
-                found.extend(_validate(path, Signature, entry) for entry in _yaml(path))
+                found.extend(_validate(path, Signature, entry) for entry in self._yaml(path))
         return Signatures(tuple(found))
+
+    def _merged(self, path: Path) -> dict[str, Any]:
+        """An engine profile: a document written by hand, and one that `scripts/engine-profile` generated."""
+        documents = self.documents.read(path)
+        if not all(isinstance(document, dict) for document in documents):
+            raise SettingsError(f"The profile {path} is not a mapping.", hint="Correct the file.")
+        return {name: value for document in documents for name, value in document.items()}
+
+    def _yaml(self, path: Path) -> Any:
+        """The file's one document."""
+        return next(iter(self.documents.read(path)), None)
 
 
 def first_problem(error: ValidationError) -> str:
@@ -184,29 +202,21 @@ def first_problem(error: ValidationError) -> str:
     return f"{where}: {problem['msg']}" if where else problem["msg"]
 
 
-def _merged(path: Path) -> dict[str, Any]:
-    """An engine profile: a document written by hand, and one that `scripts/engine-profile` generated."""
-    try:
-        documents = list(yaml.load_all(path.read_bytes(), _Loader))
-    except yaml.YAMLError as error:
-        raise SettingsError(f"The profile {path} is not YAML: {error}") from None
-    if not all(isinstance(document, dict) for document in documents):
-        raise SettingsError(f"The profile {path} is not a mapping.", hint="Correct the file.")
-    return {name: value for document in documents for name, value in document.items()}
-
-
-def _yaml(path: Path) -> Any:
-    try:
-        return yaml.load(path.read_bytes(), _Loader)  # noqa: S506 - both are safe loaders
-    except yaml.YAMLError as error:
-        raise SettingsError(f"The profile {path} is not YAML: {error}") from None
-
-
 def _validate(path: Path, model: type[V], data: Any) -> V:
     try:
         return model.model_validate(data)
     except ValidationError as error:
         raise SettingsError(f"The profile {path} is wrong at {first_problem(error)}.", hint="Correct the file.") from None
+
+
+def _nearest(ref: str, known: Iterable[str]) -> str:
+    """Of the same kind the newest version that is not newer than what was asked for; else what is written most alike."""
+    refs = list(known)
+    same = [one for one in refs if one.startswith(ref.partition("==")[0] + "==")]
+    older = [one for one in same if _version_key(one) <= _version_key(ref)]
+    near = older[:1] or same[-1:] or difflib.get_close_matches(ref, refs, n=1, cutoff=0.0)
+    others = f"; known are {', '.join(same)}" if len(same) > 1 else ""
+    return f"The nearest known one is {near[0]}{others}." if near else ""
 
 
 def _version_key(ref: str) -> tuple[list[int], str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gateway.catalog import read, read_drafter
 from gateway.core.command import launch_spec
+from gateway.core.facts import standing
 from gateway.core.plan import decide
 from gateway.domain import Attempt, Decision, Engine, Fact, Hardware, LaunchSpec, ModelRef, Mount, Wish
 from gateway.errors import BadModel, NoPlan
@@ -47,9 +48,11 @@ class Runner:
         if self.host.kind == "process" and hardware is None:
             engines = self._installed(engines, wish)
         rules = self.profiles.rules(engines)
-        known = (*self.profiles.facts, *facts)
+        known = (*self.profiles.facts, *standing(facts, machine.driver, self.profiles.images))
         drafter = await read_drafter(wish.drafter, hub=self.hub) if wish.drafter else None
-        return decide(spec, machine, engines, wish, known, claims, hardware or "this machine", rules, drafter)
+        return decide(
+            spec, machine, engines, wish, known, claims, hardware or "this machine", rules, drafter, self.profiles.gpus
+        )
 
     def _installed(self, engines: list[Engine], wish: Wish) -> list[Engine]:
         """As processes only installed engines can run; naming none of them must say how to get one."""

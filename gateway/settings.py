@@ -43,6 +43,13 @@ class Settings(BaseSettings):
     health_interval_s: float = Field(5, gt=0, description="time between two looks at a running engine")
     hang_after_s: float = Field(60, gt=0, description="an engine that answers no health check for so long counts as hung")
     body_limit_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="largest request body")
+    max_connections: int = Field(2048, ge=1, description="most connections of clients at once; more are told to come back")
+    max_connections_per_address: int = Field(
+        1536, ge=1, description="most connections from one address; a load balancer in front is one address"
+    )
+    keep_alive_s: float = Field(75, gt=0, description="longest time a connection is kept without a request")
+    engine_silence_s: float = Field(3600, gt=0, description="longest silence of an engine in a request; a prefill is silent")
+    failpoint: str = Field("", description="for tests of recovery: the gateway kills itself there, as at `Launch.before`")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
 
     @classmethod

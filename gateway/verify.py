@@ -1,13 +1,15 @@
-"""Proof that an engine generates: a short answer, then a full prefill batch, then a look at what came out.
+"""Proof that an engine generates: a short answer, a full prefill batch, as many requests at once as were planned; and a look at
+what came out.
 
-An engine that says it is healthy may still crash at its first long prompt or answer with one token for ever, so
-nothing is routed before this has passed.
+An engine that says it is healthy may still crash at its first long prompt, at its first large batch, or answer with one token
+for ever, so nothing is routed before this has passed.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gateway.domain import Failure, Plan
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 # Two unrelated beginnings: a model may legitimately repeat itself after one of them.
 PROMPTS = ("The quick brown fox", "Once upon a time there was")
 TOKENS = 16
+BURST_PROMPT = 16
+BURST_TOKENS = 4
 _SNIPPET = 200
 
 
@@ -33,40 +37,86 @@ class _Refuted(Exception):
         )
 
 
-async def verify(client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float) -> Failure | None:
+async def verify(
+    client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float, report: Callable[[str], None] = lambda _: None
+) -> Failure | None:
     """None when the engine at `url` (without /v1) really serves `name` as planned, else what it did instead."""
     try:
         if plan.model.task == "embed":
             await _embeds(client, url, name, timeout_s)
+        elif plan.model.task == "rerank":
+            await _ranks(client, url, name, timeout_s)
         else:
-            await _generates(client, url, name, plan, timeout_s)
+            await _generates(client, url, name, plan, timeout_s, report)
     except _Refuted as refuted:
         return refuted.failure
     return None
 
 
-async def _generates(client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float) -> None:
-    tokens = min(TOKENS, max(1, plan.max_model_len.value // 2))
+async def alive(client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float) -> bool:
+    """Whether the engine answers the smallest request in time, whatever it says: a refusal shows life too."""
+    import httpx
+
+    path, body = "/v1/completions", _completion(name, "1", 1)
+    if plan.model.task != "generate":
+        path, body = "/v1/embeddings", {"model": name, "input": "1"}
+    try:
+        await client.post(f"{url}{path}", json=body, timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5)))
+    except httpx.HTTPError:
+        return False
+    return True
+
+
+async def _generates(
+    client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float, report: Callable[[str], None]
+) -> None:
+    path, context = f"{url}/v1/completions", plan.max_model_len.value
+    tokens = min(TOKENS, max(1, context // 2))
+    report("verifying: a short answer")
     problems = []
     for prompt in PROMPTS:
         # A byte-level tokenizer makes one token of each character; a tiny context holds only the first of them.
-        beginning = prompt if tokens + len(prompt) <= plan.max_model_len.value else prompt[:1]
-        answer = await _post(client, f"{url}/v1/completions", _completion(name, beginning, tokens), timeout_s)
+        beginning = prompt if tokens + len(prompt) <= context else prompt[:1]
+        answer = await _post(client, path, _completion(name, beginning, tokens), timeout_s)
         problem = degenerate(answer)
         if problem is None:
             break
         problems.append(problem)
     if len(problems) == len(PROMPTS):
         raise _Refuted("gibberish", f"The engine answers, but not with text: {problems[0]}.", problems[0])
-    long = min(plan.max_num_batched_tokens.value, plan.max_model_len.value - 2)
+    long = min(plan.max_num_batched_tokens.value, context - 2)
     if long > 0:
-        # Neighbouring ids differ, and stay clear of the first and last ones, where special tokens live.
-        low, high = min(10, plan.model.vocab // 4), max(1, plan.model.vocab * 3 // 4)
-        ids = [low + (7919 * position) % max(1, high - low) for position in range(long)]
-        await _post(client, f"{url}/v1/completions", _completion(name, ids, 2), timeout_s)
+        report(f"verifying: a prompt of {long} tokens")
+        await _post(client, path, _completion(name, _ids(plan, long, 0), 2), timeout_s)
+    many, length = _burst(plan)
+    if many > 1:
+        report(f"verifying: {many} requests at once")
+        # One call with many prompts: to the engine they are as many requests.
+        prompts = [_ids(plan, length, first) for first in range(many)]
+        answer = await _post(client, path, _completion(name, prompts, BURST_TOKENS), timeout_s)
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or len(choices) != many:
+            got = len(choices) if isinstance(choices, list) else "no"
+            raise _Refuted(
+                "gibberish", f"Asked for {many} answers at once, the engine gave {got}.", json.dumps(answer)[:_SNIPPET]
+            )
 
 
-def _completion(name: str, prompt: str | list[int], tokens: int) -> dict[str, Any]:
+def _burst(plan: Plan) -> tuple[int, int]:
+    """How many requests of how many tokens show the planned concurrency: all sequences, as far as the KV cache holds them."""
+    context, seqs = plan.max_model_len.value, plan.max_num_seqs.value
+    length = max(1, min(BURST_PROMPT, context - BURST_TOKENS))
+    room = plan.memory.kv_tokens // (length + BURST_TOKENS) if plan.memory.kv_tokens else seqs
+    return max(1, min(seqs, room)), length
+
+
+def _ids(plan: Plan, count: int, first: int) -> list[int]:
+    """Neighbouring ids differ, and stay clear of the first and last ones, where special tokens live."""
+    low, high = min(10, plan.model.vocab // 4), max(1, plan.model.vocab * 3 // 4)
+    return [low + (7919 * (first + position)) % max(1, high - low) for position in range(count)]
+
+
+def _completion(name: str, prompt: str | list[int] | list[list[int]], tokens: int) -> dict[str, Any]:
     return {"model": name, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 1, "ignore_eos": True}
 
 
@@ -103,6 +153,19 @@ async def _embeds(client: httpx.AsyncClient, url: str, name: str, timeout_s: flo
         raise _Refuted("gibberish", "The embeddings are not finite numbers.")
     if vectors[0] == vectors[1] or not any(vectors[0]):
         raise _Refuted("gibberish", "Different inputs get the same embedding.")
+
+
+async def _ranks(client: httpx.AsyncClient, url: str, name: str, timeout_s: float) -> None:
+    body = {"model": name, "query": PROMPTS[0], "documents": [PROMPTS[0], PROMPTS[1]]}
+    answer = await _post(client, f"{url}/v1/rerank", body, timeout_s)
+    try:
+        scores = [float(result["relevance_score"]) for result in answer["results"]]
+    except (KeyError, TypeError, ValueError):
+        raise _Refuted("gibberish", "The engine answers, but not with scores.", json.dumps(answer)[:_SNIPPET]) from None
+    if len(scores) != len(PROMPTS) or not all(math.isfinite(score) for score in scores):
+        raise _Refuted("gibberish", "The engine does not give one finite score for each document.")
+    if scores[0] == scores[1]:
+        raise _Refuted("gibberish", "Different documents get the same score.")
 
 
 async def _post(client: httpx.AsyncClient, url: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:

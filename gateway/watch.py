@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from gateway.core.diagnose import Signatures, clean, proven
+from gateway.core.diagnose import PHASES
+from gateway.core.loglines import clean
+from gateway.core.logreader import Reader
+from gateway.core.signatures import Signatures
 from gateway.domain import Attempt, Failure, Observation
 from gateway.errors import HostError
 from gateway.hosts.host import Host
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 _TAIL_LINES = 200
 _PROBE_TIMEOUT_S = 5.0
 _START_POLL_S = 0.5
+# Between the line that proves a failure and its report.
+_REASONS_S = 0.4
+_CANARIES = 2
 # A flood of lines must not keep the event loop from everything else.
 _YIELD_LINES = 200
 
@@ -39,17 +45,27 @@ class Watcher:
         signatures: Signatures,
         settings: Settings,
         wake: Callable[[], None],
+        silent_s: Callable[[str], float | None] = lambda _: None,
+        canary: Callable[[Watcher, float], Awaitable[bool]] | None = None,
     ) -> None:
+        """silent_s: seconds since the instance gave its clients a byte; None: none of them waits. canary: whether it answers a
+        request of one token in so many seconds."""
         self.attempt = attempt
         self.name = name
         self.url = url
         self.observation = Observation(verified=attempt.state == "ready")
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._host = host
-        self._signatures = signatures
+        self._reader = Reader(signatures, attempt.plan.engine.kind)
+        # Of what serves, the log may be read from the middle on, where users write into it.
+        if attempt.state == "ready":
+            self._reader.serve()
+        self._proving: asyncio.TimerHandle | None = None
         self._settings = settings
         self._wake = wake
-        self._last_sign = time.monotonic()
+        self._silent_s = silent_s
+        self._canary = canary
+        self._last_sign = self._answered = time.monotonic()
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._health())]
 
     def note(self, **changes: object) -> None:
@@ -63,6 +79,8 @@ class Watcher:
             self.note(proof=failure)
 
     async def close(self) -> None:
+        if self._proving is not None:
+            self._proving.cancel()
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -78,9 +96,10 @@ class Watcher:
                     number += 1
                     if copy is not None:
                         copy.write(raw)
-                    self._read(clean(raw), number)
+                    self._read(raw)
                     if number % _YIELD_LINES == 0:
                         await asyncio.sleep(0)
+            self._prove(self._reader.verdict)
         except (HostError, OSError) as error:
             self.tail.append(f"(the log could not be read: {error})")
         finally:
@@ -88,20 +107,25 @@ class Watcher:
                 copy.close()
             self.note(log_ended=True)
 
-    def _read(self, line: str, number: int) -> None:
+    def _read(self, raw: bytes) -> None:
         self._last_sign = time.monotonic()
-        self.tail.append(line)
-        # Once it serves, users' prompts may stand in the log: only its end and its silence prove anything.
-        if self.attempt.state == "ready" or self.observation.verified or self.observation.proof is not None:
-            return
-        found = self._signatures.match(line, engine=self.attempt.plan.engine.kind, serving=False)
-        if found is None:
-            return
-        row, groups = found
-        if row.kind is not None:
-            self.fail(proven(row, groups, line, number, self.observation.phase))
-        elif row.phase is not None and row.phase != self.observation.phase:
-            self.note(phase=row.phase)
+        self.tail.append(clean(raw))
+        self._reader.read(raw)
+        if self._reader.failure is not None and self._proving is None:
+            # Its reasons, and the words of the other ranks, follow at once.
+            self._proving = asyncio.get_running_loop().call_later(_REASONS_S, self._judge)
+        phase = PHASES.get(self._reader.phase)
+        if phase is not None and phase != self.observation.phase and not self.observation.answering:
+            self.note(phase=phase)
+
+    def _judge(self) -> None:
+        # None when the engine has survived it after all.
+        self._proving = None
+        self._prove(self._reader.failure)
+
+    def _prove(self, failure: Failure | None) -> None:
+        if failure is not None:
+            self.fail(failure)
 
     async def _health(self) -> None:
         silent_since: float | None = None
@@ -112,6 +136,8 @@ class Watcher:
                 silent_since = None
                 if not self.observation.answering:
                     self.note(answering=True, phase="verifying" if not self.observation.verified else "serving")
+                if self.observation.verified:
+                    await self._progress()
             elif self.observation.answering:
                 silent_since = silent_since or now
                 if now - silent_since > self._settings.hang_after_s:
@@ -135,6 +161,32 @@ class Watcher:
                     )
                 )
             await asyncio.sleep(self._settings.health_interval_s if self.observation.answering else _START_POLL_S)
+
+    async def _progress(self) -> None:
+        """An engine whose clients wait, that gives no token and does not answer the smallest request either, hangs.
+
+        One that computes a long prompt gives no token for long, but answers the small request beside it.
+        """
+        patience_s = self._settings.hang_after_s
+        silent = self._silent_s(self.name)
+        if silent is None or min(silent, time.monotonic() - self._answered) < patience_s or self._canary is None:
+            return
+        for _ in range(_CANARIES):
+            if await self._canary(self, patience_s / 3):
+                self._answered = time.monotonic()
+                return
+            still = self._silent_s(self.name)
+            if still is None or still < patience_s:
+                return
+        self.fail(
+            Failure(
+                kind="hang",
+                phase=self.observation.phase,
+                message=f"The engine gave no token for {round(silent)} seconds and did not answer {_CANARIES} requests for one "
+                "token, though it says it is healthy.",
+                advice="The engine is replaced.",
+            )
+        )
 
 
 class EndpointWatcher:

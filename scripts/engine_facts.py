@@ -17,11 +17,13 @@ import json
 import os
 import re
 import sys
+import tempfile
 import typing
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -48,6 +50,8 @@ class _Stubs(MetaPathFinder, Loader):
 def ask(device: str) -> dict[str, Any]:
     if device == "cuda":
         sys.meta_path.insert(0, _Stubs())
+        booted = import_module("tests.conformance.engine.vllm")
+        import_module("tests.conformance.engine.stubs").fake_ops(booted.OPS, booted.HOST)
         _imagine_gpu(24 * GIB)
     args = import_module("vllm.engine.arg_utils")
     usage = import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
@@ -57,7 +61,7 @@ def ask(device: str) -> dict[str, Any]:
     facts = {
         "flags": _flags(_parser(), _choices(args.EngineArgs, quantizations)),
         "architectures": _architectures(),
-        "quantizations": sorted(quantizations),
+        "quantizations": {name: _method(name) for name in sorted(quantizations)},
         "environment": _environment(),
         "default_utilization": cache().gpu_memory_utilization,
         "default_batched_tokens": batched[usage],
@@ -70,6 +74,58 @@ def ask(device: str) -> dict[str, Any]:
             batched, seqs = args.EngineArgs.get_batch_defaults(1)
             facts[f"on_{size}_gib"] = {"batched_tokens": batched[usage], "seqs": seqs[usage]}
     return facts
+
+
+def _method(name: str) -> dict[str, Any]:
+    """What a quantization method asks for as a whole (VllmConfig._get_quantization_config, ModelConfig._verify_quantization),
+    and whether it takes weights that are not quantized (get_quant_config finds no file that it needs in an empty folder)."""
+    methods: Any = import_module("vllm.model_executor.layers.quantization")
+    kind = methods.get_quantization_config(name)
+    least = kind.get_min_capability()
+    said: dict[str, Any] = {"min_capability": f"{least // 10}.{least % 10}"} if least > 0 else {}
+    dtypes = sorted(str(dtype).removeprefix("torch.") for dtype in _dtypes(kind))
+    said["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
+    if name in methods.DEPRECATED_QUANTIZATION_METHODS:
+        said["deprecated"] = True
+    if (made := _online(name)) is not None:
+        same = type(made) is kind
+        said["online"] = name if same else next(m for m in ("online", *methods.QUANTIZATION_METHODS) if _is_of(made, m))
+    return said
+
+
+def _is_of(made: Any, name: str) -> bool:
+    methods: Any = import_module("vllm.model_executor.layers.quantization")
+    return name in methods.QUANTIZATION_METHODS and type(made) is methods.get_quantization_config(name)
+
+
+def _dtypes(kind: Any) -> list[Any]:
+    """Asked of the class; where only an instance answers, of one that was never initialised."""
+    try:
+        return list(kind.get_supported_act_dtypes())
+    except TypeError:
+        return list(kind.get_supported_act_dtypes(object.__new__(kind)))
+
+
+def _online(name: str) -> Any:
+    """What the engine makes of the method for weights that are not quantized; None where it refuses."""
+    load = import_module("vllm.model_executor.model_loader.weight_utils").get_quant_config
+    try:
+        resolve = import_module("vllm.config.quantization").resolve_quantization_config
+    except ImportError:  # up to 0.18 there are no names for this
+        resolve = lambda *_: None  # noqa: E731
+    with tempfile.TemporaryDirectory() as folder:
+        model = SimpleNamespace(
+            model=folder,
+            revision=None,
+            quantization=name,
+            quantization_config=resolve(name, None),
+            hf_config=SimpleNamespace(),
+            hf_overrides={},
+        )
+        try:
+            return load(model, SimpleNamespace(download_dir=None))
+        except (ValueError, TypeError, KeyError, AssertionError):
+            return None
 
 
 def _imagine_gpu(total: int) -> None:
@@ -204,7 +260,8 @@ def _closed_over(function: Any, variable: str) -> Any:
 def main() -> None:
     device, *sources = sys.argv[1:]
     sys.argv[1:] = []  # the engines look at it while they build their parsers
-    sys.path[0:1] = sources  # not this script's folder: its files are not the engine's
+    # Not this script's folder: its files are not the engine's.
+    sys.path[0:1] = [*sources, str(Path(__file__).resolve().parent.parent)]
     sys.dont_write_bytecode = True
     os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     answer = os.fdopen(os.dup(1), "w")

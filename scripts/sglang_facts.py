@@ -14,8 +14,10 @@ import ast
 import json
 import os
 import sys
+import tempfile
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,10 +35,42 @@ def ask(sources: str) -> dict[str, Any]:
     return {
         "flags": flags,
         "architectures": {"by file": _architectures(Path(sources, "sglang/srt/models"))},
-        # `gptq` and `modelopt` name checkpoints: the engine itself turns them into a method that it has.
-        "quantizations": sorted({*methods, "gptq", "modelopt"} & set(flags["quantization"]["choices"]) | set(methods)),
+        "quantizations": {name: _method(name, kind) for name, kind in methods.items()},
         "environment": _environment(import_module("sglang.srt.environ")),
     }
+
+
+def _method(name: str, kind: Any) -> dict[str, Any]:
+    """What the loader asks of a method as a whole (_get_quantization_config in srt/model_loader/loader.py).
+
+    Some classes answer as instances only: of one that was never initialised, and stands for `name`.
+    """
+    one = object.__new__(kind)
+    one.use_mxfp8 = name == "mxfp8"
+    least = _asked(kind.get_min_capability, one)
+    dtypes = sorted(str(dtype).removeprefix("torch.") for dtype in _asked(kind.get_supported_act_dtypes, one))
+    said: dict[str, Any] = {"min_capability": f"{least // 10}.{least % 10}"} if least > 0 else {}
+    said["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
+    return said | ({"online": name} if _online(name) else {})
+
+
+def _online(name: str) -> bool:
+    """Whether get_quant_config makes something of the method without a file that says how the weights are quantized."""
+    load = import_module("sglang.srt.model_loader.weight_utils").get_quant_config
+    with tempfile.TemporaryDirectory() as folder:
+        config = import_module("transformers").PretrainedConfig()
+        model = SimpleNamespace(model_path=folder, revision=None, quantization=name, hf_config=config, is_draft_model=False)
+        try:
+            return load(model, SimpleNamespace(model_loader_extra_config=None), {}) is not None
+        except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RuntimeError):
+            return False
+
+
+def _asked(function: Any, one: Any) -> Any:
+    try:
+        return function()
+    except TypeError:
+        return function(one)
 
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:

@@ -13,8 +13,12 @@ from typing import Any
 
 import httpx
 import uvicorn
+from uvicorn.server import ServerState
 
-from gateway.serve.openai import OpenAI, new_client
+from gateway.serve.front import front
+from gateway.serve.guard import Limits
+from gateway.serve.meter import Meter
+from gateway.serve.plane import Admits, Plane
 from gateway.serve.routes import ModelRoute, Replica, Routes, RouteTable
 from tests.upstream import Call, Upstream
 
@@ -42,19 +46,50 @@ def model(*urls: str, name: str = "m", served: str = "m", task: str | None = Non
     return ModelRoute(name, "ready", "", 1700000000, replicas, task)
 
 
+class Everyone:
+    """No keys, and no look at Host either."""
+
+    def admit(self, headers: Any, need: str) -> None:
+        pass
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Stands for FastAPI: answers with the path and the body it was given."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close"})
+        return
+    body = b""
+    more = True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    answer = scope["path"].encode() + b" " + body
+    headers = [(b"content-length", b"%d" % len(answer)), (b"x-asgi", b"1")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer})
+
+
 class Gateway:
     """The data plane on a free port, in a thread with its own event loop. `tasks` counts what runs in that loop."""
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, keys: Admits | None = None, meter: Meter | None = None, app: Any = None, **limits: Any) -> None:
         self.routes = Routes()
-        self._limit = limit
+        self.plane = Plane(self.routes, keys or Everyone(), Limits(**{"body_bytes": LIMIT, **limits}), meter)
+        self._app = app or echo
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Gateway:
         config = uvicorn.Config(
-            self._app, interface="asgi3", lifespan="off", log_config=None, server_header=False, date_header=False
+            self._app,
+            http=front(self.plane),
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            server_header=False,
+            date_header=False,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, args=(config,))
@@ -77,12 +112,8 @@ class Gateway:
             runner.run(self._main())
 
     async def _main(self) -> None:
-        async with new_client() as client:
-            self._openai = OpenAI(self.routes, client, self._limit)
-            await self._server.serve(sockets=[self._socket])
-
-    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._openai(scope, receive, send)
+        await self._server.serve(sockets=[self._socket])
+        self.plane.close()
 
     def route(self, *models: ModelRoute) -> None:
         self.routes.table = RouteTable({})  # forgets who was picked last
@@ -97,6 +128,25 @@ class Gateway:
     async def settled(self, seconds: float = 10) -> None:
         """Waits until nothing is in flight and no task is left; fails when that takes longer than `seconds`."""
         await until(lambda: self.routes.total_in_flight == 0 and self.tasks() == self.idle_tasks, seconds)
+
+
+@asynccontextmanager
+async def local(url: str, **limits: Any) -> AsyncIterator[tuple[Plane, int]]:
+    """The data plane in this event loop, with `url` as the engine of model `m`. Gives its port too."""
+    loop = asyncio.get_running_loop()
+    plane = Plane(Routes(RouteTable({"m": model(url)})), Everyone(), Limits(**{"body_bytes": LIMIT, **limits}))
+    config = uvicorn.Config(echo, http=front(plane), lifespan="off", log_config=None)
+    config.load()
+    state = ServerState()
+    server = await loop.create_server(lambda: config.http_protocol_class(config, state, {}, loop), "127.0.0.1", 0)  # type: ignore[call-arg]
+    try:
+        yield plane, server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        plane.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await until(lambda: not plane.fronts)
 
 
 async def until(condition: Callable[[], bool], seconds: float = LEAVE_S) -> None:

@@ -17,7 +17,7 @@ import yaml
 from gateway.domain import LaunchSpec
 from gateway.hosts.memory import MemoryHost, World
 from gateway.hosts.twin import EngineScript
-from gateway.serve.app import create_app, listen
+from gateway.serve.app import create_app, listen, server_config
 from gateway.settings import Settings
 from tests.makers import LLAMA_8B, engine
 
@@ -95,10 +95,7 @@ async def running(
     made = Settings(**{**fields, **settings})
     world = world or World()
     listener = listen(made)
-    config = uvicorn.Config(
-        create_app(made, MemoryHost(script, world)), http="httptools", lifespan="on", log_config=None, access_log=False
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(made, create_app(made, MemoryHost(script, world))))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:

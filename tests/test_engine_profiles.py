@@ -253,7 +253,7 @@ FACTS = {
         "load-format": {"type": "str", "choices": ["auto", "tensorizer"], "default": "auto", "negatable": False},
     },
     "architectures": {"text generation": ["LlamaForCausalLM"]},
-    "quantizations": ["fp8"],
+    "quantizations": {"fp8": {"min_capability": "7.5", "dtypes": ["bfloat16"]}},
     "environment": {
         "VLLM_USE_NEW": True,
         "VLLM_NEW_TEXT": False,

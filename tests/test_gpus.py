@@ -57,7 +57,7 @@ def test_formats_only_grow_with_the_capability() -> None:
 
 
 def test_every_figure_has_a_source() -> None:
-    assert set(TABLE.sources) == {"formats", "shared_memory"}
+    assert set(TABLE.sources) == {"formats", "schemes", "shared_memory"}
     assert all(entry.source for entry in TABLE.bandwidths)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from functools import cache as remember
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +12,14 @@ from hypothesis import strategies as st
 
 from gateway.core.kv import Cache, cache, state_bytes, stored_dtype
 from gateway.domain import AttentionGroup, Recurrent
-from tests.conformance.kv_questions import BATCHED, BYTES, LENGTHS, PLANNED, VERSIONS, questions
+from tests.conformance import kv_questions
+from tests.conformance.golden import machines_of, pairs
+from tests.conformance.kv_questions import BATCHED, BYTES, LENGTHS, PLANNED, VERSIONS
 from tests.published import TRAITS, published
 
 pytestmark = pytest.mark.unit
 
-GOLDEN = Path(__file__).parent / "conformance" / "golden"
-CASES = [(version, "9.0") for version in VERSIONS] + [("0.33.0", "8.6")]
+CASES = [(version, machine) for version in VERSIONS for machine in machines_of(kv_questions, version)]
 
 
 def full(layers: int, kv_heads: int, head_dim: int, **fields: Any) -> AttentionGroup:
@@ -74,12 +73,6 @@ MODELS: dict[str, tuple[AttentionGroup, ...]] = {
 }
 
 
-@remember
-def golden(version: str, capability: str) -> tuple[tuple[tuple[str, int, str, bool | None], dict[str, Any] | str], ...]:
-    told = json.loads((GOLDEN / f"kv-{version}.json").read_text())
-    return tuple(zip(questions(version), (told["table"][n] for n in told["answers"][capability]), strict=True))
-
-
 def mine(version: str, capability: str, question: tuple[str, int, str, bool | None], answer: dict[str, Any]) -> Cache:
     model, tp, _, prefixes = question
     major, minor = map(int, capability.split("."))
@@ -93,14 +86,14 @@ def mine(version: str, capability: str, question: tuple[str, int, str, bool | No
 def answered(version: str, capability: str) -> list[tuple[Any, dict[str, Any], Cache]]:
     return [
         (question, answer, mine(version, capability, question, answer))
-        for question, answer in golden(version, capability)
+        for question, answer in pairs(kv_questions, version, capability)
         if not isinstance(answer, str)
     ]
 
 
 def test_the_engine_answers_all_but_what_it_refuses() -> None:
     for version, capability in CASES:
-        for (model, tp, _, _), answer in golden(version, capability):
+        for (model, tp, _, _), answer in pairs(kv_questions, version, capability):
             if isinstance(answer, str):
                 heads = "must be divisible by tensor parallel size" in answer and tp == 8
                 # What transformers calls rope_theta moved after this version was made.

@@ -259,3 +259,98 @@ async def test_an_endpoint_elsewhere_is_routed_while_it_answers_and_never_stoppe
             assert (await gateway.client.post("/v1/completions", json={"model": "alias", "prompt": "hi"})).status_code == 503
             await gateway.client.delete("/admin/models/alias")
             await gateway.gone("alias")
+
+
+async def test_a_batch_that_kills_the_engine_is_met_before_traffic(tmp_path: Path) -> None:
+    def weak(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, crash_batch=16)
+
+    async with running(tmp_path, weak, hang_after_s=60) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), args={"max-num-seqs": 32})
+        view = await gateway.until("m", "no_plan")
+        assert view["attempts"][0]["failure"]["kind"] == "verification_failed"
+    async with running(tmp_path / "again", weak) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), args={"max-num-seqs": 8})
+        await gateway.until("m", "ready")
+
+
+async def test_an_engine_that_hangs_behind_a_good_health_is_replaced(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def hanging(spec: LaunchSpec) -> EngineScript:
+        made.append(spec.name)
+        # Verification asks three times; the first one of a client is never answered.
+        return EngineScript(model=spec.model, hang_after=3 if len(made) == 1 else None)
+
+    async with running(tmp_path, hanging, hang_after_s=0.6) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        assert answer.status_code == 502
+        view = await gateway.until("m", "ready")
+        assert [attempt["state"] for attempt in view["attempts"]] == ["failed", "ready"]
+        assert view["attempts"][0]["failure"]["kind"] == "hang"
+        assert "no token" in view["attempts"][0]["failure"]["message"]
+
+
+async def test_a_long_prompt_is_not_taken_for_a_hang(tmp_path: Path) -> None:
+    def slow(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, prefill_tokens_per_second=1000)
+
+    async with running(tmp_path, slow, hang_after_s=0.3) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready", timeout_s=20)
+        # Two seconds without a token; the canaries beside it are answered.
+        body = {"model": "m", "prompt": [7] * 2000, "max_tokens": 3}
+        answer = await gateway.client.post("/v1/completions", json=body, timeout=20)
+        assert answer.status_code == 200
+        assert [attempt["state"] for attempt in (await gateway.show("m"))["attempts"]] == ["ready"]
+
+
+async def test_retry_lifts_quarantine_and_tries_what_failed_once_more(tmp_path: Path) -> None:
+    broken = True
+
+    def repaired(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, gibberish=broken)
+
+    async with running(tmp_path, repaired) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), policy={"max_attempts": 1})
+        view = await gateway.until("m", "quarantined")
+        first = view["attempts"][0]["fingerprint"]
+        broken = False
+        assert (await gateway.client.post("/admin/models/nobody/retry")).status_code == 404
+        assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
+        view = await gateway.until("m", "ready")
+        assert [(one["state"], one["fingerprint"]) for one in view["attempts"]] == [("failed", first), ("ready", first)]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database " * 500])
+async def test_a_damaged_database_stops_nothing_that_runs(tmp_path: Path, content: bytes) -> None:
+    world = World()
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+    engines = dict(world.engines)
+    database = tmp_path / "data" / "fitserve.db"
+    for ending in ("-wal", "-shm"):
+        database.with_name(database.name + ending).unlink(missing_ok=True)
+    database.write_bytes(content)
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.until("m", "ready")
+        assert world.engines == engines
+        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        assert answer.status_code == 200
+        assert (await gateway.client.get("/readyz")).json()["problems"] == ["store"]
+        refused = await gateway.client.post("/admin/models", json={"name": "n", "source": str(tmp_path / "model")})
+        assert refused.status_code == 507
+        assert "Nothing can be changed now" in refused.json()["error"]["message"]
+        assert (await gateway.client.delete("/admin/models/m")).status_code == 507
+    assert list((tmp_path / "data").glob("fitserve.db.damaged-*"))
+    # The next start begins with what runs, and may be changed.
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.until("m", "ready")
+        assert world.engines == engines
+        assert (await gateway.client.get("/readyz")).status_code == 200
+        assert (await gateway.client.delete("/admin/models/m")).status_code == 202
+        await gateway.gone("m")
+    assert not list((tmp_path / "data" / "live").iterdir())

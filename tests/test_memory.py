@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import json
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +14,82 @@ from hypothesis import strategies as st
 
 from gateway.core.kv import Cache, cache
 from gateway.core.layers import Body, body
-from gateway.core.memory import GIB, Load, activation_bytes, memory, position_bytes
+from gateway.core.memory import GIB, Load, activation_bytes, driver_bytes, memory, position_bytes, runner_of
+from gateway.core.plan import decide
 from gateway.core.reading import read_model
 from gateway.core.weights import weights_bytes
-from gateway.domain import Memory, ModelSpec
+from gateway.domain import Gpu, GpuProcess, Hardware, Link, Memory, ModelSpec, Plan
 from gateway.errors import BadModel
-from tests.published import CONFIGS, TENSORS, published, tensors
+from gateway.profiles import Profiles
+from tests.conformance.layer_cases import case
+from tests.makers import wish
+from tests.published import CONFIGS, TENSORS, TRAITS, published, tensors
 
 pytestmark = pytest.mark.unit
+
+PROFILES = Profiles()
+ENGINES = PROFILES.engines(("vllm==0.26.0",), device="cuda")
+RULES = PROFILES.rules(ENGINES)
+# Starts of vLLM 0.26.0 on H200 GPUs on 2026-11-21 with the planner's own flags and dummy weights, as its logs told them.
+# `used_gib` is the most that NVML saw in use; `runner` which of the engine's model runners it chose.
+MEASURED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "measured_memory.json").read_text())
+_FLAGS = {"seqs": "max-num-seqs", "batched": "max-num-batched-tokens", "eager": "enforce-eager"}
+_DRIVER_GIB = 0.6
+_EMBEDS = ("qwen3-embedding-0.6b", "bge-m3")
+
+
+def machine(count: int) -> Hardware:
+    """So many H200s, each linked with each."""
+    here = PROFILES.hardware("h200")
+    gpus = tuple(here.gpus[0].evolve(index=index, uuid=f"{here.gpus[0].uuid}-{index}") for index in range(count))
+    links = tuple(Link(a=a, b=b, nvlinks=18, p2p=True) for a, b in combinations(range(count), 2))
+    made: Hardware = here.evolve(gpus=gpus, links=links)
+    return made
+
+
+@functools.cache
+def predicted(name: str) -> Plan:
+    """The best plan for that start; of one rank, or as many as it had."""
+    row = MEASURED[name]
+    task: Any = "embed" if row["base"] in _EMBEDS else None
+    spec = read_model("m", None, case(row["base"], row["quant"]), None, None, (), task)
+    args = {flag: row[key] for key, flag in _FLAGS.items() if key in row}
+    wanted = wish(args=args, tensor_parallel=row.get("tp", 1))
+    return decide(spec, machine(row.get("tp", 1)), ENGINES, wanted, PROFILES.facts, rules=RULES).plans[0]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_was_measured_was_foreseen(name: str) -> None:
+    row, plan = MEASURED[name], predicted(name)
+    size = plan.memory
+    assert size is not None
+    # Beside the weights the log counts rotary tables and buffers for images; the planner has those elsewhere.
+    sees = any(group.kind == "vision" for group in plan.attention)
+    assert -0.02 <= row["weights_gib"] - size.weights_bytes / GIB <= (0.5 if sees else 0.22)
+    if "kv_gib" in row:
+        assert -0.4 <= size.kv_bytes / GIB - row["kv_gib"] <= 0.15
+        assert size.kv_bytes / GIB == pytest.approx(row["kv_gib"], rel=0.006)
+        assert -0.006 <= size.full_requests * plan.max_model_len.value / row["kv_tokens"] - 1 <= 0.002
+    if "used_gib" in row:
+        assert size.low / GIB < row["used_gib"] - _DRIVER_GIB - row.get("kv_gib", 0.0) < size.high / GIB
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_engine_took_the_runner_and_the_backends_that_were_foreseen(name: str) -> None:
+    row, plan = MEASURED[name], predicted(name)
+    task: Any = "embed" if row["base"] in _EMBEDS else None
+    spec = read_model("m", None, case(row["base"], row["quant"]), None, None, (), task)
+    assert runner_of(spec, body(spec), TRAITS["0.26.0"]) == row["runner"]
+    assert row["backend"] in {one.backend for one in plan.attention}
+    assert set(row.get("kernels", ())) <= {one.kernel for one in plan.kernels}
+
+
+def test_cuda_has_less_than_nvml_says() -> None:
+    card = PROFILES.hardware("h200").gpus[0]
+    assert 640_000_000 < driver_bytes(card) < 650_000_000
+    busy: Gpu = card.evolve(free_bytes=GIB, processes=(GpuProcess(pid=1, used_bytes=100 * GIB),))
+    assert driver_bytes(busy) == 640 * 1024**2
+    assert driver_bytes(PROFILES.hardware("gb10").gpus[0]) == 0
 
 
 def kept(built: Body, tp: int, dtype: str = "bfloat16") -> Cache:

@@ -8,13 +8,11 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import openai
 import pytest
 
-from gateway.serve.openai import OpenAI, new_client
-from gateway.serve.routes import ModelRoute, Routes, RouteTable
+from gateway.serve.routes import ModelRoute
 from tests.dataplane import (
     ASK,
     CHAT,
@@ -25,6 +23,7 @@ from tests.dataplane import (
     answers,
     event,
     http_client,
+    local,
     model,
     never_answers,
     raw_request,
@@ -77,7 +76,7 @@ async def closed_soon_after(call: Call, left_at: float) -> None:
 async def test_a_client_that_leaves_in_its_own_body_reaches_no_engine(gateway: Gateway) -> None:
     async with stage(gateway, answers) as [upstream]:
         async with visitor(gateway, raw_request(b'{"model":"m"', length=1000)) as (_, leave):
-            await until(lambda: gateway.tasks() > gateway.idle_tasks)
+            await until(lambda: len(gateway.plane.fronts) == 1)
             leave()
             await gateway.settled(LEAVE_S)
         assert upstream.calls == []
@@ -187,72 +186,55 @@ async def streams_once(call: Call) -> None:
     await call.end()
 
 
-class Served:
-    """A request as a server would bring it, without a socket: its body at once, then nothing until the client leaves.
-
-    A client that has left takes nothing more, and one that does not read takes nothing at all: sending blocks.
-    """
-
-    def __init__(self, app: OpenAI, reads: bool = True) -> None:
-        self._takes = asyncio.Event()
-        if reads:
-            self._takes.set()
-        self._messages: asyncio.Queue[Any] = asyncio.Queue()
-        self._messages.put_nowait({"type": "http.request", "body": json.dumps(ASK).encode()})
-        self.sent: list[Any] = []
-        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
-        self.task = asyncio.create_task(app(scope, self._messages.get, self._send))
-
-    async def _send(self, message: Any) -> None:
-        await self._takes.wait()
-        self.sent.append(message)
-
-    def leave(self) -> None:
-        self._takes.clear()
-        self._messages.put_nowait({"type": "http.disconnect"})
+async def ask(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(raw_request(json.dumps(ASK).encode()))
+    return reader, writer
 
 
-async def test_no_task_outlives_an_answered_request() -> None:
-    async with Upstream(answers) as upstream, new_client() as client:
-        before = asyncio.all_tasks()
-        request = Served(OpenAI(Routes(RouteTable({"m": model(upstream.url)})), client, LIMIT))
-        await asyncio.wait_for(request.task, 5)
-        assert request.sent[0]["status"] == 200
-        left = {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks() - before}
-        assert left <= {"Upstream._serve", "Call.read_requests"}
+async def test_a_request_has_no_task(gateway: Gateway) -> None:
+    async with (
+        stage(gateway, streams_for_ever) as [upstream],
+        visitor(gateway, raw_request(json.dumps(ASK).encode())) as (reader, _),
+    ):
+        await asyncio.wait_for(reader.readuntil(b"first"), 5)
+        assert gateway.tasks() == gateway.idle_tasks
+        assert upstream.requests
 
 
-async def test_a_server_that_cancels_the_request_closes_the_engine_connection() -> None:
-    async with Upstream(never_answers) as upstream, new_client() as client:
-        routes = Routes(RouteTable({"m": model(upstream.url)}))
-        request = Served(OpenAI(routes, client, LIMIT))
+async def test_a_gateway_that_stops_refuses_what_has_no_answer_yet_and_closes_the_engine_connection() -> None:
+    async with Upstream(never_answers) as upstream, local(upstream.url) as (plane, port):
+        reader, writer = await ask(port)
         await until(lambda: len(upstream.requests) == 1)
-        request.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await request.task
+        plane.close()
+        assert b"model_not_ready" in await asyncio.wait_for(reader.read(), 5)
         await asyncio.wait_for(upstream.calls[0].closed.wait(), LEAVE_S)
-        assert (request.sent, routes.total_in_flight) == ([], 0)
+        assert plane.routes.total_in_flight == 0
+        writer.close()
 
 
-async def test_a_server_that_cancels_a_request_whose_client_does_not_read_closes_the_engine_connection() -> None:
-    async with Upstream(streams_for_ever) as upstream, new_client() as client:
-        request = Served(OpenAI(Routes(RouteTable({"m": model(upstream.url)})), client, LIMIT), reads=False)
-        await until(lambda: bool(upstream.calls) and upstream.calls[0].sent > 0)
-        request.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(request.task, LEAVE_S)
+async def test_a_gateway_that_stops_ends_a_stream_with_an_error_event() -> None:
+    async with Upstream(streams_for_ever) as upstream, local(upstream.url) as (plane, port):
+        reader, writer = await ask(port)
+        await asyncio.wait_for(reader.readuntil(b"first"), 5)
+        plane.close()
+        rest = await asyncio.wait_for(reader.read(), 5)
+        assert b"The gateway stops" in rest
+        assert b"[DONE]" not in rest
+        assert rest.endswith(b"\r\n0\r\n\r\n")
         await asyncio.wait_for(upstream.calls[0].closed.wait(), LEAVE_S)
+        writer.close()
 
 
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})])
 async def test_a_client_that_leaves_at_any_step_before_an_answer_closes_the_engine_connection() -> None:
-    async with Upstream(never_answers) as upstream, new_client() as client:
-        app = OpenAI(Routes(RouteTable({"m": model(upstream.url)})), client, LIMIT)
+    async with Upstream(never_answers) as upstream, local(upstream.url) as (plane, port):
         for steps in range(60):
-            request = Served(app)
+            _, writer = await ask(port)
             for _ in range(steps):
                 await asyncio.sleep(0)
-            request.leave()
-            await asyncio.wait_for(request.task, LEAVE_S)
+            writer.transport.abort()
+            await until(lambda: plane.routes.total_in_flight == 0 and not plane.fronts)
             for call in upstream.calls:
                 await asyncio.wait_for(call.closed.wait(), LEAVE_S)
         assert upstream.requests
@@ -266,22 +248,27 @@ async def test_a_client_that_leaves_at_any_step_of_the_event_loop_loses_no_conne
 ) -> None:
     """Step by step through connecting, asking, answering and closing, on a new connection and on one used before."""
     answered = False
+
+    async def whole(port: int) -> None:
+        reader, writer = await ask(port)
+        assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
+        await reader.readuntil(b"\r\n0\r\n\r\n" if script is streams_once else b'"stop"}]}')
+        writer.close()
+
     for steps in range(2000):
-        async with Upstream(script) as upstream, new_client() as client:
-            app = OpenAI(Routes(RouteTable({"m": model(upstream.url)})), client, LIMIT)
+        async with Upstream(script) as upstream, local(upstream.url) as (plane, port):
             if warm:
-                await asyncio.wait_for(Served(app).task, 5)
-            request = Served(app)
+                await asyncio.wait_for(whole(port), 5)
+            _, writer = await ask(port)
             for _ in range(steps):
                 await asyncio.sleep(0)
-            answered = request.task.done()
-            request.leave()
-            await asyncio.wait_for(request.task, LEAVE_S)
-            after = Served(app)
-            await asyncio.wait_for(after.task, 5)
-            assert after.sent[0]["status"] == 200
+            answered = len(upstream.requests) == 1 + warm and plane.routes.total_in_flight == 0
+            writer.transport.abort()
+            await until(lambda plane=plane: plane.routes.total_in_flight == 0)  # type: ignore[misc]
+            await asyncio.wait_for(whole(port), 5)
             # One connection is left, waiting for the next request; a second one would be lost for ever.
             await until(lambda calls=upstream.calls: sum(not call.closed.is_set() for call in calls) == 1)  # type: ignore[misc]
+            assert len(plane.pool(upstream.url).links) == 1
         if answered:
             break
     assert answered
@@ -357,7 +344,7 @@ async def test_sdk_answers_streams_and_lists(gateway: Gateway) -> None:
 
 async def test_sdk_sees_its_own_error_classes() -> None:
     cold = ModelRoute("cold", "starting", "loading weights", 1, (), None)
-    with Gateway(limit=1024) as gateway:
+    with Gateway(body_bytes=1024) as gateway:
         gateway.route(model(refused_url()), cold)
         async with sdk(gateway) as client:
 

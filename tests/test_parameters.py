@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +19,14 @@ from gateway.core.layers import Linear, per_rank
 from gateway.core.linear import Scheme
 from gateway.domain import TensorGroup
 from gateway.errors import BadModel
+from tests.conformance import family_questions
 from tests.conformance.family_questions import config, questions
+from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.published import TRAITS
 
 pytestmark = pytest.mark.unit
 
-GOLDEN = Path(__file__).parent / "conformance" / "golden"
 # Attention that is no layer of the engine's model there: of a tower, and of a model of transformers that the engine wraps.
 UNTOLD = {(version, "mistral-small-3.2-24b"): "vision" for version in ("0.18.0", "0.19.1", "0.26.0")}
 UNTOLD["0.26.0", "olmo-2-13b"] = "full"
@@ -37,9 +36,7 @@ Row = tuple[str, int, str, tuple[tuple[int, ...], ...]]
 
 @functools.cache
 def answers(version: str) -> dict[str, dict[str, Any]]:
-    golden = json.loads((GOLDEN / f"family-{version}.json").read_text())
-    numbers = golden["answers"]["9.0 all"]
-    return {model: golden["table"][number] for model, number in zip(questions(version), numbers, strict=True)}
+    return dict(pairs(family_questions, version, "9.0 all"))
 
 
 def plan(model: str, version: str) -> Blueprint:

@@ -126,6 +126,11 @@ def test_a_clock_that_jumps_neither_stretches_nor_skips_the_wait_for_ever() -> N
     assert act(history=(in_the_future,)) == MakePlan()
 
 
+def test_what_no_plan_helps_against_is_quarantined_at_once() -> None:
+    action = act(history=(failed(1, "weights_gated"),))
+    assert (action.state, action.reason) == ("quarantined", "no other plan helps against weights_gated: it broke")
+
+
 def test_too_many_failures_in_a_row_are_quarantined_with_the_reason() -> None:
     history = tuple(failed(number, "killed", ended_at=NOW - 1000) for number in range(5))
     action = act(history=history)

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from gateway.core.drafter import Drafter, read_drafter
 from gateway.core.plan import decide
 from gateway.core.reading import read_model
 from gateway.domain import Decision, LayerKernel, Rejected
 from gateway.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
+from tests.conformance.speculative_questions import DRAFTERS
 from tests.makers import wish
 from tests.published import config
 
@@ -22,12 +24,14 @@ pytestmark = pytest.mark.unit
 PROFILES = Profiles()
 
 
-def planned(fields: dict[str, Any], hardware: str, *engines: str, **wanted: Any) -> Decision:
+def planned(fields: dict[str, Any], hardware: str, *engines: str, drafter: Drafter | None = None, **wanted: Any) -> Decision:
     """The decision for a model of which only config.json is known."""
+    wanted |= {"drafter": drafter.source} if drafter else {}
     spec = read_model("m", None, fields, None, None, (), None)
     allowed = PROFILES.engines(engines, device="cuda")
     rules = PROFILES.rules(allowed)
-    return decide(spec, PROFILES.hardware(hardware), allowed, wish(**wanted), PROFILES.facts, rules=rules)
+    here = PROFILES.hardware(hardware)
+    return decide(spec, here, allowed, wish(**wanted), PROFILES.facts, rules=rules, drafter=drafter)
 
 
 def refused(decision: Decision, tensor_parallel: int) -> Rejected:
@@ -57,6 +61,13 @@ def test_vllm_0_19_cannot_cut_the_gates_of_qwen36_in_two() -> None:
     best = decision.plans[0]
     assert (best.tensor_parallel.value, best.replicas.value, best.verdict) == (1, 2, "ok")
     assert best.max_model_len.value == 32768
+    assert "no kernel lets 2 GPUs share a copy" in best.replicas.reason
+
+
+def test_one_card_serves_qwen36_without_a_warning() -> None:
+    decision = planned(QWEN36, "2x3090", "vllm==0.19.1", tensor_parallel=1)
+    assert [(plan.verdict, plan.warnings) for plan in decision.plans] == [("ok", ())]
+    assert not decision.rejected
 
 
 def test_newer_vllm_keeps_those_gates_whole_and_older_ways_rank_behind() -> None:
@@ -93,9 +104,10 @@ def test_hopper_is_judged_by_its_own_kernels() -> None:
 GPT_OSS_CT = config("gpt-oss-20b", quantization_config=QUANTS["mxfp4-ct"])
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [1, 2, 4])
 def test_packed_mxfp4_experts_of_2880_load_and_would_crash(tp: int) -> None:
-    decision = planned(GPT_OSS_CT, "rtx-pro-6000" if tp == 1 else "2x4090", "vllm==0.18.0", tensor_parallel=tp)
+    hardware = {1: "rtx-pro-6000", 2: "2x4090", 4: "4x3090"}[tp]
+    decision = planned(GPT_OSS_CT, hardware, "vllm==0.18.0", tensor_parallel=tp)
     assert not decision.plans
     one = refused(decision, tp)
     assert one.verdict == "runtime_fail"
@@ -105,6 +117,18 @@ def test_packed_mxfp4_experts_of_2880_load_and_would_crash(tp: int) -> None:
     if tp == 1:
         assert "2880" in down.note
         assert "64 over" in down.note
+
+
+def test_running_without_graphs_does_not_cure_it() -> None:
+    decision = planned(GPT_OSS_CT, "rtx-pro-6000", "vllm==0.18.0", args={"enforce-eager": True})
+    assert not decision.plans
+    assert decision.rejected[0].verdict == "runtime_fail"
+
+
+def test_the_same_weights_in_fp8_run_as_was_reported() -> None:
+    fp8 = config("gpt-oss-20b", quantization_config={**QUANTS["fp8-dynamic"], "ignore": ["lm_head", "re:.*router$"]})
+    best = planned(fp8, "rtx-pro-6000", "vllm==0.18.0").plans[0]
+    assert row(best.kernels, "experts.w2").status == "ok"
 
 
 def test_the_native_format_of_the_same_model_is_padded_and_runs() -> None:
@@ -132,12 +156,90 @@ def test_a_tile_that_old_marlin_refuses_new_marlin_takes(hardware: str) -> None:
     assert row(new.kernels, "mlp.down_proj").kernel == "MarlinLinearKernel"
 
 
+def test_gemma_4_with_dense_layers_of_2112_and_experts_of_704_needs_the_newer_version() -> None:
+    group = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+    block = {**QUANTS["w4a16"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": group}}}
+    gemma = config("gemma-4-26b-a4b", quantization_config={**block, "ignore": ["lm_head", "re:.*router.*", "re:.*vision.*"]})
+    old = refused(planned(gemma, "2x3090", "vllm==0.19.1", tensor_parallel=1, dtype="bfloat16"), 1)
+    assert (old.verdict, old.layer) == ("no_kernel", "language_model.model.layers.*.mlp.down_proj")
+    new = planned(gemma, "2x3090", "vllm==0.26.0", tensor_parallel=1).plans[0]
+    assert row(new.kernels, "mlp.down_proj").kernel == "MarlinLinearKernel"
+    assert row(new.kernels, "experts.w2").status == "ok"
+
+
 def test_act_order_is_never_given_to_a_kernel_that_ignores_it() -> None:
     ordered = config("llama-3.1-8b", intermediate_size=2112, quantization_config={**QUANTS["gptq-act-order"], "group_size": 32})
     for engine in ("vllm==0.19.1", "vllm==0.26.0", "vllm==0.33.0"):
         decision = planned(ordered, "2x3090", engine, tensor_parallel=1)
         rows = [one for plan in decision.plans for one in plan.kernels]
         assert not [one for one in rows if one.kernel and "Triton" in one.kernel]
+
+
+# --- two RTX 3090, Gemma 4 31B with a DFlash drafter: huggingface.co/RedHatAI/gemma-4-31B-it-speculator.dflash, discussion 1 ---
+
+GEMMA = config("gemma-4-31b", quantization_config=QUANTS["auto-round-language"])
+DFLASH = read_drafter("RedHatAI/gemma-4-31B-it-speculator.dflash", None, DRAFTERS["dflash gemma-4-31b"])
+
+
+def test_vllm_0_19_has_no_dflash_and_serves_gemma_alone() -> None:
+    decision = planned(GEMMA, "2x3090", "vllm==0.19.1", drafter=DFLASH, tensor_parallel=2)
+    best = decision.plans[0]
+    assert (best.tensor_parallel.value, best.verdict, best.speculation.value) == (2, "ok", "none")
+    assert not [item for item in best.argv if "speculative" in item]
+    assert "dflash: vllm==0.19.1 has no such method; it has draft_model, eagle" in best.speculation.reason
+    assert best.warnings[-1].startswith("The model is served without speculative decoding, because RedHatAI/")
+    alone = planned(GEMMA, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans[0]
+    assert (best.argv, best.memory, best.kernels) == (alone.argv, alone.memory, alone.kernels)
+
+
+def test_vllm_0_18_drops_a_dflash_drafter_too_and_knows_no_gemma_4() -> None:
+    drafter = read_drafter("z-lab/Qwen3-8B-DFlash", None, DRAFTERS["dflash qwen3"])
+    best = planned(config("qwen3-8b"), "2x3090", "vllm==0.18.0", drafter=drafter).plans[0]
+    assert best.speculation.value == "none"
+    assert "has no such method" in best.speculation.reason
+    gemma = planned(GEMMA, "2x3090", "vllm==0.18.0", drafter=DFLASH, tensor_parallel=2)
+    assert refused(gemma, 2).verdict == "unsupported_architecture"
+
+
+@pytest.mark.parametrize("engine", ["vllm==0.26.0", "vllm==0.33.0"])
+def test_newer_vllm_drafts_eight_tokens_as_the_drafters_config_says(engine: str) -> None:
+    best = planned(GEMMA, "2x3090", engine, drafter=DFLASH, tensor_parallel=2).plans[0]
+    assert (best.speculation.value, best.num_speculative_tokens.value) == ("dflash", 8)
+    assert best.num_speculative_tokens.reason == "taken from speculators_config.proposal_methods[0].speculative_tokens = 8"
+    settings = next(item for item in best.argv if item.startswith("--speculative-config="))
+    assert '"method": "dflash"' in settings
+    assert '"num_speculative_tokens": 8' in settings
+    # The engine chooses a backend for each of the two models: one forced on both could fit neither.
+    assert not [item for item in best.argv if "attention-backend" in item]
+    assert (best.kv_cache_dtype.value, best.grade) == ("auto", "predicted")
+    # The drafter's weights and cache are counted: less context is left than without it.
+    alone = planned(GEMMA, "2x3090", engine, tensor_parallel=2).plans[0]
+    assert best.memory.weights_bytes > alone.memory.weights_bytes
+    assert best.max_model_len.value < alone.max_model_len.value
+
+
+def test_a_drafter_that_no_backend_computes_is_dropped_with_the_table() -> None:
+    # Heads of 20 with sinks stand for the heads of 256 that the reporter's build refused: these versions take those.
+    odd = DFLASH.evolve(attention=tuple(group.evolve(head_dim=20, sinks=True) for group in DFLASH.attention))
+    best = planned(GEMMA, "2x3090", "vllm==0.26.0", drafter=odd, tensor_parallel=2).plans[0]
+    assert best.speculation.value == "none"
+    for backend in ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"):
+        assert f"{backend}: " in best.speculation.reason
+
+
+def test_a_drafter_without_room_beside_the_model_costs_only_itself() -> None:
+    # Pages of heads of 1000 cannot share a cache with the target's.
+    odd = DFLASH.evolve(attention=tuple(group.evolve(head_dim=1000) for group in DFLASH.attention))
+    best = planned(GEMMA, "2x3090", "vllm==0.26.0", drafter=odd, tensor_parallel=2).plans[0]
+    assert (best.speculation.value, best.num_speculative_tokens.value) == ("none", 0)
+    assert "do not divide each other" in best.speculation.reason
+    assert not [item for item in best.argv if "speculative" in item]
+
+
+def test_a_drafter_made_for_another_model_costs_only_itself() -> None:
+    best = planned(config("qwen3-8b"), "2x3090", "vllm==0.33.0", drafter=DFLASH).plans[0]
+    assert best.speculation.value == "none"
+    assert "made for a target of hidden size 5376" in best.speculation.reason
 
 
 # --- DGX Spark, --quantization fp8 on vLLM 0.18.0: github.com/vllm-project/vllm/issues/40934 ---
@@ -163,3 +265,17 @@ def test_the_same_model_without_fp8_and_the_same_fp8_elsewhere_are_left_alone() 
     assert "VLLM_DISABLED_KERNELS" not in plain.env
     elsewhere = planned(config("qwen3.5-9b"), "rtx-pro-6000", "vllm==0.18.0", args={"quantization": "fp8"}).plans[0]
     assert "VLLM_DISABLED_KERNELS" not in elsewhere.env
+
+
+def test_a_newer_version_keeps_its_own_kernel_and_the_users_share_of_memory() -> None:
+    best = planned(config("qwen3.5-9b"), "gb10", "vllm==0.33.0", args={**FP8, "max-model-len": 8192}).plans[0]
+    assert "VLLM_DISABLED_KERNELS" not in best.env
+    assert best.kernel_overrides.value == "none"
+    assert best.memory.budget_bytes <= 0.2 * best.memory.gpu_bytes + 1
+
+
+def test_an_image_for_another_processor_is_never_pulled() -> None:
+    decision = planned(config("qwen3.5-9b"), "gb10", "sglang")
+    assert not decision.plans
+    assert {one.verdict for one in decision.rejected} == {"unsupported_platform"}
+    assert "aarch64" in decision.rejected[0].reasons[0]

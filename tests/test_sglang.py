@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +19,12 @@ from gateway.domain import AttentionGroup, Engine, Recurrent, Scalar
 from gateway.errors import BadFlag
 from gateway.profiles import Profiles, shipped
 from tests.conformance import sglang_linear_questions, sglang_memory_questions
+from tests.conformance.golden import golden
 
 pytestmark = pytest.mark.unit
 
 PROFILES = Profiles()
 VERSIONS = ("0.5.10.post1", "0.5.23")
-GOLDEN = Path(__file__).parent / "conformance" / "golden"
 MIB, GIB = 1024**2, 1024**3
 
 
@@ -41,14 +38,6 @@ def rules(version: str, name: str) -> Any:
 
 MEMORY = {version: MemoryRules.model_validate(rules(version, "memory")) for version in VERSIONS}
 LINEAR = {version: LinearRules.model_validate(rules(version, "linear")) for version in VERSIONS}
-
-
-def golden(module: Any, version: str) -> dict[str, list[Any]]:
-    name = module.__name__.rpartition(".")[2].removesuffix("_questions")
-    data = json.loads((GOLDEN / f"{name}-{version}.json").read_text())
-    asked = hashlib.sha256(repr(list(module.questions(version))).encode()).hexdigest()
-    assert data["questions"] == f"sha256:{asked}", "the questions have changed: run scripts/engine-answers"
-    return {capability: [data["table"][number] for number in row] for capability, row in data["answers"].items()}
 
 
 # --- spelling ---

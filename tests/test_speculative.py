@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
@@ -19,11 +18,12 @@ from gateway.core.speculative import Speculation, SpeculativeRules, speculate
 from gateway.domain import AttentionGroup, Engine, LayerAttention, ModelSpec, Refusal, TensorGroup, Wish
 from gateway.errors import BadModel
 from gateway.profiles import shipped
-from tests.conformance.speculative_questions import DRAFTERS, LISTS, MODELS, VERSIONS, Question, questions
+from tests.conformance import speculative_questions
+from tests.conformance.golden import pairs
+from tests.conformance.speculative_questions import DRAFTERS, LISTS, MODELS, VERSIONS, Question
 
 pytestmark = pytest.mark.unit
 
-GOLDEN = MODELS.parent / "conformance" / "golden"
 RULES = {
     version: SpeculativeRules.model_validate(
         yaml.safe_load((shipped() / "engines/vllm" / version / "speculative.yaml").read_text())
@@ -97,12 +97,8 @@ def ours(version: str, question: Question) -> Speculation:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_answer_is_the_engines_own(version: str) -> None:
-    golden = json.loads((GOLDEN / f"speculative-{version}.json").read_text())
-    asked = list(questions(version))
-    assert golden["questions"] == "sha256:" + hashlib.sha256(repr(asked).encode()).hexdigest(), "run scripts/engine-answers"
     compared = 0
-    for question, number in zip(asked, golden["answers"]["9.0"], strict=True):
-        answer = golden["table"][number]
+    for question, answer in pairs(speculative_questions, version, "9.0"):
         if not question.target:
             assert listed(version, question.method, answer), question
         elif answer[0] == "unanswered" or (question.tokens is None and answer[0] == "error"):
@@ -127,10 +123,8 @@ def listed(version: str, name: str, answer: list[str]) -> bool:
 
 @pytest.mark.parametrize("version", ["0.19.1", "0.33.0"])
 def test_bytes_of_a_drafter_are_those_the_engine_allocates(version: str) -> None:
-    golden = json.loads((GOLDEN / f"speculative-{version}.json").read_text())
     compared = 0
-    for question, number in zip(questions(version), golden["answers"]["9.0"], strict=True):
-        answer = golden["table"][number]
+    for question, answer in pairs(speculative_questions, version, "9.0"):
         if not question.drafter or answer[0] in ("error", "unanswered") or answer[3] is None or question.target != "qwen3-8b":
             continue
         assert drafter(question.drafter).rank_bytes(question.tp, "bfloat16") == pytest.approx(sum(answer[3]), rel=1e-4), (
@@ -142,10 +136,8 @@ def test_bytes_of_a_drafter_are_those_the_engine_allocates(version: str) -> None
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "glm-4.5-air", "qwen3-next-80b-a3b", "qwen3.6-35b-a3b"])
 def test_layers_that_draft_are_as_large_as_the_engine_builds_them(name: str) -> None:
-    golden = json.loads((GOLDEN / "speculative-0.33.0.json").read_text())
     spec = read_model(name, None, json.loads((MODELS / f"{name}.json").read_text()), None, None, (), None)
-    for question, number in zip(questions("0.33.0"), golden["answers"]["9.0"], strict=True):
-        answer = golden["table"][number]
+    for question, answer in pairs(speculative_questions, "0.33.0", "9.0"):
         if question.target == name and question.layers is None and answer[0] == "mtp":
             # These two have a head in the drafting layer, which is the target's own where the files have none.
             head = spec.vocab * spec.hidden * 2 // question.tp if name in ("deepseek-v3", "glm-4.5-air") else 0

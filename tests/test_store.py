@@ -26,7 +26,7 @@ def test_models_survive_a_reopening(store: Store) -> None:
     store.add_model(wish(name="a", min_context=5), 1.0)
     store.close()
     again = Store(store.path)
-    assert again.models() == [(wish(name="a", min_context=5), 1.0, False)]
+    assert again.models() == [(wish(name="a", min_context=5), 1.0, False, 0.0)]
     assert again.instance == again.instance
     again.close()
 
@@ -89,7 +89,7 @@ def test_a_full_disk_refuses_the_change_and_keeps_what_was(store: Store) -> None
     assert "FITSERVE_DATA_DIR" in str(caught.value)
     store._db.execute("PRAGMA max_page_count=1000000")
     store.add_model(wish(name="z"), 1.0)
-    assert {one.name for one, _, _ in store.models()} >= {"a", "z"}
+    assert {one.name for one, *_ in store.models()} >= {"a", "z"}
 
 
 def test_a_read_only_folder_is_told(tmp_path: Path) -> None:
@@ -139,3 +139,28 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     names = {row[0] for row in sqlite3.connect(path).execute("SELECT name FROM models")}
     assert last >= 20
     assert {f"m{number}" for number in range(last + 1)} <= names
+
+
+def test_a_database_of_the_first_version_is_brought_to_this_one(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    store._db.execute("ALTER TABLE models DROP COLUMN forgiven_at")
+    store._db.execute("PRAGMA user_version=1")
+    store.close()
+    again = Store(store.path)
+    assert again.models() == [(wish(name="a"), 1.0, False, 0.0)]
+    again.close()
+
+
+def test_what_is_forgiven_may_be_tried_again_and_what_was_learnt_stays(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    for kind, at in (("plan_failed", 2.0), ("max_context", 3.0)):
+        one = store.add_attempt("a", 0, plan(), 8000, at)
+        fact = Fact.model_validate(
+            {"kind": kind, "scope": {"fingerprint": kind}, "value": 5, "grade": "failed", "source": "l", "attempt": one.id, "at": at}
+        )
+        store.save_attempt(one.evolve(state="failed", ended_at=at, failure=Failure(kind="x", phase="y", message="z")), fact)
+    store.forgive("a", 4.0)
+    assert [fact.kind for fact in store.facts()] == ["max_context"]
+    assert store.models()[0][3] == 4.0
+    with pytest.raises(NotFound):
+        store.forgive("b", 5.0)

@@ -6,9 +6,7 @@ scripts/engine-answers (tests/conformance/weight_questions.py).
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,26 +25,22 @@ from gateway.core.weights import (
 )
 from gateway.domain import TensorGroup
 from gateway.errors import BadModel
+from tests.conformance import weight_questions
+from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL, case
-from tests.conformance.weight_questions import ALL, CAPABILITIES, config
+from tests.conformance.weight_questions import CAPABILITIES, config
 from tests.published import CONFIGS, TRAITS
 
 pytestmark = pytest.mark.unit
 
-GOLDEN = Path(__file__).parent / "conformance" / "golden"
 SLACK = 64  # bytes a matrix
-
-
-def answers(version: str, capability: str) -> list[dict[str, list[int | None]]]:
-    golden = json.loads((GOLDEN / f"weight-{version}.json").read_text())
-    return [golden["table"][number] for number in golden["answers"][capability]]
 
 
 ASKED = [
     (version, capability, model, quant, answer)
     for version in TRAITS
     for capability in CAPABILITIES
-    for (model, quant), answer in zip(ALL, answers(version, capability), strict=True)
+    for (model, quant, _), answer in pairs(weight_questions, version, capability)
     if answer
 ]
 

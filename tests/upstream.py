@@ -62,12 +62,21 @@ class Call:
         self.dead = True
         self._writer.close()
 
+    async def _chunks(self) -> bytes:
+        body = b""
+        while size := int(await self._reader.readline(), 16):
+            body += (await self._reader.readexactly(size + 2))[:-2]
+        await self._reader.readline()
+        return body
+
     async def read_requests(self) -> None:
         try:
             while True:
                 head = await self._reader.readuntil(b"\r\n\r\n")
                 lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
                 body = await self._reader.readexactly(int(lengths[0].partition(b":")[2])) if lengths else b""
+                if b"\r\ntransfer-encoding: chunked\r\n" in head.lower():
+                    body = await self._chunks()
                 self.requests.append(head + body)
                 self.queue.put_nowait(head + body)
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -102,6 +102,8 @@ def layer_attention(
         asked = query.evolve(causal=not ahead, flash_attention=step.flash_attention if step else None)
         if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
             choice = _unknown("", f"{architecture} brings attention backends of its own")
+        elif architecture in rules.plain_towers and group.kind == "vision":
+            choice = BackendChoice(backend="torch", status="ok")
         else:
             choice = choose_backend(rules, asked, capability, None, forced or (step.backend if step else None))
         rows.append(

@@ -149,6 +149,8 @@ class AttentionRules(Value):
     models: tuple[ModelOverride, ...] = ()
     own_backends: tuple[str, ...] = ()  # architectures whose layers bring backends that no list has
     own_backends_source: str = ""
+    plain_towers: tuple[str, ...] = ()  # architectures whose vision tower asks torch itself for attention
+    plain_towers_source: str = ""
 
     # Compared by identity: a version's rules are read once, and answers are remembered for each.
     __hash__ = object.__hash__

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.core.candidate import Candidate
-from gateway.core.memory import GIB, MIB, Load
+from gateway.core.memory import GIB, MIB, Load, runner_of
 from gateway.core.pool import model_of
 from gateway.core.sglang_memory import static_memory
 from gateway.domain import Choice
@@ -27,7 +27,10 @@ def batch(candidate: Candidate) -> Batch:
     seqs = _sized(candidate, "max-num-seqs", *_seqs(candidate))
     tokens = _sized(candidate, "max-num-batched-tokens", *_tokens(candidate, seqs.value))
     graphs = not eager.value and engine.device == "cuda"
-    load = Load(engine.device, way.tp, way.pp, candidate.dtype.value, tokens.value, seqs.value, graphs)
+    # ngram is one of the things that the second runner cannot do (_get_v2_model_runner_unsupported_features, vllm/config/vllm.py).
+    plain = candidate.speculation.method.value != "ngram"
+    runner = runner_of(candidate.given.spec, candidate.body, engine.traits) if plain else 1
+    load = Load(engine.device, way.tp, way.pp, candidate.dtype.value, tokens.value, seqs.value, graphs, runner)
     return Batch(seqs, tokens, eager, load)
 
 

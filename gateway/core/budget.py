@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gateway.core import memory as mem
 from gateway.core.candidate import Candidate
+from gateway.core.facts import holding
 from gateway.core.memory import Load
 from gateway.core.parallel import available_bytes
 from gateway.core.pool import model_of
@@ -35,11 +37,16 @@ def budget(candidate: Candidate, load: Load, context: int) -> Budget:
     total = candidate.gpu_bytes
     if candidate.pools is not None:
         return _of_pools(candidate, candidate.pools, load)
+    # The engine takes its share of what CUDA says the card has, which is less than NVML says.
+    seen = min((total_bytes - mem.driver_bytes(gpu) for gpu in candidate.group if (total_bytes := gpu.total_bytes)), default=0)
     if "gpu-memory-utilization" in candidate.args:
         share = float(candidate.args["gpu-memory-utilization"])
-        return Budget(round(total * share), {}, f"utilization {share:.2f}, set by the user")
-    share = min(candidate.engine.default_utilization, max(0, _usable(candidate) * 100 // total) / 100)
-    return Budget(round(total * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
+        return Budget(round(seen * share), {}, f"utilization {share:.2f}, set by the user")
+    most = candidate.engine.default_utilization - _spared(candidate) / total
+    counted = GRAPHS_IN_BUDGET in candidate.engine.traits
+    room = _usable(candidate) - mem.beside_bytes(candidate.given.spec, candidate.stage, load, graphs_in_budget=counted)
+    share = max(0.0, min(math.floor(most * 100) / 100, room * 100 // total / 100))
+    return Budget(round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
 
 
 def divided(candidate: Candidate, load: Load, budget_bytes: int) -> Memory:
@@ -56,6 +63,12 @@ def divided(candidate: Candidate, load: Load, budget_bytes: int) -> Memory:
         budget_bytes=budget_bytes,
         graphs_in_budget=GRAPHS_IN_BUDGET in candidate.engine.traits,
     )
+
+
+def _spared(candidate: Candidate) -> int:
+    """Bytes that an engine turned out to need beside its share, when it ran out of memory while it served."""
+    facts = holding(candidate.given.facts, "spare_memory", candidate.scope)
+    return max((fact.value or 0 for fact in facts), default=0)
 
 
 def _usable(candidate: Candidate) -> int:

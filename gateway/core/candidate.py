@@ -44,6 +44,22 @@ class Candidate:
         """What the smallest device has."""
         return min((gpu.total_bytes or 0 for gpu in self.group), default=self.given.hardware.ram_total_bytes)
 
+    @property
+    def scope(self) -> dict[str, str]:
+        """What a fact about its sizes is about, but for the budget."""
+        spec, way, group = self.given.spec, self.way, self.group
+        scope = {
+            "engine": self.engine.ref,
+            "model": f"{spec.source}@{spec.revision}" if spec.revision else spec.source,
+            "device": f"{group[0].name} sm_{group[0].capability}" if group else f"cpu {self.given.hardware.arch}",
+            "tensor_parallel": str(way.tp),
+            "pipeline_parallel": str(way.pp),
+            "dtype": self.dtype.value,
+            "kv_cache_dtype": way.kv_dtype,
+            "quantization": way.quantization or "as stored",
+        }
+        return scope | ({"capability": group[0].capability} if group and group[0].capability else {})
+
     @cached_property
     def stage(self) -> Body:
         """What one rank's stage has of the model; all of it without pipeline parallelism."""

@@ -5,6 +5,7 @@ Check (from a profile) + Case (one layer on one GPU) -> why it does not hold, wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,8 +66,9 @@ class Check(Value):
     min_n: int | None = None
     bits: tuple[int, ...] | None = None
     variable: str | None = None
-    # of experts alone
     origins: tuple[str, ...] | None = None
+    layouts: tuple[str, ...] | None = None
+    # of experts alone
     functions: tuple[str, ...] | None = None
     gated: bool | None = None
     bias: bool | None = None
@@ -174,7 +176,9 @@ def _at_least(letter: str, read: Callable[[Case], int]) -> Callable[[int, Case],
 
 
 def _n_packs(_: bool, case: Case) -> str:
-    return _multiple("N", lambda c: c.shape.n)(max(32 // max(case.shape.scheme.bits, 1), 1), case)
+    # Of bits that do not divide 32, which only several words hold whole: Fraction(32, bits).numerator in gptq.py.
+    packs = 32 // math.gcd(32, max(case.shape.scheme.bits, 1))
+    return _multiple("N", lambda c: c.shape.n)(packs, case)
 
 
 def _group_is_full_k(_: bool, case: Case) -> str:
@@ -278,7 +282,8 @@ _TESTS: tuple[tuple[str, Callable[[Any, Case], str]], ...] = (
     ("whole_groups", _whole_groups),
     ("bits", _one_of("weights of bits", lambda c: c.shape.scheme.bits)),
     ("variable", _variable),
-    ("origins", _one_of("checkpoints of", _of_experts(lambda e: e.origin))),
+    ("origins", _one_of("checkpoints of", lambda c: (c.experts or c.shape).origin)),
+    ("layouts", _one_of("weights packed as", lambda c: c.shape.scheme.layout)),
     ("functions", _one_of("the activation function", _of_experts(lambda e: e.function))),
     ("gated", _is("gated experts", _of_experts(lambda e: e.gated))),
     ("bias", _is("experts with bias", _of_experts(lambda e: e.bias))),

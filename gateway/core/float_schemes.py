@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.core.linear import Kind, Scheme
+from gateway.core.patterns import tame
 from gateway.core.quantization import (
     UNQUANTIZED,
     Block,
@@ -23,6 +24,9 @@ from gateway.core.quantization import (
     unknown,
     words,
 )
+
+# vLLM 0.33.0: a ModelOpt checkpoint of NVFP4 whose groups name no activations keeps those in 16 bits (modelopt.py:798).
+WEIGHTS_BY_GROUPS = "weights_by_groups"
 
 
 def _matches(name: str, target: str, contains: bool = False) -> bool:
@@ -43,6 +47,7 @@ def compressed(block: Block) -> Quantization:
         for target in words(group, "targets"):
             if not (len(group["targets"]) == 1 and target.endswith("Attention")):
                 targets[block.renamed(target)] = scheme
+    tame(entry[3:] for entry in (*ignored, *targets) if entry.startswith("re:"))
 
     def target_of(layer: Layer) -> Known | None:
         for target, scheme in targets.items():
@@ -137,6 +142,10 @@ def modelopt(block: Block) -> Quantization:
     below = [block.renamed(entry) for entry in (*below, *(f"{entry[:-1]}.*" for entry in stars))]
     prefixed = [block.renamed(entry) for entry in written]
     algorithm = str(fields["quant_algo"]).upper()
+    groups = block.config.get("config_groups")
+    if algorithm == "NVFP4" and WEIGHTS_BY_GROUPS in block.traits and isinstance(groups, Mapping) and groups:
+        plain = all(isinstance(group, Mapping) and group.get("input_activations") is None for group in groups.values())
+        algorithm = "W4A16_NVFP4" if plain else algorithm
     size = fields.get("group_size")
     each = {
         block.renamed(str(name)): _algorithm(str(item["quant_algo"]).upper(), item.get("group_size", size))

@@ -5,13 +5,20 @@ The first gate that refuses names the verdict.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gateway.core.gpus import GpuTable
 from gateway.core.layers import Body
+from gateway.core.methods import check, resolve
 from gateway.core.parallel import best_group, illegal
+from gateway.core.rules import Rules
 from gateway.core.ways import Refused, Way
 from gateway.domain import Choice, Engine, Fact, Gpu, Hardware, LayerAttention, LayerKernel, Memory, ModelSpec, Scalar, Wish
+
+# What a KV cache may be kept in where no rules of backends say more: those whose size follows from the name.
+_SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 @dataclass
@@ -21,6 +28,7 @@ class Found:
     kernels: tuple[LayerKernel, ...] = ()
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory | None = None
+    method: str = ""  # of quantization, by the engine's own name
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ class Inputs:
     wish: Wish
     facts: tuple[Fact, ...] = ()
     claims: Mapping[str, int] = field(default_factory=dict)
+    gpus: GpuTable | None = None
 
 
 def gate_model(given: Inputs, engine: Engine) -> None:
@@ -49,6 +58,41 @@ def gate_model(given: Inputs, engine: Engine) -> None:
         raise Refused(
             "no_backend", f"no attention of {engine.ref} computes heads of size {min(unfit)}", f"profile {engine.ref}"
         )
+
+
+def gate_media(given: Inputs, engine: Engine) -> None:
+    """An engine that opens whatever a client names serves models that take images only where it is told to refuse media."""
+    takes_media = any(group.kind == "vision" for group in given.spec.attention) or bool(
+        {"vision_config", "audio_config"} & given.spec.config.keys()
+    )
+    given_args = {name.removeprefix("--").replace("_", "-"): value for name, value in given.wish.args.items()}
+    for flag, value in engine.text_only.items() if takes_media else ():
+        if _plain(given_args.get(flag)) != _plain(value):
+            reason = (
+                f"{engine.ref} opens local files that a request names as an image, video or sound, and this model takes such; "
+                f"served as text only, with --arg '{flag}={str(value).lower()}', it is planned"
+            )
+            raise Refused("unsafe_media", reason, engine.sources.get("text_only", f"profile {engine.ref}"))
+
+
+def _plain(value: Scalar | None) -> object:
+    """A flag's value as users and profiles may both write it."""
+    try:
+        return json.loads(value.lower()) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def gate_kv(engine: Engine, rules: Rules | None, kv_dtype: str) -> None:
+    """This version has such a KV cache, and these rules know which backends take it and what a token then needs."""
+    flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
+    if kv_dtype != "auto" and flag is not None and flag.choices and kv_dtype not in flag.choices:
+        reason = f"--kv-cache-dtype of {engine.ref} cannot be {kv_dtype}; it is one of {', '.join(flag.choices)}"
+        raise Refused("bad_flag", reason, f"profile {engine.ref}")
+    known = rules.attention.kv_dtypes if rules and rules.attention else _SIZED
+    if kv_dtype not in known:
+        reason = f"which attention backend takes a KV cache in {kv_dtype}, and how large it is, is not known here"
+        raise Refused("no_backend", reason, f"profile {engine.ref}")
 
 
 def gate_kernels(found: Found, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> None:
@@ -70,18 +114,33 @@ def gate_kernels(found: Found, engine: Engine, facts: tuple[Fact, ...], capabili
             why = "; ".join(f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in layers.refused)
             reason = f"no attention backend for the {layers.layers} {layers.kind} layers of head size {layers.head_dim}: {why}"
             raise Refused("no_backend", reason, source)
+        about = {"kernel": layers.backend, "engine": engine.ref, "capability": capability, "head_dim": str(layers.head_dim)}
+        if fact := _known(facts, "kernel_fails", about):
+            reason = f"{layers.backend}, which heads of size {layers.head_dim} would get, is known to fail here: {fact.source}"
+            raise Refused("known_bad", reason, "fact")
 
 
 def _failing(row: LayerKernel, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> Fact | None:
     about = {"kernel": row.kernel, "engine": engine.ref, "capability": capability, "scheme": row.scheme}
     about |= {"k": str(row.k), "n": str(row.n)}
-    failing = (fact for fact in facts if fact.kind == "kernel_fails" and "kernel" in fact.scope)
-    return next((fact for fact in failing if all(about.get(key) == value for key, value in fact.scope.items())), None)
+    return _known(facts, "kernel_fails", about)
+
+
+def _known(facts: tuple[Fact, ...], kind: str, about: Mapping[str, str | None]) -> Fact | None:
+    """The first fact of this kind whose whole scope holds."""
+    found = (fact for fact in facts if fact.kind == kind and fact.scope.keys() - {"engine"})
+    return next((fact for fact in found if all(about.get(key) == value for key, value in fact.scope.items())), None)
 
 
 def gate_driver(given: Inputs, engine: Engine) -> None:
-    """The driver can run the CUDA version that the engine is built with, and the image is built for this processor."""
+    """The driver can run the CUDA version that the engine is built with, the image is built for this processor, and nobody has
+    seen this version fail at what it would have to do."""
     source = f"profile {engine.ref}"
+    for capability in {gpu.capability for gpu in given.hardware.gpus} or {None}:
+        about = {"engine": engine.ref, "capability": capability, "architecture": given.spec.architecture}
+        about |= {"quantization": given.spec.quant.method if given.spec.quant else None}
+        if fact := _known(given.facts, "engine_fails", about):
+            raise Refused("known_bad", f"{engine.ref} is known not to do this: {fact.source}", "fact")
     if engine.machines and given.hardware.arch not in engine.machines:
         built = " and ".join(engine.machines)
         raise Refused("unsupported_platform", f"its image is built for {built}, this machine is {given.hardware.arch}", source)
@@ -102,7 +161,7 @@ def gate_devices(given: Inputs, engine: Engine, body: Body, tp: int, pp: int, *,
             raise Refused("illegal_parallelism", "parallelism on a CPU is not planned", "planner")
         return ()
     if len(gpus) < tp * pp:
-        raise Refused("no_device", f"{tp * pp} GPUs are needed and {len(gpus)} are here", "probe")
+        raise Refused("no_device", f"{tp * pp} GPU{'s are' if tp * pp > 1 else ' is'} needed and {len(gpus)} are here", "probe")
     if problem := illegal(given.spec, body, tp, ep=ep):
         reason, layer = problem
         source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
@@ -123,6 +182,18 @@ def gate_devices(given: Inputs, engine: Engine, body: Body, tp: int, pp: int, *,
             f"profile {engine.ref}",
         )
     return group
+
+
+def gate_method(given: Inputs, engine: Engine, args: Mapping[str, Scalar], way: Way, dtype: str, capability: str | None) -> str:
+    """The quantization method by the engine's own name: this version has it, and it takes this GPU and these activations."""
+    spec, source = given.spec, f"profile {engine.ref}"
+    deprecated = bool(args.get("allow-deprecated-quantization", False))
+    resolved = resolve(engine, spec.quant, way.quantization, spec.model_type, capability, allow_deprecated=deprecated)
+    check(engine, resolved, capability, dtype)
+    if spec.quant is None and way.quantization not in ("", "fp8"):
+        reason = f"what --quantization {way.quantization} makes of weights that are not quantized is not known here"
+        raise Refused("unsupported_quantization", reason, source)
+    return resolved.method
 
 
 def gate_dtype(given: Inputs, group: tuple[Gpu, ...], args: Mapping[str, Scalar], way: Way) -> Choice[str]:
@@ -148,7 +219,7 @@ def gate_dtype(given: Inputs, group: tuple[Gpu, ...], args: Mapping[str, Scalar]
             source="vllm/platforms/cuda.py",
         )
     if given.spec.dtype == "float32":
-        value = "float16" if old or given.spec.task == "embed" else "bfloat16"
+        value = "float16" if old or given.spec.task != "generate" else "bfloat16"
         return Choice[str](
             value=value,
             reason="half the bytes of the float32 weights, as the engine itself would choose",

@@ -7,9 +7,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from gateway.core.shapes import Kind
 from gateway.domain import Value
 
-Format = Literal["bf16", "fp8", "fp4"]
+Format = Literal["bf16", "fp8", "fp4", "mxfp8"]
 
 
 class GpuTraits(Value):
@@ -41,11 +42,17 @@ class Bandwidth(Value):
 class GpuTable(Value):
     sources: dict[str, str] = Field(description="where the fields of `capabilities` were read")
     capabilities: dict[str, GpuTraits]
+    schemes: dict[Kind, Format] = Field({}, description="what a GPU must multiply for weights quantized so to be faster too")
     bandwidths: tuple[Bandwidth, ...] = Field(description="the first that matches a name holds")
 
     def traits(self, capability: str | None) -> GpuTraits | None:
         """None: nobody has written down what this capability has."""
         return self.capabilities.get(capability or "")
+
+    def widened(self, scheme: Kind, capability: str | None) -> Format | None:
+        """The format of these weights, where this GPU does not multiply it; None: it does, or that is not known."""
+        known, wanted = self.traits(capability), self.schemes.get(scheme)
+        return wanted if known is not None and wanted is not None and wanted not in known.formats else None
 
     def bytes_per_second(self, gpu_name: str) -> int | None:
         """What the memory of this GPU delivers at best; None: not known."""

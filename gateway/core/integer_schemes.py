@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.core.linear import Scheme
+from gateway.core.patterns import tame
 from gateway.core.quantization import (
     UNQUANTIZED,
     Block,
@@ -61,6 +62,7 @@ def gptq(block: Block) -> Quantization:
     if not listed and (silent := _silent(block)):
         return silent
     dynamic: Mapping[str, Mapping[str, Any]] = config.get("dynamic") or {}
+    tame(pattern.lstrip("+-:") for pattern in dynamic)
     head, packed = config.get("lm_head") is True, {block.renamed(name) for name in block.packed}
 
     def rule(layer: Layer) -> Known:
@@ -131,6 +133,7 @@ def auto_round(block: Block) -> Quantization:
     blocks = config.get("block_name_to_quantize") or config.get("to_quant_block_names") or []
     blocks = [block.renamed(entry) for entry in (blocks.split(",") if isinstance(blocks, str) else words({"b": blocks}, "b"))]
     extra = {block.renamed(str(name)): dict(changes) for name, changes in (config.get("extra_config") or {}).items()}
+    tame((name for name in extra if _SPECIAL & set(name)), anywhere=True)
 
     def special(name: str) -> Mapping[str, Any] | None:
         if name in extra:

@@ -7,6 +7,7 @@ from gateway.core.layers import Linear, per_rank
 from gateway.core.linear import LinearShape, Scheme, choose
 from gateway.core.moe import MoeRules, MoeShape, choose_moe
 from gateway.core.rules import Rules
+from gateway.core.weights import undivided
 from gateway.domain import LayerKernel, Refusal
 
 
@@ -33,7 +34,7 @@ def layer_kernels(
     def row(layer: Linear) -> LayerKernel:
         if layer.experts and experts is not None and rules.moe is not None and isinstance(layer.scheme, Scheme):
             return _experts(layer, layer.scheme, rules.moe, tp, dtype, capability, experts, ep, moe_backend, variables)
-        return _row(layer, rules, tp, dtype, capability, disabled, forced)
+        return _row(layer, rules, tp, dtype, capability, disabled, forced, experts.origin if experts else "")
 
     return tuple(row(layer) for layer in layers)
 
@@ -96,7 +97,14 @@ def _experts(
 
 
 def _row(
-    layer: Linear, rules: Rules, tp: int, dtype: str, capability: str, disabled: frozenset[str], forced: str | None
+    layer: Linear,
+    rules: Rules,
+    tp: int,
+    dtype: str,
+    capability: str,
+    disabled: frozenset[str],
+    forced: str | None,
+    origin: str,
 ) -> LayerKernel:
     sizes = per_rank(layer, tp)
     scheme = layer.scheme
@@ -111,9 +119,10 @@ def _row(
         return _plain(layer, k, n, "unknown", "kernels of experts are not known here")
     if rules.linear is None:
         return _plain(layer, k, n, "unknown", "kernels of this engine version are not known here")
-    choice = choose(
-        rules.linear, LinearShape(k=k, n=n, scheme=scheme, dtype=dtype, full_k=layer.k), capability, None, disabled, forced
-    )
+    if reason := undivided(layer, scheme, k, n):
+        return _plain(layer, k, n, "none", reason)
+    shape = LinearShape(k=k, n=n, scheme=scheme, dtype=dtype, full_k=layer.k, origin=origin)
+    choice = choose(rules.linear, shape, capability, None, disabled, forced)
     return LayerKernel(
         layer=layer.name,
         count=layer.count,

@@ -4,7 +4,7 @@
 
 Layers that differ only in their number are one Linear with the number as `*`; where a scheme holds for some numbers only,
 there are several. The output head is not one of them. Sources: vllm/model_executor/models/ of 0.18.0 to 0.33.0, held to
-what those build by tests/conformance/golden/layers-*.json.
+what those build by tests/conformance/golden/layer-*.json.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from gateway.core.blueprint import Blueprint, Built, Shard
 from gateway.core.families import RENAMES, blueprint
+from gateway.core.linear import Scheme
 from gateway.core.quantization import UNQUANTIZED, Known, Quantization
 from gateway.core.schemes import parse
 from gateway.domain import AttentionGroup, ModelSpec, Quant, TensorGroup
@@ -29,6 +30,10 @@ from gateway.errors import BadModel
 WHOLE_GATES = "whole_gates"
 # vLLM 0.18.0 keeps the A_log of gated delta nets in the model's dtype (models/qwen3_next.py:490), later ones in float32.
 NARROW_DECAY = "narrow_decay"
+
+# vLLM 0.33.0 cuts a Mamba 2 projection of one group however it is packed. Earlier versions ask it for a parameter that packed
+# integers do not have: in_proj.weight (layers/mamba/mamba_mixer2.py:418 of 0.18.0, :428 of 0.26.0).
+CUT_PACKED_MIXERS = "cut_packed_mixers"
 
 _FLOATS = {"F16", "BF16", "F32"}
 # How far the elements of an unquantized checkpoint may be from those of the config before its headers are believed instead.
@@ -136,7 +141,7 @@ def _linears(
     """The linear layers of a known family, and what of their quantization is assumed. `read`: there were headers."""
     plan = _blueprint(config, source, traits)
     block = None if quant is None else Quant.model_validate_json(quant)
-    quantization = parse(block, RENAMES.get(model_type, ()), packed, read)
+    quantization = parse(block, RENAMES.get(model_type, ()), packed, read, traits)
     return (() if plan is None else _schemed(plan.linears, quantization, traits)), quantization.assumed
 
 
@@ -147,8 +152,11 @@ def _schemed(layers: Iterable[Built], quantization: Quantization, traits: Collec
         whole = WHOLE_GATES in traits and item.modules == ("in_proj_b", "in_proj_a") and quantization.integer_checkpoint
         shard: Shard = "replicated" if whole else item.shard
         size = (item.k, sum(item.parts), shard, item.parts)
-        rest = (item.heads, item.kv_heads, item.experts, item.bias)
-        found += [Linear(item.name, count, *size, scheme, *rest) for scheme, count in _schemes(item, quantization).items()]
+        for scheme, count in _schemes(item, quantization).items():
+            packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
+            mixer = item.shard == "qkv" and item.modules == ("in_proj",)
+            heads = 1 if packed and mixer and CUT_PACKED_MIXERS not in traits else item.heads
+            found.append(Linear(item.name, count, *size, scheme, heads, item.kv_heads, item.experts, item.bias))
     return tuple(sorted(found, key=lambda linear: (linear.name, -linear.count)))
 
 
@@ -166,7 +174,7 @@ def _schemes(item: Built, quantization: Quantization) -> dict[Known, int]:
 
 def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
     """Pooling drops the output head."""
-    return (group for group in plan.others if not (spec.task == "embed" and group.name.endswith("lm_head.weight")))
+    return (group for group in plan.others if not (spec.task != "generate" and group.name.endswith("lm_head.weight")))
 
 
 def _held(group: TensorGroup, traits: Collection[str]) -> TensorGroup:

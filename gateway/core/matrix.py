@@ -32,7 +32,7 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
         where = {"model": decision.model, "hardware": decision.hardware}
         plan = next((plan for plan in decision.plans if str(plan.engine) == engine), None)
         if plan is not None:
-            why = "; ".join(plan.warnings)
+            why = " ".join(plan.warnings)
             sizes = {"tensor_parallel": plan.tensor_parallel.value, "pipeline_parallel": plan.pipeline_parallel.value}
             found.append(
                 Cell(

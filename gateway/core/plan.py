@@ -13,6 +13,7 @@ from typing import Any
 from gateway.core.command import check_args, check_env
 from gateway.core.drafter import Drafter
 from gateway.core.gates import Inputs
+from gateway.core.gpus import GpuTable
 from gateway.core.layers import Body
 from gateway.core.rules import Rules
 from gateway.core.search import Search, rejection
@@ -32,13 +33,14 @@ def decide(
     hardware_name: str = "this machine",
     rules: Mapping[str, Rules] | None = None,
     drafter: Drafter | None = None,
+    gpus: GpuTable | None = None,
 ) -> Decision:
     """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines that run or start,
-    `rules` are by engine ("kind==version"), `drafter` is what the wish names.
+    `rules` are by engine ("kind==version"), `drafter` is what the wish names, `gpus` says which formats a GPU multiplies.
 
     Raises BadFlag when the wish names a flag that none of the engines has.
     """
-    given = Inputs(spec, hardware, wish, tuple(facts), claims or {})
+    given = Inputs(spec, hardware, wish, tuple(facts), claims or {}, gpus)
     plans: list[Plan] = []
     rejected: list[Rejected] = []
     wrong_flags: list[BadFlag] = []
@@ -57,14 +59,15 @@ def decide(
         rejected += search.rejected
     if wrong_flags and len(wrong_flags) == len(engines):
         raise wrong_flags[0]
-    order = {engine.ref: index for index, engine in enumerate(engines)}
+    order = {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
     plans.sort(key=lambda plan: _preference(given, plan, order))
     ranked = tuple(plan.evolve(rank=index) for index, plan in enumerate(plans, start=1))
     return Decision(model=spec.source, hardware=hardware_name, plans=ranked, rejected=tuple(rejected))
 
 
-def _preference(given: Inputs, plan: Plan, order: Mapping[str, int]) -> tuple[Any, ...]:
-    """Smaller is better: what was wished for, then proof, sound and fast kernels, few GPUs, few changes, a new engine."""
+def _preference(given: Inputs, plan: Plan, order: Mapping[str, tuple[bool, int]]) -> tuple[Any, ...]:
+    """Smaller is better: what was wished for, sound and fast kernels, proof, few GPUs, few changes, an engine without known
+    weaknesses, a new one."""
     wanted = min(COMFORTABLE_CONTEXT, given.spec.max_position, given.wish.max_context or given.spec.max_position)
     return (
         plan.max_model_len.value < (given.wish.min_context or wanted),
@@ -72,5 +75,5 @@ def _preference(given: Inputs, plan: Plan, order: Mapping[str, int]) -> tuple[An
         plan.grade != "verified",
         plan.tensor_parallel.value * plan.pipeline_parallel.value,
         plan.cost,
-        order.get(str(plan.engine), 0),
+        order.get(str(plan.engine), (False, 0)),
     )

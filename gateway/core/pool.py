@@ -30,7 +30,7 @@ class Pool:
     @property
     def bytes_per_token(self) -> int:
         tokens = self.tokens(_PROBE)
-        return math.ceil(_PROBE / tokens) if tokens else 0
+        return _PROBE // tokens if tokens else 0
 
     def bytes_for(self, length: int, _batched_tokens: int) -> int:
         return length * self.bytes_per_token

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+from gateway.core.advisories import advice
 from gateway.core.candidate import Candidate
 from gateway.core.command import spelled
 from gateway.core.parallel import peers_without_p2p
+from gateway.core.shapes import Scheme
 from gateway.core.sizing import Sizes
 from gateway.domain import Choice, EngineRef, ModelRef, Plan, Scalar
 
@@ -26,7 +28,13 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         dtype=candidate.dtype,
         quantization=_quantization(candidate),
         kv_cache_dtype=Choice[str](
-            value=way.kv_dtype, **_why(candidate, "kv_dtype", "kv-cache-dtype", "the dtype of the activations")
+            value=way.kv_dtype,
+            **_why(
+                candidate,
+                "kv_dtype",
+                "kv-cache-dtype",
+                "the dtype of the activations" if way.kv_dtype == "auto" else "what the checkpoint says of its cache",
+            ),
         ),
         kernel_overrides=_overrides(candidate),
         speculation=speculation.method,
@@ -46,7 +54,9 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         argv=spelled(engine, {**_flags(candidate, sizes, reduce.value), **candidate.args}),
         env={**(engine.eager_env if sizes.batch.eager.value else {}), **env},
         scope=sizes.scope,
+        under={"image": engine.image} | ({"driver": driver} if (driver := candidate.given.hardware.driver) else {}),
         warnings=(*sizes.warnings, *_warnings(candidate)),
+        advice=advice(engine),
     )
 
 
@@ -61,6 +71,8 @@ def _flags(candidate: Candidate, sizes: Sizes, reduce: bool) -> dict[str, Scalar
     own |= {"kv-cache-dtype": way.kv_dtype} if way.kv_dtype != "auto" else {}
     own |= {"quantization": way.quantization} if way.quantization else {}
     own |= dict(way.backends)
+    # Only SGLang has to be told; the flag is left out where an engine does not have it.
+    own |= {"is-embedding": True} if candidate.given.spec.task != "generate" else {}
     config = candidate.speculation.config
     own |= {"speculative-config": json.dumps(config)} if config else {}
     own |= {"enforce-eager": True} if batch.eager.value else {}
@@ -82,13 +94,20 @@ def _drafter(candidate: Candidate) -> ModelRef | None:
 
 def _degraded(candidate: Candidate) -> bool:
     rows = candidate.found.kernels
-    unsure = candidate.way.careful or not candidate.body.known
+    unsure = candidate.way.careful or bool(_replaced(candidate)) or not candidate.body.known
     return unsure or any(row.status == "unknown" or row.note for row in rows)
+
+
+def _replaced(candidate: Candidate) -> str:
+    """Why the engine is kept from the kernel that it would choose."""
+    because = candidate.way.because
+    return "; ".join(because[name][0] for name in ("disabled", "backends") if name in because)
 
 
 def _warnings(candidate: Candidate) -> list[str]:
     spec, found, body = candidate.given.spec, candidate.found, candidate.body
     warnings = [f"{row.layer}: {row.note}." for row in found.kernels if row.note]
+    warnings += [f"Not the kernel that the engine would choose: {why}."] if (why := _replaced(candidate)) else []
     warnings += candidate.speculation.warnings
     if unknown := [row.layer for row in found.kernels if row.status == "unknown"]:
         warnings.append(f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell.")
@@ -102,7 +121,22 @@ def _warnings(candidate: Candidate) -> list[str]:
     if candidate.way.quantization and spec.quant is None:
         quantization = candidate.way.quantization
         warnings.append(f"The weights are quantized to {quantization} while they load, which costs some accuracy.")
+    warnings += _widened(candidate)
     return warnings
+
+
+def _widened(candidate: Candidate) -> list[str]:
+    """What the quantization does not give on this GPU: it has no products in the format of the weights."""
+    table, group = candidate.given.gpus, candidate.group
+    if table is None or not group:
+        return []
+    kinds = {layer.scheme.kind for layer in candidate.body.linears if isinstance(layer.scheme, Scheme)}
+    formats = sorted({lacking for kind in kinds if (lacking := table.widened(kind, group[0].capability))})
+    where = f"{group[0].name} (compute capability {group[0].capability})"
+    return [
+        f"The {name.upper()} weights are smaller, not faster: {where} widens them to 16 bits for every product."
+        for name in formats
+    ]
 
 
 # --- choices ---
@@ -121,7 +155,7 @@ def _tensor_parallel(candidate: Candidate) -> Choice[int]:
     if candidate.given.wish.tensor_parallel or "tensor-parallel-size" in candidate.args:
         return Choice[int](value=tp, reason="set by the user", source="user")
     if candidate.engine.device == "cpu":
-        return Choice[int](value=1, reason="a CPU-only host", source="probe")
+        return Choice[int](value=1, reason="the engine runs on the CPU", source=candidate.source)
     if tp == 1:
         fits = "the model fits one GPU" if candidate.way.pp == 1 else "each stage fits one GPU"
         return Choice[int](value=1, reason=fits, source="memory model")
@@ -133,7 +167,13 @@ def _replicas(candidate: Candidate) -> Choice[int]:
     asked = candidate.given.wish.replicas
     if asked:
         return Choice[int](value=asked, reason="as asked for", source="user")
-    return Choice[int](value=1, reason="one is what every other GPU is free of", source="planner")
+    return Choice[int](value=1, reason="one copy; other GPUs stay free", source="planner")
+
+
+def _loaded_as(candidate: Candidate, named: str) -> str:
+    method = candidate.found.method
+    other = f"; {candidate.engine.ref} loads it as {method}" if method not in ("", named) else ""
+    return f"what the checkpoint says of itself{other}"
 
 
 def _quantization(candidate: Candidate) -> Choice[str]:
@@ -145,7 +185,7 @@ def _quantization(candidate: Candidate) -> Choice[str]:
         return Choice[str](value=way.quantization, reason=reason, source=source)
     if quant is None:
         return Choice[str](value="none", reason="the weights are not quantized", source="config.json")
-    return Choice[str](value=quant.method, reason="what the checkpoint says of itself", source="config.json")
+    return Choice[str](value=quant.method, reason=_loaded_as(candidate, quant.method), source="config.json")
 
 
 def _overrides(candidate: Candidate) -> Choice[str]:

@@ -83,13 +83,15 @@ class Block:
     """The quantization block of a checkpoint.
 
     `renames` are (checkpoint, engine) module paths, as the engine's model class has them; `packed` are the checkpoint's
-    modules that hold packed integers, where its headers were `read` (their layer numbers may be `*`).
+    modules that hold packed integers, where its headers were `read` (their layer numbers may be `*`); `traits` are those of the
+    engine version.
     """
 
     config: Mapping[str, Any]
     renames: Sequence[tuple[str, str]] = ()
     packed: frozenset[str] = frozenset()
     read: bool = False
+    traits: frozenset[str] = frozenset()
 
     def renamed(self, entry: str) -> str:
         """A path of the block as the engine's name. Regular expressions stay. Source: WeightsMapper, models/utils.py."""

@@ -11,14 +11,14 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from gateway.core.blueprint import Blueprint
 from gateway.core.families import blueprint, completed
 from gateway.core.families.softmax import ENCODERS, HIDDEN, LAYERS, softmax_groups
 from gateway.core.fields import WORD, Fields, shown
 from gateway.core.layout import shard_of
-from gateway.domain import Experts, ModelSpec, Quant, TensorGroup
+from gateway.domain import Experts, ModelSpec, Quant, Task, TensorGroup
 from gateway.errors import BadModel
 
 
@@ -55,7 +55,7 @@ _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_p
 # Layers that draft tokens, which engines build only for speculation. Source: get_spec_layer_idx_from_weight_name in
 # vllm/model_executor/models/deepseek_v2.py, glm4_moe.py; the mtp. prefix that qwen3_next.py and qwen3_5.py skip.
 _DRAFTING = re.compile(r"^(model\.)?mtp\.")
-_NUMBERED = re.compile(r"^(?:model\.|language_model\.|model\.language_model\.)*layers\.(\d+)\.")
+_NUMBERED = re.compile(r"^(?:model\.|language_model\.)*layers\.(\d+)\.")
 
 
 def read_model(
@@ -65,7 +65,7 @@ def read_model(
     tensors: Mapping[str, Tensor] | None,
     file_bytes: int | None,
     remote_code: tuple[str, ...],
-    task_hint: Literal["generate", "embed"] | None,
+    task_hint: Task | None,
 ) -> ModelSpec:
     """Raises BadModel naming the field of config.json, or the tensor, that is missing or cannot be."""
     top = Fields(config, source)
@@ -82,10 +82,12 @@ def read_model(
     experts = _experts(fields) if plan is None else _planned_experts(plan, fields)
     dtype = _dtype(top, fields, tensors)
     encoder = family in ENCODERS or all(group.kind == "encoder" for group in attention)
-    task = "embed" if encoder else task_hint or "generate"
+    task: Task = "embed" if encoder else task_hint or "generate"
+    if architecture.endswith("ForSequenceClassification"):
+        task = "rerank"
     # Tied heads are the embedding, and pooling drops the head: engines load neither, even where a file has it.
     tied = _tied(plan) if plan else top.flag("tie_word_embeddings") or fields.flag("tie_word_embeddings")
-    headless = task == "embed" or tied
+    headless = task != "generate" or tied
     groups: tuple[TensorGroup, ...] = ()
     drafts: tuple[TensorGroup, ...] = ()
     if tensors is not None:
@@ -101,7 +103,7 @@ def read_model(
         revision=revision,
         architecture=architecture,
         model_type=family,
-        task=cast("Any", task),
+        task=task,
         dtype=cast("Any", dtype),
         max_position=_longest(fields, family),
         hidden=fields.integer(*HIDDEN),

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.core.diagnose import ENVIRONMENTAL, ended
+from gateway.core.diagnose import ENVIRONMENTAL, HOPELESS, ended
 from gateway.domain import Attempt, Failure, Instance, Observation, Policy
 
 # Good minutes after which earlier failures no longer count.
@@ -150,6 +150,8 @@ def _between_attempts(replica: Replica, now: float, backoff_s: float, backoff_ma
         cause = f"{last.failure.kind}: {last.failure.message}" if last.failure else "unknown"
         if len(streak) >= replica.policy.max_attempts:
             return Rest("quarantined", f"{len(streak)} starts failed in a row, the last with {cause}")
+        if last.failure is not None and last.failure.kind in HOPELESS:
+            return Rest("quarantined", f"no other plan helps against {cause} {last.failure.advice}".rstrip())
         if last.failure is not None and last.failure.kind in ENVIRONMENTAL:
             same = 0
             for attempt in reversed(streak):

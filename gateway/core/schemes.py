@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.core.float_schemes import compressed, fp8, modelopt, mxfp4
 from gateway.core.integer_schemes import auto_round, awq, bitsandbytes, gptq
+from gateway.core.patterns import Untamed
 from gateway.core.quantization import UNQUANTIZED, Block, Quantization, unknown
 from gateway.domain import Quant
 
@@ -20,8 +21,9 @@ def parse(
     renames: Sequence[tuple[str, str]] = (),
     packed: frozenset[str] = frozenset(),
     read: bool = False,
+    traits: frozenset[str] = frozenset(),
 ) -> Quantization:
-    """The schemes that `quant` gives; Block says what `renames`, `packed` and `read` are.
+    """The schemes that `quant` gives; Block says what the other arguments are.
 
     Online quantization (`--quantization fp8` of an unquantized checkpoint) is Quant(method="fp8") without a block.
     """
@@ -32,7 +34,10 @@ def parse(
     if reader is None:
         return Quantization(lambda _: unknown(f"no rules for the quantization method {method}"))
     try:
-        return reader(Block(quant.config, renames, packed, read))
+        return reader(Block(quant.config, renames, packed, read, traits))
+    except Untamed as error:
+        untamed = str(error)
+        return Quantization(lambda _: unknown(untamed))
     except (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError, Warning) as error:
         reason = f"the {method} block of config.json is not understood ({type(error).__name__})"
         return Quantization(lambda _: unknown(reason))

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.core.attention import layer_attention
 from gateway.core.candidate import Candidate
 from gateway.core.command import canonical
 from gateway.core.drafter import Drafter
 from gateway.core.expert_traits import expert_traits
-from gateway.core.gates import Found, Inputs, gate_devices, gate_driver, gate_dtype, gate_kernels, gate_model
+from gateway.core.gates import (
+    Found,
+    Inputs,
+    gate_devices,
+    gate_driver,
+    gate_dtype,
+    gate_kernels,
+    gate_kv,
+    gate_media,
+    gate_method,
+    gate_model,
+)
 from gateway.core.kernels import layer_kernels
+from gateway.core.kv_dtype import declared
 from gateway.core.layers import Body, body
 from gateway.core.parallel import spare_groups
 from gateway.core.proposal import propose
 from gateway.core.quantization import Unknown
 from gateway.core.rules import Rules
 from gateway.core.sizing import sizes
-from gateway.core.speculative import Speculation, speculate
+from gateway.core.speculative import Speculation, left_out, speculate
 from gateway.core.ways import Refused, Way, plain, repairs
 from gateway.domain import AttentionGroup, Choice, Engine, EngineRef, LayerAttention, Plan, Quant, Rejected, Scalar
 from gateway.errors import BadModel
@@ -50,7 +62,8 @@ class Search:
         given, engine = self.given, self.engine
         self.canonical = canonical(engine, self.args)
         gpus = len(given.hardware.gpus)
-        ways = deque(plain(engine, gpus, self.canonical, given.wish.tensor_parallel))
+        kv_dtype = declared(given.spec.quant, engine)
+        ways = deque(plain(engine, gpus, self.canonical, given.wish.tensor_parallel, kv_dtype))
         try:
             gate_model(given, engine)
             gate_driver(given, engine)
@@ -69,9 +82,8 @@ class Search:
                 # What a change could not cure is told by the refusal of the way that was changed.
                 if not way.because or refusal.verdict == "known_bad":
                     self.rejected.append(rejection(engine, way, refusal, found))
-                changed = repairs(
-                    way, refusal, engine, self.rules, gpus, self.canonical, quantized=given.spec.quant is not None
-                )
+                users = self.canonical.keys() | ({"dtype"} if given.wish.dtype != "auto" else set())
+                changed = repairs(way, refusal, engine, self.rules, gpus, users, quantized=given.spec.quant is not None)
                 fresh = [other for other in changed if other not in seen]
                 seen.update(fresh)
                 ways.extend(fresh)
@@ -84,6 +96,7 @@ class Search:
             return
         most = max(sound)
         wider = [one for one in self.rejected if one.tensor_parallel * one.pipeline_parallel > most]
+        wider = [one for one in wider if one.verdict != "illegal_parallelism"]
         if not wider or any(one.verdict not in _KERNEL_VERDICTS for one in wider):
             return
         reason = f"no kernel lets {wider[0].tensor_parallel} GPUs share a copy, so each group of {most} serves its own"
@@ -100,6 +113,9 @@ class Search:
         group = gate_devices(given, engine, built, way.tp, way.pp, ep=way.ep)
         dtype = gate_dtype(given, group, self.canonical, way)
         capability = group[0].capability if group else None
+        found.method = gate_method(given, engine, self.canonical, way, dtype.value, capability)
+        self._readable(built, way)
+        gate_kv(engine, rules, way.kv_dtype)
         speculation = self._speculation(way, dtype.value, capability)
         pools = rules.memory if rules else None
         if rules is not None and group:
@@ -112,18 +128,29 @@ class Search:
             refusal = error
         # Also of what no kernel computes: one sees what else would have been in the way.
         try:
-            plan = propose(candidate, sizes(candidate), self._environment(way))
+            plan = self._proposed(candidate)
         except Refused as error:
             raise refusal or error from None
         if refusal is not None:
             raise refusal
+        gate_media(given, engine)
         return self._judged(plan)
 
+    def _proposed(self, candidate: Candidate) -> Plan:
+        """The plan of this candidate, or of the model alone where there is no room for what drafts beside it."""
+        environment = self._environment(candidate.way)
+        try:
+            return propose(candidate, sizes(candidate), environment)
+        except Refused as error:
+            if not candidate.speculation.config:
+                raise
+            alone = replace(candidate, speculation=left_out(candidate.speculation, self.engine, str(error)))
+            return propose(alone, sizes(alone), environment)
+
     def _body(self, way: Way) -> Body:
-        """What this version builds of the model. Raises Refused for weights that it, or that these rules, cannot read."""
+        """What this version builds of the model. Raises Refused for a config.json that these rules cannot read."""
         spec, engine, source = self.given.spec, self.engine, f"profile {self.engine.ref}"
-        quant = spec.quant
-        if way.quantization == "fp8" and quant is None:
+        if way.quantization == "fp8" and spec.quant is None:
             quant = Quant(method="fp8", config={"quant_method": "fp8", "activation_scheme": "dynamic"})
             spec = spec.evolve(quant=quant, config={**spec.config, "quantization_config": quant.config})
         key = frozenset(engine.traits), way.quantization
@@ -132,19 +159,21 @@ class Search:
                 self.bodies[key] = body(spec, key[0])
         except BadModel as error:
             raise Refused("unsupported_quantization", error.message, source) from None
-        built = self.bodies[key]
-        if quant is not None:
-            if self.rules is None:
-                reason = (
-                    f"the weights are quantized ({quant.method}), and which kernel {engine.ref} would use for them is not known"
-                )
-                raise Refused("unsupported_quantization", reason, source)
-            unknown = next((layer for layer in built.linears if isinstance(layer.scheme, Unknown)), None)
-            if unknown is not None and isinstance(unknown.scheme, Unknown):
-                raise Refused(
-                    "unsupported_quantization", f"{unknown.name}: {unknown.scheme.reason}", source, layer=unknown.name
-                )
-        return built
+        return self.bodies[key]
+
+    def _readable(self, built: Body, way: Way) -> None:
+        """These rules know how this version computes the quantized weights. Raises Refused."""
+        engine, source = self.engine, f"profile {self.engine.ref}"
+        method = self.given.spec.quant.method if self.given.spec.quant else way.quantization
+        if not method:
+            return
+        if self.rules is None:
+            reason = f"the weights are quantized ({method}), and which kernel {engine.ref} would use for them is not known"
+            raise Refused("unsupported_quantization", reason, source)
+        for layer in built.linears:
+            if isinstance(layer.scheme, Unknown):
+                reason = f"{layer.name}: {layer.scheme.reason}"
+                raise Refused("unsupported_quantization", reason, source, layer=layer.name)
 
     def _compute(self, way: Way, found: Found, built: Body, dtype: str, capability: str | None) -> None:
         """The kernel of every linear layer and the backend of every attention layer, on one rank."""
@@ -212,10 +241,12 @@ class Search:
 
     def _judged(self, plan: Plan) -> Plan:
         """The plan with what facts say of it. Raises Refused for one that failed here before."""
-        known = {fact.kind: fact for fact in self.given.facts if fact.scope.get("fingerprint") == plan.fingerprint}
-        if bad := known.get("plan_failed"):
+        known = [fact for fact in self.given.facts if fact.scope.get("fingerprint") == plan.fingerprint]
+        if bad := next((fact for fact in known if fact.kind == "plan_failed"), None):
             raise Refused("known_bad", f"this exact plan failed here before: {bad.source}", "fact")
-        return plan.evolve(grade="verified") if "plan_verified" in known else plan
+        # With another driver or image nothing is proved.
+        proof = any(fact.kind == "plan_verified" and fact.under == plan.under for fact in known)
+        return plan.evolve(grade="verified") if proof else plan
 
 
 def rejection(engine: Engine, way: Way, refusal: Refused, found: Found | None = None) -> Rejected:

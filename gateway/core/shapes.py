@@ -41,6 +41,7 @@ class LinearShape(Value):
     scheme: Scheme
     dtype: str  # of activations: bfloat16, float16
     full_k: int | None = None  # inputs before sharding; None: as k
+    origin: str = ""  # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody, or not told
 
 
 class MoeShape(Value):

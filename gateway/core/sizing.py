@@ -5,6 +5,7 @@ Candidate -> Batch -> Budget -> Memory -> the largest context that fits: Sizes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,13 +13,16 @@ from gateway.core import memory as mem
 from gateway.core.batch import Batch, batch
 from gateway.core.budget import GRAPHS_IN_BUDGET, budget, divided, gib
 from gateway.core.candidate import Candidate
+from gateway.core.facts import holding
 from gateway.core.ways import Refused
-from gateway.domain import Choice, Fact, Memory, Scalar
+from gateway.domain import Choice, Memory, Scalar
 
 # A context that serves most chats and agents; among plans that all load, one that offers less ranks behind one that
 # offers it. Only a preference: `min_context` is the user's hard limit.
 COMFORTABLE_CONTEXT = 32768
 _LEAST_KV = 16 * mem.MIB
+# Two starts of the same plan use memory alike to about so much.
+_STEADY = 64 * mem.MIB
 
 
 @dataclass(frozen=True)
@@ -39,35 +43,50 @@ def sizes(candidate: Candidate) -> Sizes:
     size = batch(candidate)
     wanted = min(_limit(candidate), max(COMFORTABLE_CONTEXT, candidate.given.wish.min_context or 0))
     bounds = budget(candidate, size.load, wanted)
-    memory = found.memory = divided(candidate, size.load, bounds.bytes)
-    used = memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
-    used += memory.graph_bytes if GRAPHS_IN_BUDGET in engine.traits else 0
+    scope = candidate.scope | {"budget": bounds.words}
+    memory = found.memory = _seen(candidate, divided(candidate, size.load, bounds.bytes), size.load)
+    used = _used(candidate, memory, size.load)
     if used > bounds.bytes:
         reason = f"{gib(used)} are needed beside the KV cache, and {gib(bounds.bytes)} are to be had ({bounds.words})"
         raise Refused("no_memory", reason, "memory model")
     # On a CPU never left out: without a size the engine takes nearly all memory, even for a model that keeps no cache.
     flags = {"kv-cache-memory-bytes": max(memory.kv_bytes, _LEAST_KV)} if engine.device == "cpu" else bounds.flags
-    scope = _scope(candidate, bounds.words)
     context, warnings = _context(candidate, memory.kv_bytes, size.load.batched_tokens, scope)
     if memory.kv_bytes:
         requests = candidate.cache.requests(memory.kv_bytes, context.value, size.load.batched_tokens)
-        memory = found.memory = memory.evolve(full_requests=round(requests, 2))
+        # The engine's own count: what fits of requests this long, which with windows is less than bytes divided by a token's.
+        tokens = round(requests * context.value) if math.isfinite(requests) else memory.kv_tokens
+        memory = found.memory = memory.evolve(full_requests=round(requests, 2), kv_tokens=tokens)
     return Sizes(size, memory, context, dict(flags), scope, warnings)
 
 
-def _scope(candidate: Candidate, budget_words: str) -> dict[str, str]:
-    spec, way, group = candidate.given.spec, candidate.way, candidate.group
-    scope = {
-        "engine": candidate.engine.ref,
-        "model": f"{spec.source}@{spec.revision}" if spec.revision else spec.source,
-        "device": f"{group[0].name} sm_{group[0].capability}" if group else f"cpu {candidate.given.hardware.arch}",
-        "tensor_parallel": str(way.tp),
-        "dtype": candidate.dtype.value,
-        "budget": budget_words,
-    }
-    scope |= {"capability": group[0].capability} if group and group[0].capability else {}
-    scope |= {"pipeline_parallel": str(way.pp)} if way.pp > 1 else {}
-    return scope | ({"kv_cache_dtype": way.kv_dtype} if way.kv_dtype != "auto" else {})
+def _used(candidate: Candidate, memory: Memory, load: mem.Load) -> int:
+    """Bytes beside the KV cache, within the budget."""
+    used = memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
+    return used + (memory.graph_bytes if GRAPHS_IN_BUDGET in candidate.engine.traits and load.runner == 1 else 0)
+
+
+def _seen(candidate: Candidate, memory: Memory, load: mem.Load) -> Memory:
+    """What earlier starts showed: more is needed than was estimated, or, of a good start, just how much.
+
+    A good start makes the band narrow, but gives no room back: the plan that worked stays the plan.
+    """
+    about = candidate.scope | {"max_num_batched_tokens": str(load.batched_tokens)}
+    facts = list(holding(candidate.given.facts, "needs_memory", about))
+    if not facts:
+        return memory
+    estimate, per_token = _used(candidate, memory, load), memory.kv_bytes_per_token
+    exact = [fact.value or 0 for fact in facts if fact.grade == "verified"]
+    used = max(estimate, *(fact.value or 0 for fact in facts))
+    kv = max(0, memory.budget_bytes - used) if per_token else 0
+    seen: Memory = memory.evolve(
+        activation_bytes=max(0, memory.activation_bytes + used - estimate),
+        kv_bytes=kv,
+        kv_tokens=kv // per_token if per_token else 0,
+        low=exact[-1] - _STEADY if exact else memory.low,
+        high=exact[-1] + _STEADY if exact else max(used, memory.high),
+    )
+    return seen
 
 
 def _limit(candidate: Candidate) -> int:
@@ -81,8 +100,8 @@ def _context(
     """The largest context that fits and is wanted, and a warning where it is not all that the model could do."""
     spec, wish, limit = candidate.given.spec, candidate.given.wish, _limit(candidate)
     fits, source = candidate.cache.largest(kv_bytes, batched, max(limit, spec.max_position)), "memory model"
-    for fact in candidate.given.facts:
-        if fact.kind == "max_context" and fact.value is not None and fact.value < fits and _holds(fact, scope):
+    for fact in holding(candidate.given.facts, "max_context", scope):
+        if fact.value is not None and fact.value < fits:
             fits, source = fact.value, f"fact: {fact.source}"
     if "max-model-len" in candidate.args:
         asked = int(candidate.args["max-model-len"])
@@ -91,7 +110,11 @@ def _context(
         return Choice[int](value=asked, reason="set by the user", source="user"), ()
     context, least = min(limit, fits), wish.min_context or 1
     if context < least:
-        raise Refused("no_memory", f"a context of {least} tokens was asked for, and {context} fit", source)
+        reason = f"a context of {least} tokens was asked for, and {context} fit"
+        if limit < least:
+            most = f"the model's own limit is {limit}" if limit == spec.max_position else f"one of at most {limit} as well"
+            reason = f"a context of at least {least} tokens was asked for, and {most}"
+        raise Refused("no_memory", reason, source)
     if fits >= limit:
         own = f"the model's own limit is {spec.max_position}" if limit == spec.max_position else "the most that was asked for"
         return Choice[int](value=context, reason=own, source="config.json"), ()
@@ -100,7 +123,3 @@ def _context(
         reason = "the largest that the engine itself said fits"
     warning = f"The context is {context} tokens; the model could do {limit} with more memory."
     return Choice[int](value=context, reason=reason, source=source), (warning,)
-
-
-def _holds(fact: Fact, scope: Mapping[str, str]) -> bool:
-    return all(scope.get(key) == value for key, value in fact.scope.items())

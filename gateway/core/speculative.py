@@ -284,6 +284,12 @@ def _unknown(rows: tuple[LayerAttention, ...]) -> tuple[str, ...]:
     return ("Which backend computes the drafter's attention is not known; the start will tell.",)
 
 
+def left_out(speculation: Speculation, engine: Engine, reason: str) -> Speculation:
+    """The model alone, because of what its drafter takes beside it."""
+    method = speculation.method.value
+    return _dropped(speculation.config.get("model", method), engine, [_refusal(method, reason)], speculation.attention)
+
+
 def _none(reason: str, source: str, refused: tuple[Refusal, ...] = ()) -> Speculation:
     return Speculation(method=Choice[str](value="none", reason=reason, source=source), refused=refused)
 

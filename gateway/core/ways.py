@@ -16,11 +16,22 @@ from gateway.domain import Engine, Scalar
 
 
 class Refused(Exception):
-    """A gate said no. `kernel`: the one that would fail; `layer`: the one that it, or no kernel, computes."""
+    """A gate said no. `kernel`: the one that would fail; `layer`: the one that it, or no kernel, computes. `dtypes`: activations
+    that would be taken instead."""
 
-    def __init__(self, verdict: str, reason: str, source: str, *, layer: str | None = None, kernel: str | None = None) -> None:
+    def __init__(
+        self,
+        verdict: str,
+        reason: str,
+        source: str,
+        *,
+        layer: str | None = None,
+        kernel: str | None = None,
+        dtypes: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(reason)
         self.verdict, self.reason, self.source, self.layer, self.kernel = verdict, reason, source, layer, kernel
+        self.dtypes = dtypes
 
 
 # How destructive each change is; a plan's changes add up, and of two plans that else are equal the smaller sum wins.
@@ -60,12 +71,14 @@ class Way:
         return replace(self, because={**self.because, name: (reason, source)}, **{name: value})  # type: ignore[arg-type]
 
 
-def plain(engine: Engine, gpus: int, args: Mapping[str, Scalar], tensor_parallel: int | None) -> tuple[Way, ...]:
-    """The ways with nothing changed but what the user set (`args` are flags by their canonical names)."""
+def plain(
+    engine: Engine, gpus: int, args: Mapping[str, Scalar], tensor_parallel: int | None, kv_dtype: str = "auto"
+) -> tuple[Way, ...]:
+    """The ways with nothing changed but what the user set (`args` are flags by their canonical names). kv_dtype: the checkpoint's."""
     set_by_user = Way(
         pp=int(args.get("pipeline-parallel-size", 1)),
         ep=bool(args.get("enable-expert-parallel", False)),
-        kv_dtype=str(args.get("kv-cache-dtype", "auto")),
+        kv_dtype=_kv_dtype(str(args.get("kv-cache-dtype", "auto")), kv_dtype),
         quantization=str(args.get("quantization", "")),
         backends=tuple(
             (name, str(args[name])) for name in ("linear-backend", "moe-backend") if args.get(name, "auto") != "auto"
@@ -78,6 +91,10 @@ def plain(engine: Engine, gpus: int, args: Mapping[str, Scalar], tensor_parallel
         return (set_by_user,)
     most = max(1, gpus // set_by_user.pp)
     return tuple(replace(set_by_user, tp=size) for size in SIZES if size <= most)
+
+
+def _kv_dtype(users: str, declared: str) -> str:
+    return declared if users == "auto" else users
 
 
 def repairs(
@@ -100,9 +117,16 @@ def repairs(
         yield way.changed("ep", True, f"whole experts on each GPU, because cut ones have no kernel: {why}", refusal.source)
     if refusal.verdict == "no_kernel" and refusal.layer and not experts and not way.dtype and "dtype" not in args:
         yield way.changed("dtype", "float16", f"a kernel that needs float16 activations takes the layer: {why}", refusal.source)
+    for dtype in refusal.dtypes:
+        # float32 would double every size for a method that exists to halve them.
+        if dtype != "float32" and not way.dtype and "dtype" not in args:
+            yield way.changed("dtype", dtype, f"activations that the quantization takes: {why}", refusal.source)
     if refusal.verdict == "no_memory":
-        if way.kv_dtype == "auto" and "kv-cache-dtype" not in args and engine.device == "cuda":
-            yield way.changed("kv_dtype", "fp8", "half the bytes per token: the context asked for does not fit otherwise", why)
+        flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
+        # SGLang has no plain name for the usual one of the two.
+        half = next((name for name in ("fp8", "fp8_e4m3") if flag and name in (flag.choices or ())), None)
+        if half and way.kv_dtype == "auto" and "kv-cache-dtype" not in args and engine.device == "cuda":
+            yield way.changed("kv_dtype", half, "half the bytes per token: the context asked for does not fit otherwise", why)
         if has(engine, "pipeline-parallel-size") and "pipeline-parallel-size" not in args and way.pp == 1:
             for stages in range(2, gpus // way.tp + 1):
                 yield way.changed("pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model")

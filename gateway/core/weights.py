@@ -101,27 +101,31 @@ def linear_bytes(
         return None
     dealt = layer.experts > 0 and ep > 1
     cut = per_rank(layer, 1 if dealt else tp)
-    if cut is None or not _divides(layer, scheme, *cut, traits):
+    if cut is None or undivided(layer, scheme, *cut, traits):
         return None
     k, n = padded_to or (_grown(layer, scheme, *cut, capability, traits) if layer.experts else cut)
     size = _matrix_bytes(layer, scheme, k, n, _ITEM[dtype], traits)
     return size * layer.count * (_up(layer.experts, ep) // ep if layer.experts else 1)
 
 
-def _divides(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str]) -> bool:
-    """Whether no scale belongs to two ranks, where create_weights asks for that."""
+def undivided(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str] = ()) -> str:
+    """Which scale would belong to two ranks, where create_weights asks for that; "": none would."""
     group = scheme.group
     if scheme.kind in ("wna16", "w4a8", "mxfp8"):
         # GPTQ leaves it to the kernel to refuse the layer.
-        return layer.experts > 0 or group < 1 or k % group == 0 or scheme.act_order or scheme.layout == "gptq"
+        free = layer.experts > 0 or group < 1 or scheme.act_order or scheme.layout == "gptq"
+        return f"K={k} is not a multiple of the group size {group}" if not free and k % group else ""
     if scheme.kind != "fp8_block":
-        return True
+        return ""
     if layer.experts:
-        return _sizes(layer, k, n)[1] % _block(layer, scheme, k, n, traits) == 0
+        own, block = _sizes(layer, k, n)[1], _block(layer, scheme, k, n, traits)
+        return f"intermediate size {own} is not a multiple of the block size {block}" if own % block else ""
     # validate_fp8_block_shape in quantization/utils/fp8_utils.py; merged layers are let through (layers/linear.py,
     # _maybe_allow_fp8_block_shape_mismatch).
+    if k < layer.k and k % group:
+        return f"K={k} is not a multiple of the block size {group}"
     single = n < layer.n and len(layer.parts) == 1
-    return not (k < layer.k and k % group) and not (single and n % group)
+    return f"N={n} is not a multiple of the block size {group}" if single and n % group else ""
 
 
 def _block(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str]) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from pydantic import ConfigDict, ValidationError
 
+from gateway import durable
 from gateway.domain import Instance, Value
 from gateway.errors import ForeignInstance, HostError
 from gateway.hosts import procfs
@@ -99,14 +99,7 @@ class Records:
         return self.path(name).stat().st_mtime
 
     def write(self, record: Record) -> Record:
-        path = self.path(record.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".tmp")
-        with draft.open("wb") as file:
-            file.write(record.model_dump_json(indent=1).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        durable.write(self.path(record.name), record.model_dump_json(indent=1).encode())
         return record
 
     def remove(self, name: str) -> None:

@@ -3,7 +3,7 @@
     async with FakeEngine(EngineScript(model="demo"), print) as engine: engine.port
 
 Standard library only, so that this one file also runs where the package is not installed (see tests/fake_engine.py).
-Serves GET /health, GET /v1/models, POST /v1/completions, /v1/chat/completions (streamed or not), /v1/embeddings.
+Serves GET /health, GET /v1/models, POST /v1/completions, /v1/chat/completions (streamed or not), /v1/embeddings, /v1/rerank.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class EngineScript:
     """No token at all."""
     hang_after: int | None = None
     """After so many inference requests the next ones are never answered; /health goes on saying 200."""
+    crash_batch: int | None = None
+    """A request of so many prompts at once breaks every connection, and nobody listens any more."""
+    prefill_tokens_per_second: float = 0
+    """How fast prompts are read; 0: at once. Short requests are answered beside a long one."""
     max_model_len: int = 4096
     embed_dim: int = 8
     record: Path | None = None
@@ -108,6 +112,7 @@ class FakeEngine:
             model = {"id": self.script.model, "object": "model", "created": 0, "owned_by": "fake"}
             return {"object": "list", "data": [{**model, "max_model_len": self.script.max_model_len}]}
         routes = {"/v1/completions": self._completion, "/v1/chat/completions": self._chat, "/v1/embeddings": self._embed}
+        routes["/v1/rerank"] = self._rerank
         if path not in routes:
             raise Refused(404, f"There is no {path}.")
         if method != "POST":
@@ -135,6 +140,11 @@ class FakeEngine:
         return await self._generate(Reply(self.script, asked, [length], chat=True))
 
     async def _generate(self, reply: Reply) -> Answer:
+        if self.script.crash_batch is not None and len(reply.prompt_lengths) >= self.script.crash_batch:
+            self.abort()
+            await asyncio.Event().wait()
+        if self.script.prefill_tokens_per_second:
+            await asyncio.sleep(max(reply.prompt_lengths) / self.script.prefill_tokens_per_second)
         return reply.stream() if reply.asked.get("stream") else await reply.whole()
 
     async def _embed(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -153,6 +163,12 @@ class FakeEngine:
             "model": self.script.model,
             "usage": {"prompt_tokens": used, "total_tokens": used},
         }
+
+    async def _rerank(self, asked: dict[str, Any]) -> dict[str, Any]:
+        scores = [0.5 if self.script.gibberish else 1 / (1 + len(document)) for document in asked["documents"]]
+        ranked = sorted(enumerate(scores), key=lambda pair: -pair[1])
+        results = [{"index": index, "relevance_score": score} for index, score in ranked]
+        return {"id": "rerank", "model": self.script.model, "results": results}
 
 
 def count_tokens(prompt: str | list[int]) -> int:
@@ -187,9 +203,12 @@ class Reply:
             yield "!" if self.script.gibberish else " " + WORDS[number % len(WORDS)]
 
     async def whole(self) -> dict[str, Any]:
+        async def generated() -> list[str]:
+            return [token async for token in self.tokens()]
+
         choices = []
-        for index in range(len(self.prompt_lengths)):
-            tokens = [token async for token in self.tokens()]
+        # Side by side, as engines compute a batch.
+        for index, tokens in enumerate(await asyncio.gather(*(generated() for _ in self.prompt_lengths))):
             text = "".join(tokens)
             body = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
             choices.append({"index": index, **body, "logprobs": self.logprobs(tokens), "finish_reason": self.finish_reason})

@@ -163,6 +163,12 @@ async def remove_model(request: Request, name: str) -> dict[str, str]:
     return {"name": name, "state": "stopping"}
 
 
+@router.post("/models/{name:path}/retry", status_code=202)
+async def retry_model(request: Request, name: str) -> Any:
+    """Lift quarantine and back-off: what failed until now no longer counts, and the next start is made at once."""
+    return await _view(request, await request.app.state.loop.retry(name), full=True)
+
+
 @router.post("/plan")
 async def make_plan(request: Request, body: PlanRequest) -> Decision:
     """What would be done for this model, on this machine or on a snapshot. Nothing is started."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import re
+import resource
+import signal
 import socket
+import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvicorn
@@ -32,13 +36,19 @@ from gateway.hub import Hub
 from gateway.loop import Loop
 from gateway.profiles import Profiles
 from gateway.runner import Runner
-from gateway.serve import admin
+from gateway.salvage import installation, open_store
+from gateway.serve import admin, facts
 from gateway.serve.auth import Keys, Need
-from gateway.serve.openai import OpenAI, new_client
+from gateway.serve.front import front
+from gateway.serve.guard import Limits
+from gateway.serve.plane import Plane
 from gateway.serve.protocol import request_id, send_error
 from gateway.serve.routes import Routes
+from gateway.serve.surface import is_inference
 from gateway.settings import Settings
-from gateway.store import Store
+
+if TYPE_CHECKING:
+    import httpx
 
 log = structlog.get_logger("fitserve")
 
@@ -48,14 +58,14 @@ _OPEN = {"/healthz", "/readyz"}
 
 
 class Door:
-    """Pure ASGI around everything: checks the key before anything reads the request, and hands /v1 to the data plane.
+    """Pure ASGI around FastAPI: checks the key before anything reads the request. Inference never comes here, see `front`.
 
     Authorisation looks at `scope["path"]`, the same value that routing uses, so no spelling of a URL tells them apart.
     """
 
-    def __init__(self, inner: ASGIApp, openai: Callable[[], OpenAI], keys: Keys) -> None:
+    def __init__(self, inner: ASGIApp, keys: Keys, plane: Plane) -> None:
+        self.plane = plane
         self._inner = inner
-        self._openai = openai
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,8 +73,7 @@ class Door:
             await self._inner(scope, receive, send)
             return
         path: str = scope["path"]
-        inference = path == "/v1" or path.startswith("/v1/")
-        need: Need = "inference" if inference else "admin"
+        need: Need = "inference" if is_inference(path) else "admin"
         try:
             if path not in _OPEN:
                 self._keys.admit(scope["headers"], need)
@@ -74,22 +83,31 @@ class Door:
             else:
                 await send_error(send, error, request_id(scope))
             return
-        await (self._openai() if inference else self._inner)(scope, receive, send)
+        await self._inner(scope, receive, send)
 
 
-def create_app(settings: Settings, host: Host | None = None) -> ASGIApp:
-    """The whole gateway as one ASGI application; its parts are made when the server starts it."""
+def create_app(settings: Settings, host: Host | None = None) -> Door:
+    """The whole gateway: an ASGI application, and the data plane beside it; their parts are made when the server starts it."""
     profiles = Profiles(settings.profiles_dir)
     routes = Routes()
     # Made on first use: importing httpx is a tenth of the whole start.
-    client = cache(new_client)
-    openai = cache(lambda: OpenAI(routes, client(), settings.body_limit_bytes))
+    client = cache(_control_client)
     keys = Keys(_secret(settings.admin_key), _secret(settings.api_key))
+    limits = Limits(
+        body_bytes=settings.body_limit_bytes,
+        connections=settings.max_connections,
+        connections_per_address=settings.max_connections_per_address,
+        keep_alive_s=settings.keep_alive_s,
+        engine_silence_s=settings.engine_silence_s,
+    )
+    plane = Plane(routes, keys, limits)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        store = await asyncio.to_thread(Store, settings.data / "fitserve.db")
-        chosen = host or await choose_host(settings, store.instance)
+        database = settings.data / "fitserve.db"
+        store = await asyncio.to_thread(open_store, database)
+        mark = installation(database, store)
+        chosen = host or await choose_host(settings, mark)
         hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub")
         runner = Runner(settings, profiles, hub, chosen)
         loop = Loop(store, runner, client, routes)
@@ -99,6 +117,7 @@ def create_app(settings: Settings, host: Host | None = None) -> ASGIApp:
         try:
             yield
         finally:
+            plane.close()
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
@@ -116,6 +135,7 @@ def create_app(settings: Settings, host: Host | None = None) -> ASGIApp:
         redoc_url=None,
         openapi_url="/admin/openapi.json",
     )
+    app.include_router(facts.router)
     app.include_router(admin.router)
     app.add_exception_handler(FitserveError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -135,7 +155,14 @@ def create_app(settings: Settings, host: Host | None = None) -> ASGIApp:
             problems.append("loop")
         return JSONResponse({"status": "not ready" if problems else "ok", "problems": problems}, 503 if problems else 200)
 
-    return Door(app, openai, keys)
+    return Door(app, keys, plane)
+
+
+def _control_client() -> httpx.AsyncClient:
+    """For health checks and verification; inference goes through `gateway.serve.upstream`."""
+    import httpx
+
+    return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5), follow_redirects=False, trust_env=False)
 
 
 def _secret(value: Any) -> str | None:
@@ -183,7 +210,7 @@ def lock(data: Path) -> int:
     """Hold the data folder for this process. Raises SettingsError naming the gateway that has it."""
     try:
         data.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(data / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = _lock_file(data / "gateway.lock")
     except OSError as error:
         raise SettingsError(
             f"The data folder {data} cannot be used: {error.strerror}.", hint="Set FITSERVE_DATA_DIR to a folder you can write."
@@ -198,9 +225,20 @@ def lock(data: Path) -> int:
         )
         busy.exit_code = 3
         raise busy from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, str(os.getpid()).encode())
+    # A disk that is full or read-only must not keep a gateway from what runs: the lock holds without our number in it too.
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
     return descriptor
+
+
+def _lock_file(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -219,24 +257,38 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
+def allow_connections(settings: Settings) -> None:
+    """Raises the limit on open files, where the system lets us: a client and its engine are two each."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * settings.max_connections + 512
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+
+
+def server_config(settings: Settings, app: Door) -> uvicorn.Config:
+    """How uvicorn serves `app`: every connection is a `Front`, which answers inference itself."""
+    return uvicorn.Config(
+        app,
+        http=front(app.plane),
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=round(settings.stop_grace_s),
+    )
+
+
 def serve(settings: Settings) -> None:
     """Run the gateway until SIGTERM or SIGINT; engines go on running. Raises SettingsError."""
+    # uvicorn finishes its work first, then raises the signal again: stopping a service is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     held = lock(settings.data)
     try:
         listener = listen(settings)
         address, port = listener.getsockname()[:2]
         log.info("listening", url=f"http://{address}:{port}", data=str(settings.data), keys=settings.admin_key is not None)
-        config = uvicorn.Config(
-            create_app(settings),
-            http="httptools",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=round(settings.stop_grace_s),
-        )
-        server = uvicorn.Server(config)
+        allow_connections(settings)
+        server = uvicorn.Server(server_config(settings, create_app(settings)))
         server.run(sockets=[listener])
         if not server.started:
             raise SettingsError("The gateway could not start; the lines above say why.")

@@ -18,7 +18,8 @@ from typing import Any
 from tests.conformance.engine.model import built
 
 VERSIONS = ["0.18.0", "0.19.1", "0.26.0", "0.33.0"]
-CAPABILITIES = ["8.6", "9.0"]
+# The newest is asked on two GPUs: the block that a backend prefers is one of its own.
+CAPABILITIES = {version: ("9.0", "8.6") if version == "0.33.0" else ("9.0",) for version in VERSIONS}
 GIB = 1 << 30
 MODELS = [
     "llama-3.2-1b",

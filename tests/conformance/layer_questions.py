@@ -1,7 +1,7 @@
-"""Every linear layer that vLLM itself builds, per rank: {case: {tp: [[name, count, k, n, label]] or "error"}}.
+"""Every linear layer that vLLM itself builds, per rank: of a model and a quantization {tp: [[name, count, k, n, label]] or "error"}.
 
 The model is built on the meta device in a tensor-parallel group of which only the size is real, so every `create_weights`
-of the model's own class runs with its real sizes. Run it through `python -m tests.conformance.engine`.
+of the model's own class runs with its real sizes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ from typing import Any
 
 from tests.conformance.engine.model import built
 from tests.conformance.layer_cases import CASES, TENSOR_PARALLEL, case
+
+VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.33.0")
+CAPABILITIES = ("9.0",)
+
+
+def questions(_: str) -> list[tuple[str, str]]:
+    return list(CASES)
 
 
 def _label(method: Any) -> str:
@@ -46,14 +53,16 @@ def _layers(model: Any) -> list[list[Any]]:
     return [[name, count, k, n, label] for (name, k, n, label), count in sorted(found.items())]
 
 
-def answers(_: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for model, quant in CASES:
-        given = found.setdefault(f"{model} {quant}", {})
-        for tp in TENSOR_PARALLEL:
-            try:
-                with built(case(model, quant), tp) as (_, made):
-                    given[str(tp)] = _layers(made)
-            except Exception as error:  # an engine's refusal is an answer
-                given[str(tp)] = f"{type(error).__name__}: {error}"[:400]
-    return found
+def answers(version: str) -> list[dict[str, Any]]:
+    return [_answer(model, quant) for model, quant in questions(version)]
+
+
+def _answer(model: str, quant: str) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for tp in TENSOR_PARALLEL:
+        try:
+            with built(case(model, quant), tp) as (_, made):
+                given[str(tp)] = _layers(made)
+        except Exception as error:  # an engine's refusal is an answer
+            given[str(tp)] = f"{type(error).__name__}: {error}"[:400]
+    return given

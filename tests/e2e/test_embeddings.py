@@ -10,6 +10,8 @@ import pytest
 
 from gateway.install import find_uv
 from tests.e2e.conftest import ROOT, Gateway
+from tests.e2e.test_sdk_differential import engine_url
+from tests.sdk_calls import OPENAI_VECTORS, told_openai
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
@@ -39,3 +41,7 @@ def test_sentences_become_embeddings(gateway: Gateway, minilm: Path) -> None:
         assert near > 0.5 > far
         with pytest.raises(openai.BadRequestError, match="makes embeddings"):
             client.completions.create(model="minilm", prompt="Hello")
+    for call in OPENAI_VECTORS.values():
+        straight, through = (told_openai(call, url, "minilm") for url in (engine_url(gateway, "minilm"), gateway.url))
+        assert straight.status == 200
+        assert through == straight

@@ -16,7 +16,7 @@ module paths differ from the engine's.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.core.blueprint import Blueprint
@@ -46,12 +46,14 @@ Renames = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Nested:
-    """`outer_ties`: whether the outer config says that the output head is tied (VllmConfig.with_hf_config does so for most)."""
+    """`outer_ties`: whether the outer config says that the output head is tied (VllmConfig.with_hf_config does so for most).
+    `plain`: a trait of engine versions that never quantize what is around the text model."""
 
     path: str
     around: Callable[[Fields], Blueprint]
     renames: Renames = ()
     outer_ties: bool = True
+    plain: str = ""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -73,7 +75,7 @@ NESTED: Mapping[str, Nested] = {
     "qwen2_5_vl": Nested(_PATH, vision.qwen2_tower, vision.QWEN2_PATHS),
     "mistral3": Nested(_PATH, vision.pixtral_tower, vision.MISTRAL_PATHS),
     "gemma3": Nested(_PATH, siglip.siglip, siglip.PATHS),
-    "gemma4": Nested(_PATH, gemma_towers.gemma_towers, gemma_towers.PATHS),
+    "gemma4": Nested(_PATH, gemma_towers.gemma_towers, gemma_towers.PATHS, plain=gemma_towers.PLAIN),
 }
 # Module paths of the checkpoint that the engine's model class names otherwise (hf_to_vllm_mapper).
 RENAMES: Mapping[str, Renames] = {
@@ -101,7 +103,10 @@ def blueprint(config: Mapping[str, Any], source: str, traits: Collection[str] = 
     if inner is None:
         return None
     around = nested.around(top)
-    return Blueprint(inner.linears + around.linears, inner.attention + around.attention, inner.others + around.others)
+    linears = around.linears
+    if nested.plain in traits:
+        linears = tuple(replace(layer, quantizable=False) for layer in linears)
+    return Blueprint(inner.linears + linears, inner.attention + around.attention, inner.others + around.others)
 
 
 def completed(fields: Fields) -> Fields:

@@ -7,6 +7,7 @@ Gemma4VisionConfig and Gemma4AudioConfig.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gateway.core.blueprint import Blueprint, Built
 from gateway.core.families.parts import layer_numbers, norms, tensor
@@ -21,7 +22,14 @@ PATHS = (
     ("model.embed_audio.", "embed_audio."),
     ("model.language_model.", "language_model.model."),
 )
+# vLLM 0.19.1 takes transformers' own modules for these towers, and quantizes nothing of them (models/gemma4_mm.py).
+PLAIN = "plain_gemma4_towers"
 _TEXT_HIDDEN = 2304  # Gemma4TextConfig of transformers
+
+
+# Methods that take sizes of any kind; others leave a tower alone whose sizes are not multiples of 64
+# (_get_tower_quant_config in models/gemma4_mm.py of 0.33.0).
+_ANY_SIZE = ("bitsandbytes", "torchao", "compressed-tensors")
 
 
 def gemma_towers(top: Fields) -> Blueprint:
@@ -32,6 +40,10 @@ def gemma_towers(top: Fields) -> Blueprint:
             fields = Fields(top.mapping(name, {}), top.source)
             text = Fields(top.mapping("text_config", {}), top.source)
             found, inner = build(fields, text.integer("hidden_size", default=_TEXT_HIDDEN))
+            method = top.mapping("quantization_config", {}).get("quant_method")
+            odd = any(fields.integer(size, default=64) % 64 for size in ("hidden_size", "intermediate_size"))
+            if odd and method not in _ANY_SIZE:
+                found = [replace(layer, quantizable=False) for layer in found]
             linears, others = linears + found, others + inner
     return Blueprint(tuple(linears), (), tuple(others))
 

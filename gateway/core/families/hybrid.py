@@ -77,10 +77,11 @@ def delta_net(
     value = heads * state.rows
     mixed = () if interleaved else ("in_proj_qkv", "in_proj_z")
     gates = () if interleaved else ("in_proj_b", "in_proj_a")
+    ba = (2 * heads,) if interleaved else (heads, heads)
     built = [
         Built(f"{path}.conv1d", numbers, state.conv_kernel, (key, key, value), "merged", quantizable=False),
         Built(f"{path}.in_proj_qkvz", numbers, hidden, (key, key, value, value), "merged", mixed),
-        Built(f"{path}.in_proj_ba", numbers, hidden, (heads, heads), "merged", gates),
+        Built(f"{path}.in_proj_ba", numbers, hidden, ba, "merged", gates, heads=heads),
         Built(f"{path}.out_proj", numbers, value, (hidden,), "row"),
     ]
     others = norms(path, len(numbers), state.rows, "norm")

@@ -31,6 +31,7 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         groups=fields.integer("mamba_n_groups", default=1),
         kernel=fields.integer("mamba_d_conv", default=4),
         dtype=None,
+        chunk=fields.integer("mamba_chunk_size", default=256),
     )
     others = ends(fields, path) + norms(layer, len(numbers), hidden, "input_layernorm", "post_attention_layernorm")
     biases = (fields.config.get("mamba_conv_bias", True) is not False, fields.flag("mamba_proj_bias"))
@@ -57,7 +58,9 @@ def nemotron(fields: Fields, family: str, path: str) -> Blueprint:
         columns=fields.integer("ssm_state_size"),
         groups=fields.integer("n_groups"),
         kernel=fields.integer("conv_kernel"),
-        dtype=fields.word("mamba_ssm_cache_dtype") if fields.config.get("mamba_ssm_cache_dtype") is not None else None,
+        # The default of NemotronHForCausalLMConfig (models/config.py:607 of 0.26.0); 0.18.0 and 0.19.1 would take half of it.
+        dtype="float32" if fields.config.get("mamba_ssm_cache_dtype") is None else fields.word("mamba_ssm_cache_dtype"),
+        chunk=fields.integer("mamba_chunk_size", "chunk_size", default=128),
     )
     embedding, last, *head = ends(fields, path)
     others = [embedding, *head, *norms(path, 1, last.shape[0], "norm_f"), *norms(layer, len(kinds), hidden, "norm")]
@@ -112,8 +115,8 @@ def _of(kinds: Sequence[str], kind: str) -> list[int]:
     return [number for number, found in enumerate(kinds) if found == kind]
 
 
-def _state(*, heads: int, rows: int, columns: int, groups: int, kernel: int, dtype: str | None) -> Recurrent:
-    """Source: mamba2_state_shape in vllm/model_executor/layers/mamba/mamba_utils.py."""
+def _state(*, heads: int, rows: int, columns: int, groups: int, kernel: int, dtype: str | None, chunk: int) -> Recurrent:
+    """Source: mamba2_state_shape in vllm/model_executor/layers/mamba/mamba_utils.py; get_mamba_chunk_size in config/model.py."""
     return Recurrent(
         kind="mamba2",
         heads=heads,
@@ -123,6 +126,7 @@ def _state(*, heads: int, rows: int, columns: int, groups: int, kernel: int, dty
         conv_channels=heads * rows + 2 * groups * columns,
         conv_kernel=kernel,
         dtype=dtype,
+        chunk=chunk,
     )
 
 

@@ -27,12 +27,15 @@ def siglip(top: Fields) -> Blueprint:
     patches = (fields.integer("image_size", default=224) // patch) ** 2
     path, depth = "vision_tower.vision_model", len(blocks)
     layer = f"{path}.encoder.layers.*"
+    whole = (
+        hidden % 64 == 0 and width % 64 == 0
+    )  # bitsandbytes and torchao quantize others too (SiglipMLP, models/siglip.py:449 of 0.18.0)
     qkv, names = (hidden, hidden, hidden), ("q_proj", "k_proj", "v_proj")
     linears = (
         Built(f"{layer}.self_attn.qkv_proj", blocks, hidden, qkv, "qkv", names, heads=heads, kv_heads=heads, bias=True),
         Built(f"{layer}.self_attn.out_proj", blocks, hidden, (hidden,), "row", bias=True),
-        Built(f"{layer}.mlp.fc1", blocks, hidden, (width,), "column", bias=True),
-        Built(f"{layer}.mlp.fc2", blocks, width, (hidden,), "row", bias=True),
+        Built(f"{layer}.mlp.fc1", blocks, hidden, (width,), "column", quantizable=whole, bias=True),
+        Built(f"{layer}.mlp.fc2", blocks, width, (hidden,), "row", quantizable=whole, bias=True),
     )
     others = [tensor(f"{layer}.{name}", depth, hidden) for name in _norm("layer_norm1") + _norm("layer_norm2")]
     others += [tensor(f"{path}.{name}", 1, hidden) for name in _norm("post_layernorm")]

@@ -26,7 +26,7 @@ _HEAD_DIMS |= {"qwen3_5_text": 256, "qwen3_5_moe_text": 256}
 # Source: the defaults of transformers' configuration classes, which fill `layer_types` for the engine.
 _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "olmo3": 4, "gemma3": 6, "gemma3_text": 6}
 # These slide in all layers. A family that is in neither set counts as full attention, which is never too little.
-_ALL_SLIDE = {"mistral", "mixtral", "phi3", "starcoder2"}
+_ALL_SLIDE = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
 _LAYER_KINDS = ("full_attention", "attention", "sliding_attention")
 # Fields of models that keep something else than keys and values per head and token: latents, recurrent states.
 _OTHER_STATE = ("kv_lora_rank", "global_head_dim", "block_configs", "is_encoder_decoder")

@@ -30,7 +30,7 @@ def main() -> None:
     if args.engine == "sglang":
         sglang.boot(args.sources, (major, minor))
     else:
-        vllm.boot(args.sources, (major, minor), packages=args.packages)
+        vllm.boot(args.sources, args.version, (major, minor), packages=args.packages)
     module = importlib.import_module(args.questions)
     json.dump(module.answers(args.version), answers)
     answers.flush()

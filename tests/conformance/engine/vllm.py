@@ -1,7 +1,7 @@
 """Boots one vLLM version's Python sources for one imaginary NVIDIA GPU.
 
-What the official image has installed is an assumption of the lists below: answers that name FlashInfer, Humming or
-DeepGEMM hold where those packages work.
+What is installed beside it is what its wheel requires (packages.toml). Stand-ins have every attribute: answers that name
+FlashInfer, Humming, DeepGEMM or B12X hold where those packages work.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import inspect
 import logging
 import os
 import sys
+import tomllib
 import types
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from tests.conformance.engine import stubs
 
 GIB = 1 << 30
-IMAGE_HAS = {"triton", "flashinfer", "flashinfer_cubin", "humming", "cutlass", "quack", "tilelang", "tokenspeed_mla"}
-IMAGE_HAS |= {"tvm_ffi", "cuda", "cudnn"}
-IMAGE_LACKS = {"conch", "fbgemm_gpu", "b12x", "helion", "aiter", "deep_ep", "mori", "nixl_ep", "moonep", "arctic_inference"}
-IMAGE_LACKS |= {"quark", "deep_gemm", "pplx_kernels"}
+# Optional packages that no version's wheel requires. In the image there may be more: what moves experts between GPUs, say.
+UNREQUIRED = {"helion", "aiter", "deep_ep", "mori", "nixl_ep", "moonep", "arctic_inference", "pplx_kernels"}
 # What selection asks for by name: "all" of these are installed, or "none", or what the image has.
 OPTIONAL = {"flashinfer", "flashinfer_cubin", "humming", "deep_gemm", "vllm.third_party.deep_gemm", "conch", "b12x"}
 OPTIONAL |= {"fbgemm_gpu", "quark"}
 EXTENSIONS = {
     *(f"vllm.{name}" for name in ("_C", "_C_stable_libtorch", "_moe_C", "_moe_C_stable_libtorch", "_flashmla_C")),
     *(f"vllm.{name}" for name in ("_flashmla_extension_C", "_flashkda_C", "_deepselect_C", "cumem_allocator", "fs_io_C")),
-    *(f"vllm.{name}" for name in ("spinloop", "_qutlass_C", "third_party.deep_gemm", "third_party.triton_kernels")),
+    *(f"vllm.{name}" for name in ("spinloop", "_qutlass_C", "third_party.triton_kernels")),
     *(f"vllm.vllm_flash_attn._vllm_fa{version}_C" for version in (2, 3)),
     "triton_kernels",
 }
@@ -90,7 +90,7 @@ HOST = {
 
 
 def boot(
-    sources: str, capability: tuple[int, int], *, packages: str = "image", memory_bytes: int = 24 * GIB, count: int = 8
+    sources: str, version: str, capability: tuple[int, int], *, packages: str, memory_bytes: int = 24 * GIB, count: int = 8
 ) -> None:
     """Make `import vllm` mean these sources on `count` GPUs of this capability. Once per process.
 
@@ -98,12 +98,10 @@ def boot(
     """
     os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_TARGET_DEVICE="cuda")
     sys.path.insert(0, sources)
-    present, absent = IMAGE_HAS | EXTENSIONS | UNASKED, set(IMAGE_LACKS)
-    if packages == "all":
-        present, absent = present | OPTIONAL, absent - OPTIONAL
-    elif packages == "none":
-        present, absent = present - OPTIONAL, absent | OPTIONAL
-    stubs.install(present, absent)
+    known: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("packages.toml").read_text())
+    image = set(known[version])
+    installed = {"image": image, "all": image | OPTIONAL, "none": image - OPTIONAL}[packages]
+    stubs.install(installed | EXTENSIONS | UNASKED, (UNREQUIRED | OPTIONAL).union(*known.values()) - installed)
     stubs.fake_cuda(capability, memory_bytes, count, "13.0")
     stubs.fake_ops(OPS, HOST)
     platforms: Any = importlib.import_module("vllm.platforms")

@@ -1,0 +1,36 @@
+"""How fast `fitserve diagnose` reads a long log, and in how much memory: python benchmarks/diagnosis.py
+
+A log of 200 MB is made of what an engine prints while it serves, and ends with a fatal error. CPU time of this process, so other
+work hardly matters. To be reached: 50 MB/s.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+
+from gateway.core.diagnose import diagnose
+from gateway.profiles import Profiles
+from tests.long_log import long_log
+
+MEGABYTES = 200
+
+
+def main() -> None:
+    signatures = Profiles().signatures
+    print(f"{'log':<10}{'MB':>6}{'seconds':>9}{'MB/s':>7}  found")
+    for kind in ("quiet", "noisy", "starting"):
+        size = sum(len(piece) for piece in long_log(kind, MEGABYTES)) / 1e6
+        before = time.process_time()
+        failure, _ = diagnose(long_log(kind, MEGABYTES), signatures)
+        seconds = time.process_time() - before
+        print(f"{kind:<10}{size:>6.0f}{seconds:>9.2f}{size / seconds:>7.0f}  {failure.kind} at line {failure.line_number}")
+    print(
+        f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB, of the interpreter and all modules",
+        file=sys.stdout,
+    )
+
+
+if __name__ == "__main__":
+    main()

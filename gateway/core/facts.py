@@ -1,0 +1,30 @@
+"""Where a fact holds, and whether what it was learned on is still there: the driver and the engine's image. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from gateway.domain import Fact
+
+
+def holding(facts: Iterable[Fact], kind: str, about: Mapping[str, str | None]) -> Iterator[Fact]:
+    """The facts of this kind whose whole scope is true of `about`."""
+    for fact in facts:
+        if fact.kind == kind and all(about.get(key) == value for key, value in fact.scope.items()):
+            yield fact
+
+
+def gone(fact: Fact, driver: str | None, images: Collection[str]) -> str | None:
+    """Why the fact is stale, or None. driver: of this machine, None: not known, then nothing is judged by it. images: of the
+    engines that can be planned."""
+    learned, image = fact.under.get("driver"), fact.under.get("image")
+    if learned is not None and driver is not None and learned != driver:
+        return f"learned under driver {learned}, and this is {driver}"
+    if image is not None and image not in images:
+        return f"learned with the image {image}, which no engine here has"
+    return None
+
+
+def standing(facts: Iterable[Fact], driver: str | None, images: Collection[str]) -> list[Fact]:
+    """The facts that are not stale."""
+    return [fact for fact in facts if gone(fact, driver, images) is None]

@@ -1,0 +1,165 @@
+"""What a failure proves about future plans, with a scope no wider than the evidence. Pure.
+
+    learn(attempt, failure, at)  of a start that the gateway made: its plan says on what
+    proved(attempt, at)          of one that generated tokens
+    told(failure, scope)         of a log alone: only what stands in it
+
+The facts of one failure always rule out the plan that failed: by its limit, its kernel or its engine where the failure names
+them, and by its fingerprint where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from gateway.core.diagnose import ENVIRONMENTAL
+from gateway.domain import Attempt, Fact, Failure, LayerKernel, Plan
+
+Kind = Literal["max_context", "plan_failed", "kernel_fails", "engine_fails", "needs_memory", "spare_memory"]
+# Of an OOM in these phases the cache was not there yet: what was in use is what the engine needs beside it.
+_BEFORE_CACHE = ("starting", "load", "profile")
+_MIB = 2**20
+
+
+def learn(attempt: Attempt, failure: Failure, at: float) -> tuple[Fact, ...]:
+    """The facts that the failure of this attempt proves; none where its cause lies outside the plan."""
+    if failure.kind in ENVIRONMENTAL or failure.proves == "nothing":
+        return ()
+    plan = attempt.plan
+    found: list[tuple[Kind, dict[str, str], int | None]] = []
+    if failure.proves == "context":
+        limit = maximum(failure)
+        # A limit that the plan keeps already changes nothing.
+        found += [("max_context", plan.scope, limit)] if limit and limit < plan.max_model_len.value else []
+    elif failure.proves == "kernel" or failure.culprit.get("kernel"):
+        found += [("kernel_fails", scope, None) for scope in _kernels(plan, failure)]
+    certain = bool(found)
+    if failure.proves == "engine" and not certain:
+        scope = {**_where(plan), **_about(failure)}
+        found += [("engine_fails", scope, None)] if len(scope) > 1 else []
+    if failure.proves == "memory":
+        found += [(kind, _memory_scope(plan, kind), value) for kind, value in _memory(failure)]
+    if not certain:
+        # Also beside what was learned of memory or the engine, which changes the next plan mostly, but need not.
+        found.append(("plan_failed", {"fingerprint": attempt.fingerprint}, None))
+    source = failure.line or failure.message
+    return tuple(
+        Fact(kind=kind, scope=scope, value=value, grade="failed", under=plan.under, source=source, attempt=attempt.id, at=at)
+        for kind, scope, value in found
+    )
+
+
+def proved(attempt: Attempt, at: float) -> tuple[Fact, ...]:
+    """What a start that was verified proves: this very plan works here, with this driver and image. Nothing where that is known."""
+    if attempt.plan.grade == "verified":
+        return ()
+    plan = attempt.plan
+    source = f"{plan.engine} generated tokens with this plan"
+    scope = {"fingerprint": attempt.fingerprint}
+    return (
+        Fact(kind="plan_verified", scope=scope, under=plan.under, grade="verified", source=source, attempt=attempt.id, at=at),
+    )
+
+
+def told(failure: Failure, scope: dict[str, str]) -> tuple[Fact, ...]:
+    """The facts that a log proves by itself. scope: what it says of engine, model and tensor_parallel; none without the engine.
+
+    On which GPU it was a log mostly does not say: such a fact holds nowhere until somebody fills its capability in.
+    """
+    if failure.kind in ENVIRONMENTAL or failure.proves == "nothing" or "engine" not in scope:
+        return ()
+    culprit = failure.culprit
+    engine = {"engine": scope["engine"]}
+    gpu = {"capability": _dotted(culprit["capability"]) if "capability" in culprit else "unknown"}
+    found: list[tuple[Kind, dict[str, str], int | None]] = []
+    if failure.proves == "context" and "model" in scope and (limit := maximum(failure)):
+        found.append(("max_context", scope, limit))
+    elif failure.proves == "kernel" and culprit.get("kernel"):
+        sizes = {name: str(culprit[name]) for name in ("kernel", "k", "n") if name in culprit}
+        found.append(("kernel_fails", engine | gpu | sizes, None))
+    elif failure.proves == "engine":
+        about = _about(failure)
+        found.append(("engine_fails", engine | (about if "architecture" in about else gpu | about), None))
+    elif failure.proves == "memory" and "model" in scope:
+        found += [(kind, scope, value) for kind, value in _memory(failure)]
+    source = failure.line or failure.message
+    return tuple(Fact(kind=kind, scope=about, value=value, grade="failed", source=source) for kind, about, value in found)
+
+
+def maximum(failure: Failure) -> int | None:
+    """The longest context that the engine itself said would fit."""
+    limit = failure.culprit.get("engine_max_model_len")
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _where(plan: Plan) -> dict[str, str]:
+    """Engine version and, of a GPU, its compute capability."""
+    capability = plan.scope.get("capability")
+    return {"engine": f"{plan.engine.kind}=={plan.engine.version}"} | ({"capability": capability} if capability else {})
+
+
+def _kernels(plan: Plan, failure: Failure) -> Iterator[dict[str, str]]:
+    """The scopes of kernels that the plan has and the failure names: by size where it tells sizes, else by name alone."""
+    culprit, where = failure.culprit, _where(plan)
+    sizes = {key: culprit[key] for key in ("k", "n") if isinstance(culprit.get(key), int)}
+    # An engine that found no kernel of this size disproves whichever the plan had for it.
+    name = None if failure.kind == "no_kernel" and sizes else culprit.get("kernel") or culprit.get("backend")
+    seen: list[dict[str, str]] = []
+    for row in plan.kernels:
+        if row.kernel is None or not all(getattr(row, key) == size for key, size in sizes.items()):
+            continue
+        if not (_same(str(name), row.kernel) if name else sizes):
+            continue
+        scope = {**where, "kernel": row.kernel} | (_row_scope(row) if sizes else {})
+        if scope not in seen:
+            seen.append(scope)
+            yield scope
+    for layers in plan.attention:
+        scope = {**where, "kernel": layers.backend or "", "head_dim": str(layers.head_dim)}
+        if layers.backend and name and _same(str(name), layers.backend) and scope not in seen:
+            seen.append(scope)
+            yield scope
+
+
+def _row_scope(row: LayerKernel) -> dict[str, str]:
+    return {"scheme": row.scheme, "k": str(row.k), "n": str(row.n)}
+
+
+def _same(one: str, other: str) -> bool:
+    """Kernels and MoE backends are named alike, but not the same: MarlinExperts, MARLIN."""
+    if one == other:
+        return True
+    short = {name.lower().replace("_", "").removesuffix("linearkernel").removesuffix("experts") for name in (one, other)}
+    return len(short) == 1
+
+
+def _about(failure: Failure) -> dict[str, str]:
+    """What an engine version as a whole cannot do."""
+    culprit = failure.culprit
+    about = {name: str(culprit[name]) for name in ("architecture", "quantization") if culprit.get(name)}
+    return about | ({"capability": _dotted(culprit["capability"])} if "capability" in culprit else {})
+
+
+def _memory(failure: Failure) -> Iterator[tuple[Kind, int]]:
+    """Bytes that were needed beside the cache, or that should have been left free, per device."""
+    size = {name: value for name, value in failure.culprit.items() if isinstance(value, int)}
+    tried = size.get("tried_bytes", 0)
+    if failure.phase in _BEFORE_CACHE:
+        if used := size.get("process_bytes", 0):
+            yield "needs_memory", used + tried
+    elif tried:
+        yield "spare_memory", max(tried - size.get("free_bytes", 0), 64 * _MIB)
+
+
+def _memory_scope(plan: Plan, kind: Kind) -> dict[str, str]:
+    scope = {key: value for key, value in plan.scope.items() if key != "budget"}
+    if kind == "needs_memory":
+        scope["max_num_batched_tokens"] = str(plan.max_num_batched_tokens.value)
+    return scope
+
+
+def _dotted(capability: object) -> str:
+    """86 -> 8.6"""
+    digits = str(capability)
+    return f"{digits[:-1]}.{digits[-1]}" if digits.isdigit() and len(digits) > 1 else digits

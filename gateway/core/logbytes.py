@@ -1,0 +1,78 @@
+"""The lines of a log out of its bytes, quickly: most of a long log is never decoded. Pure."""
+
+from __future__ import annotations
+
+_BLOCK = 64 * 1024
+
+# A line that holds none of these proves nothing. Looked for in bytes, a block at a time.
+FATAL = (b"atal", b"hit an exc", b"xit code", b"NVRM", b"atchdog", b"hut", b"SIG")
+LOUD = (*FATAL, b"rror", b"xception", b"raceback", b'File "', b"NCCL WARN", b"terminat", b"OutOfResources")
+# What says how far a start is, and what it chose.
+_PHASES = (b"oad", b"KV ", b"emory pool", b"aptur", b"ompil", b"bytecode", b"startup", b"fired up", b"Profiling")
+_SERVES = (b"Received req", b"POST /", b"throughput", b" batch")
+TOLD = (*_PHASES, *_SERVES, b"Selected ", b"Using ", b"Initializing a")
+
+
+class LogBytes:
+    """Splits bytes into lines, and hands those that may say something to `line`.
+
+    number: lines so far. attend: so many lines more are read whatever they hold, because they belong to one that was.
+    """
+
+    anchors: tuple[bytes, ...] = LOUD + TOLD
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.attend = 0
+        self._rest = b""
+        self._skip = False
+
+    def line(self, raw: bytes) -> None:
+        """One line, without its end."""
+        raise NotImplementedError
+
+    def feed(self, piece: bytes) -> None:
+        """Bytes of the log, cut anywhere."""
+        for start in range(0, len(piece), _BLOCK):
+            block = self._rest + piece[start : start + _BLOCK]
+            end = block.rfind(b"\n") + 1
+            self._rest = block[end:]
+            if end:
+                self._block(block[:end])
+            if len(self._rest) > _BLOCK:
+                # A line without end: its beginning is read, the rest of it is dropped when its end comes.
+                self._rest, beginning = b"", self._rest
+                self._block(beginning + b"\n", cut=True)
+
+    def close(self) -> None:
+        """The log ends, maybe in the middle of a line."""
+        if self._rest:
+            self._block(self._rest + b"\n")
+            self._rest = b""
+
+    def read(self, raw: bytes) -> None:
+        """One whole line."""
+        self._block(raw + b"\n")
+
+    def _block(self, block: bytes, *, cut: bool = False) -> None:
+        if not self.attend and not self._skip and not cut and not _holds(block, self.anchors):
+            self.number += block.count(b"\n")
+            return
+        for raw in block[:-1].split(b"\n"):
+            if self._skip:
+                self._skip = False
+                continue
+            self.number += 1
+            if self.attend or _holds(raw, self.anchors):
+                self.attend = max(0, self.attend - 1)
+                self.line(raw)
+        if cut:
+            self._skip = True
+
+
+def _holds(text: bytes, anchors: tuple[bytes, ...]) -> bool:
+    # Twice as fast as any() with a generator.
+    for anchor in anchors:  # noqa: SIM110
+        if anchor in text:
+            return True
+    return False

@@ -1,0 +1,59 @@
+"""Regular expressions that a checkpoint brings: refused before they are matched where that could take for ever. Pure.
+
+Python's matcher tries every way to divide a name over the parts of a pattern: `(a+)+$` has 2^length of them. Names of layers
+are short, so a bound on how many ways a pattern leaves open bounds the time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+# Steps that matching one name may take, some ten nanoseconds each, and how long such a name and a number in it may be.
+_MOST_STEPS = 2**17
+_NAME, _DIGITS = 64, 4
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+_REPEATS = "*+{"
+# What a repeat of these matches in a name is short.
+_SHORT = re.compile(r"\\d|\[0-9\]|\\[^wWsSdD]|[^\\.\[(]")
+
+
+class Untamed(ValueError):
+    """Patterns that could take for ever to match."""
+
+
+def tame(patterns: Iterable[str], *, anywhere: bool = False) -> None:
+    """Raises Untamed where matching one layer's name with all of these could take long; `anywhere`: re.search, not re.match."""
+    steps = 0.0
+    for pattern in patterns:
+        starts = _NAME if anywhere and not pattern.startswith(("^", ".*")) else 1
+        steps += starts * _ways(pattern)
+        if steps > _MOST_STEPS:
+            raise Untamed(f"matching the pattern {pattern[:60]!r} of its quantization block could take for ever")
+
+
+def _ways(pattern: str) -> float:
+    """At most how many ways there are to divide a name over this pattern; infinite where a group repeats."""
+    wide, ways = 0, 1.0
+    choices = [1]  # of each open group
+    before = ""
+    for part in _TOKEN.findall(pattern):
+        if part in _REPEATS and before not in _REPEATS:
+            if before == ")":
+                return math.inf
+            if _SHORT.fullmatch(before):
+                ways *= _DIGITS
+            else:
+                wide += 1
+        elif part == "?" and before not in ("(", *_REPEATS):
+            ways *= 2
+        elif part == "(":
+            choices.append(1)
+        elif part == "|":
+            choices[-1] += 1
+        elif part == ")" and len(choices) > 1:
+            ways *= choices.pop()
+        before = part
+    # So many repeats share one name between them.
+    return ways * math.prod(choices) * _NAME**wide / math.factorial(wide) if wide < 20 else math.inf

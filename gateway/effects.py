@@ -1,0 +1,119 @@
+"""What the loop does about one replica: plan, launch, verify, publish, fail, stop. Each records what it did before it counts.
+
+Nothing here decides what comes next. Effects may be cut off anywhere: what they leave is what the next pass finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gateway.core.learn import learn, proved
+from gateway.domain import Attempt, Failure
+from gateway.errors import FitserveError, HostError, NoPlan
+from gateway.fleet import Model, Slot
+from gateway.live import Entry, Live
+from gateway.runner import Runner, instance_name, no_plan_reason
+from gateway.store import Store
+from gateway.verify import verify
+
+if TYPE_CHECKING:
+    import httpx
+
+log = structlog.get_logger("fitserve.loop")
+
+_LAST_WORDS_S = 1.0
+
+
+class Effects:
+    """Shared by all replicas of a gateway. `client` makes the control calls to engines."""
+
+    def __init__(self, store: Store, live: Live, runner: Runner, client: Callable[[], httpx.AsyncClient]) -> None:
+        self._store = store
+        self._live = live
+        self._runner = runner
+        self._client = client
+        self._planning = asyncio.Lock()
+
+    async def plan(self, model: Model, slot: Slot, claims: Callable[[], Mapping[str, int]]) -> None:
+        # One at a time: two plans made side by side would count on the same free memory.
+        async with self._planning:
+            facts = await asyncio.to_thread(self._store.facts)
+            try:
+                decision = await self._runner.decide(model.wish, facts, claims())
+                model.decision = decision
+                if not decision.plans:
+                    raise NoPlan(no_plan_reason(decision))
+                plan = decision.plans[0]
+                if model.wish.replicas is None:
+                    model.slots += [Slot(slot.model, index) for index in range(len(model.slots), plan.replicas.value)]
+                port = await self._runner.host.allocate_port()
+                slot.attempt = await asyncio.to_thread(self._store.add_attempt, slot.model, slot.index, plan, port, time.time())
+                log.info("planned", model=slot.model, replica=slot.index, engine=str(plan.engine), plan=plan.fingerprint)
+            except FitserveError as error:
+                slot.block(str(error))
+                log.warning("no plan", model=slot.model, replica=slot.index, reason=str(error))
+
+    async def launch(self, model: Model, slot: Slot, attempt: Attempt) -> None:
+        def report(progress: str) -> None:
+            slot.progress = progress
+
+        try:
+            entry = Entry(wish=model.wish, created_at=model.created_at, attempt=attempt)
+            await asyncio.to_thread(self._live.write, instance_name(attempt), entry)
+            await self._runner.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
+        except FitserveError as error:
+            kind = "host_error" if isinstance(error, HostError) else "download"
+            failure = Failure(kind=kind, phase=slot.progress or "launching", message=error.message, advice=error.hint)
+            if slot.attempt is attempt:
+                await self.fail(slot, attempt, failure)
+
+    async def verify(self, slot: Slot, attempt: Attempt) -> None:
+        watcher = slot.watcher
+        if watcher is None:
+            return
+        patience_s = self._runner.settings.start_timeout_s
+
+        def report(progress: str) -> None:
+            slot.progress = progress
+
+        failure = await verify(self._client(), watcher.url, attempt.model, attempt.plan, patience_s, report)
+        if failure is None:
+            watcher.note(verified=True, phase="serving")
+        else:
+            if failure.kind == "verification_failed":
+                # A crash shows in the log a moment after the connection breaks, and names the cause better.
+                await asyncio.sleep(_LAST_WORDS_S)
+            watcher.fail(failure)
+
+    async def publish(self, slot: Slot, attempt: Attempt) -> None:
+        now = time.time()
+        ready = attempt.evolve(state="ready", ready_at=now)
+        await asyncio.to_thread(self._store.save_attempt, ready, *proved(attempt, now))
+        slot.attempt = ready
+        log.info("ready", model=slot.model, replica=slot.index, plan=attempt.fingerprint)
+
+    async def fail(self, slot: Slot, attempt: Attempt, failure: Failure) -> None:
+        now = time.time()
+        ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
+        await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))
+        self._live.remove(instance_name(attempt))
+        log.warning(
+            "failed", model=slot.model, replica=slot.index, kind=failure.kind, reason=failure.message, line=failure.line
+        )
+        slot.attempt = None
+        slot.history.append(ended)
+        if slot.task is not None and slot.task is not asyncio.current_task():
+            slot.task.cancel()
+        await slot.unwatch()
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        try:
+            await self._runner.host.stop(name, grace_s)
+        except FitserveError as error:
+            log.error("the engine could not be stopped", instance=name, error=str(error))  # noqa: TRY400 - what is said is known
+            await asyncio.sleep(1.0)

@@ -1,0 +1,45 @@
+"""What routing reads of a request's body, by kind: an object in JSON, a form, or nothing; and the body with the model renamed."""
+
+from __future__ import annotations
+
+from gateway.serve import form
+from gateway.serve.protocol import no_model, read_asked, read_fields, with_model
+from gateway.serve.routes import Call, Routes
+from gateway.serve.surface import Endpoint
+
+Body = bytes | bytearray
+
+
+def read_call(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes) -> tuple[Call, bytes]:
+    """The call, and the header with which its body goes to the engine. Raises BadRequest, NotFound."""
+    if endpoint.body == "json":
+        asked = read_asked(body)
+        # It was read as JSON, so it is sent as JSON, whatever the client called it.
+        return Call(endpoint.name, asked.name(), body, asked.streams(), asked.previous()), b"content-type: application/json\r\n"
+    if endpoint.body == "form":
+        boundary = form.boundary_of(content_type)
+        field = form.find_model(body, boundary)
+        if field is None:
+            raise no_model()
+        return Call(endpoint.name, field.value), b'content-type: multipart/form-data; boundary="%b"\r\n' % boundary
+    return Call(endpoint.name, routes.model_of(endpoint.id), previous=endpoint.id), b""
+
+
+def may_stream(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes) -> bool:
+    """Whether the beginning of a body is enough: the model is named in it, and is called the same by its engine. Raises BadRequest.
+
+    Never for JSON: the last `model` counts, and SDKs put it behind the messages.
+    """
+    if endpoint.body != "form" or len(body) < form.PREFIX_BYTES:
+        return False
+    field = form.find_model(body, form.boundary_of(content_type))
+    route = routes.table.models.get(field.value) if field is not None else None
+    return route is not None and all(replica.served_name == route.name for replica in route.replicas)
+
+
+def renamed(endpoint: Endpoint, content_type: bytes | None, body: Body, name: str) -> Body:
+    """The body with the model called what the engine calls it. No other body is ever written anew."""
+    if endpoint.body == "json":
+        return with_model(read_fields(body), name)
+    field = form.find_model(body, form.boundary_of(content_type)) if endpoint.body == "form" else None
+    return body if field is None else b"".join((body[: field.start], name.encode(), body[field.end :]))

@@ -1,0 +1,178 @@
+"""What a client may do to the server around its requests: how many connections, how slowly, how large a head.
+
+    while                                          at most             then
+    a new connection has sent nothing              FIRST_BYTE_S        closed
+    the head of a request comes in                 HEAD_S              408, closed
+    the head grows                                 HEAD_BYTES          431, closed
+    a body comes in, between two pieces            BODY_S              408, closed
+    the client takes no byte of its answer         STALL_S             closed
+    the connection is kept, without a request      Limits.keep_alive_s closed
+    the rest of a refused body is thrown away      LINGER_S            closed
+
+All connections are looked at twice a second (`Plane`): one timer for all of them costs less than one each.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import socket
+import struct
+import termios
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.errors import BadRequest, HeadTooLarge
+
+if TYPE_CHECKING:
+    import asyncio
+
+FIRST_BYTE_S = 10.0
+HEAD_S = 10.0
+HEAD_BYTES = 32 * 1024
+BODY_S = 30.0
+STALL_S = 120.0
+LINGER_S = 5.0
+SWEEP_S = 0.5
+# A body up to here needs no room of its own.
+SMALL_BYTES = 1024 * 1024
+# Requests that may wait behind one that is being answered on the same connection.
+PIPELINED = 16
+
+_HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+# The headers that something here reads; the first few decide about access or framing, so a second one of them is refused.
+_ONCE = frozenset({b"host", b"authorization", b"origin", b"x-api-key", b"content-type", b"content-length", b"expect"})
+_READ = _ONCE | {b"accept", b"traceparent", b"tracestate", b"x-request-id", b"transfer-encoding"}
+_ESTABLISHED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits that are settings."""
+
+    body_bytes: int = 32 * 1024 * 1024
+    connections: int = 2048
+    connections_per_address: int = 1536
+    keep_alive_s: float = 75.0
+    engine_silence_s: float = 3600.0
+
+
+def read_head(target: bytes, headers: list[tuple[bytes, bytes]], version: str) -> dict[bytes, bytes]:
+    """The headers that count, by lower-case name. Raises BadRequest, HeadTooLarge."""
+    if version not in ("1.0", "1.1"):  # the parser also takes a request line without a version, for HTTP/0.9
+        raise BadRequest("The request is not HTTP/1.1.", hint="Send HTTP/1.1 at the end of the request line.")
+    found: dict[bytes, bytes] = {}
+    size = len(target)
+    for name, value in headers:
+        size += len(name) + len(value) + 4
+        if name in _READ:
+            if name in found:
+                if name in _ONCE:
+                    raise BadRequest(f"The request has two {name.decode()} headers.", hint="Send one.")
+                found[name] += b", " + value
+            else:
+                found[name] = value
+        elif b"_" in name:
+            raise BadRequest("A header name has an underscore in it.", hint="Write it with a dash.")
+    if size > HEAD_BYTES:
+        raise head_too_large()
+    host = found.get(b"host")
+    if host is None:
+        # HTTP/1.0 has no Host, and the health checks of old load balancers speak it.
+        if version != "1.0":
+            raise BadRequest("The request has no Host header.", hint="Send one, with the name that this gateway was asked for.")
+    elif not _HOST.fullmatch(host):
+        raise BadRequest(
+            "The Host header is not a host name.", hint="Send NAME, ADDRESS or [ADDRESS], and :PORT if it is not 80."
+        )
+    return found
+
+
+def head_too_large() -> HeadTooLarge:
+    return HeadTooLarge(f"The head of the request is over {HEAD_BYTES} bytes.", hint="Send fewer or shorter headers.")
+
+
+def has_left(transport: asyncio.BaseTransport) -> bool:
+    """Whether the peer of a connection that is not being read has closed it: the kernel knows, and nobody else can."""
+    connection: socket.socket = transport.get_extra_info("socket")
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+
+
+class Stall:
+    """A client that has not taken what was written to it: whether it takes anything at all."""
+
+    def __init__(self, transport: asyncio.Transport, now: float) -> None:
+        self._transport = transport
+        self._since = now
+        self._left = -1
+
+    def over(self, now: float) -> bool:
+        """Whether it took no byte for STALL_S."""
+        connection: socket.socket = self._transport.get_extra_info("socket")
+        queued = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
+        left = queued + self._transport.get_write_buffer_size()
+        if left != self._left:
+            self._left, self._since = left, now
+        return now - self._since > STALL_S
+
+
+class Room:
+    """Memory for large bodies, shared by all connections: who gets none waits, unread, in the order of asking.
+
+    `model` may be the last field of a body, and SDKs put it behind the messages; so a body is kept until it is complete, and what
+    bounds the memory is this room, not the size of one body times the number of clients.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._waiting: OrderedDict[object, tuple[int, Callable[[], None]]] = OrderedDict()
+        self._given: dict[object, int] = {}
+
+    def ask(self, who: object, size: int, then: Callable[[], None]) -> bool:
+        """Whether `who` has room for a body of `size` bytes; if not yet, `then` is called when it has."""
+        if who in self._given:
+            return True
+        if who in self._waiting:
+            return False
+        if self._waiting or size > self._left:
+            self._waiting[who] = (size, then)
+            return False
+        self._left -= size
+        self._given[who] = size
+        return True
+
+    def leave(self, who: object) -> None:
+        """`who` needs it no longer, or had none."""
+        self._waiting.pop(who, None)
+        self._left += self._given.pop(who, 0)
+        while self._waiting:
+            first, (size, then) = next(iter(self._waiting.items()))
+            if size > self._left:
+                break
+            del self._waiting[first]
+            self._left -= size
+            self._given[first] = size
+            then()
+
+
+class Doorman:
+    """Counts the connections, in all and per address."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._total = 0
+        self._of: Counter[str] = Counter()
+
+    def admit(self, address: str) -> bool:
+        """Whether one more connection from `address` may stay. Each call has its `left`, whatever the answer."""
+        self._total += 1
+        self._of[address] += 1
+        return self._total <= self._limits.connections and self._of[address] <= self._limits.connections_per_address
+
+    def left(self, address: str) -> None:
+        self._total -= 1
+        self._of[address] -= 1
+        if not self._of[address]:
+            del self._of[address]

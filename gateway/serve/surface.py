@@ -1,0 +1,123 @@
+"""The surface: the one table of what clients may call under which path. Everything else is 404, and no engine hears of it.
+
+Engines expose unauthenticated control endpoints (/sleep, /update_weights, /invocations), so a path that reaches one is written from
+this table, never from the client's bytes.
+
+    task        what a model must do to answer (ModelRoute.task); a model whose task nobody knows may be asked for anything
+    body        json: an object with `model`; form: multipart/form-data with a field `model`; none: no body that counts
+    shape       whose errors the client expects
+    at          engine: passed on; id: passed on to the replica that made the response of that id; models: answered here
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from dataclasses import dataclass, field
+from typing import Literal
+
+import httptools
+
+from gateway.errors import BadRequest, MethodNotAllowed, NotFound
+
+Shape = Literal["openai", "anthropic"]
+
+_RESPONSE = re.compile(r"/v1/responses/(resp_[\w-]{1,120})(/cancel)?", re.ASCII)
+# What the engines read of the query of a retrieval: vLLM's `retrieve_responses` takes these two.
+_QUERY = re.compile(rb"(?:stream=\w{1,5}|starting_after=\d{1,9})(?:&(?:stream=\w{1,5}|starting_after=\d{1,9}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One row. `path` is what the engine is asked for; `name` is short, for metrics."""
+
+    name: str
+    method: str
+    path: str
+    tasks: frozenset[str]
+    body: Literal["json", "form", "none"] = "json"
+    shape: Shape = "openai"
+    at: Literal["engine", "id", "models"] = "engine"
+    id: str = ""
+    query: str = ""
+    method_bytes: bytes = field(init=False)
+    target: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method_bytes", self.method.encode())
+        object.__setattr__(self, "target", f"{self.path}?{self.query}".rstrip("?").encode())
+
+    def check(self, model: str, task: str | None) -> None:
+        """Raises BadRequest when a model of that task cannot answer."""
+        if task is None or task in self.tasks:
+            return
+        raise BadRequest(
+            f"The model '{model}' {'makes embeddings' if task == 'embed' else 'generates text'}, which {self.path} does not do.",
+            hint="Use /v1/embeddings." if task == "embed" else "Use /v1/chat/completions or /v1/completions.",
+            param="model",
+        )
+
+
+_TEXT = frozenset({"generate"})
+_VECTORS = frozenset({"embed"})
+# Language models score too (SGLang), and hear (vLLM): where one cannot, its engine says so.
+_ANY = _TEXT | _VECTORS
+
+SURFACE: tuple[Endpoint, ...] = (
+    Endpoint("chat", "POST", "/v1/chat/completions", _TEXT),
+    Endpoint("completions", "POST", "/v1/completions", _TEXT),
+    Endpoint("responses", "POST", "/v1/responses", _TEXT),
+    Endpoint("embeddings", "POST", "/v1/embeddings", _VECTORS),
+    Endpoint("rerank", "POST", "/v1/rerank", _VECTORS),
+    Endpoint("rerank", "POST", "/v2/rerank", _VECTORS),
+    Endpoint("rerank", "POST", "/rerank", _VECTORS),
+    Endpoint("score", "POST", "/v1/score", _ANY),
+    Endpoint("score", "POST", "/score", _ANY),
+    Endpoint("transcriptions", "POST", "/v1/audio/transcriptions", _TEXT, body="form"),
+    Endpoint("translations", "POST", "/v1/audio/translations", _TEXT, body="form"),
+    Endpoint("speech", "POST", "/v1/audio/speech", _TEXT),
+    Endpoint("tokenize", "POST", "/tokenize", _ANY),
+    Endpoint("detokenize", "POST", "/detokenize", _ANY),
+    Endpoint("messages", "POST", "/v1/messages", _TEXT, shape="anthropic"),
+    Endpoint("count_tokens", "POST", "/v1/messages/count_tokens", _TEXT, shape="anthropic"),
+    Endpoint("models", "GET", "/v1/models", _ANY, body="none", at="models"),
+)
+_PATHS = {endpoint.path: endpoint for endpoint in SURFACE}
+# The usual spelling, looked up without reading the URL: exactly the path, by the bytes of method and target.
+USUAL = {(endpoint.method_bytes, endpoint.target): endpoint for endpoint in SURFACE}
+
+
+def is_inference(path: str) -> bool:
+    """Whether a decoded path is the data plane's to answer, if only with a 404; the rest is the admin API's."""
+    return path in _PATHS or path.startswith(("/v1/", "/v2/")) or path in ("/v1", "/v2")
+
+
+def split(target: bytes) -> tuple[str, bytes]:
+    """The decoded path and the raw query of a request target. Raises HttpParserInvalidURLError."""
+    url = httptools.parse_url(target)
+    # As uvicorn decodes `scope["path"]`, so that no spelling means one thing here and another there.
+    path = (url.path or b"").decode("ascii")
+    return urllib.parse.unquote(path) if "%" in path else path, url.query or b""
+
+
+def shape_of(path: str) -> Shape:
+    return "anthropic" if path == "/v1/messages" or path.startswith("/v1/messages/") else "openai"
+
+
+def find(path: str, query: bytes, method: str) -> Endpoint:
+    """The row for a decoded path. Raises NotFound, MethodNotAllowed."""
+    endpoint = _PATHS.get(path)
+    if endpoint is None and path.startswith("/v1/models/"):
+        endpoint = Endpoint("models", "GET", "/v1/models", _ANY, body="none", at="models", id=path.removeprefix("/v1/models/"))
+    elif endpoint is None and (match := _RESPONSE.fullmatch(path)):
+        wants = "POST" if match[2] else "GET"
+        known = query.decode() if wants == "GET" and _QUERY.fullmatch(query) else ""
+        endpoint = Endpoint("responses", wants, path, _TEXT, body="none", at="id", id=match[1], query=known)
+    if endpoint is None:
+        raise NotFound(f"There is no {path[:200]} here.", hint=f"Served are {_SERVED}.")
+    if endpoint.method != method:
+        raise MethodNotAllowed(f"{path[:200]} does not take {method}.", hint=f"Use {endpoint.method}.", allow=endpoint.method)
+    return endpoint
+
+
+_SERVED = ", ".join(dict.fromkeys(endpoint.path for endpoint in SURFACE))

@@ -1,0 +1,75 @@
+"""The engines' answers that are kept: golden/NAME-VERSION.json holds those of NAME_questions.py, as scripts/engine-answers writes them.
+
+A file has the engine and its version, a digest of the questions, a table of the distinct answers, and for every machine (a
+capability, then which optional packages it has where that is not what the image has) their numbers, in the order of the questions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FOLDER = Path(__file__).parent / "golden"
+
+
+def name_of(module: ModuleType) -> str:
+    return module.__name__.rpartition(".")[2].removesuffix("_questions")
+
+
+def path_of(module: ModuleType, version: str) -> Path:
+    return FOLDER / f"{name_of(module)}-{version}.json"
+
+
+def engine_of(module: ModuleType) -> str:
+    return getattr(module, "ENGINE", "vllm")
+
+
+def machines_of(module: ModuleType, version: str) -> tuple[str, ...]:
+    """Whom a version is asked for: CAPABILITIES, one list for all versions or one for each."""
+    machines: Any = module.CAPABILITIES
+    return tuple(machines[version] if isinstance(machines, Mapping) else machines)
+
+
+def digest(questions: Iterable[Any]) -> str:
+    return "sha256:" + hashlib.sha256(repr(list(questions)).encode()).hexdigest()
+
+
+def written(module: ModuleType, version: str, answers: Mapping[str, list[Any]]) -> str:
+    """The text of the file."""
+    table: dict[str, int] = {}  # the distinct answers as JSON, and their numbers
+    rows = []
+    for machine, given in answers.items():
+        numbers = [table.setdefault(json.dumps(answer), len(table)) for answer in given]
+        rows.append(f'    "{machine}": {json.dumps(numbers, separators=(",", ":"))}')
+    head = f'"engine": "{engine_of(module)}=={version}",\n  "written by": "scripts/engine-answers",'
+    head += f'\n  "questions": "{digest(module.questions(version))}"'
+    distinct, body = ",\n".join(f"    {answer}" for answer in table), ",\n".join(rows)
+    return f'{{\n  {head},\n  "table": [\n{distinct}\n  ],\n  "answers": {{\n{body}\n  }}\n}}\n'
+
+
+def read(text: str) -> dict[str, list[Any]]:
+    """For every machine its answers, in the order of the questions."""
+    kept = json.loads(text)
+    return {machine: [kept["table"][number] for number in numbers] for machine, numbers in kept["answers"].items()}
+
+
+@cache
+def golden(module: ModuleType, version: str) -> dict[str, list[Any]]:
+    """For every machine the answers kept, in the order of the questions: of these questions, or the test fails."""
+    path, again = path_of(module, version), f"run `scripts/engine-answers {name_of(module)} --version {version}`"
+    assert path.is_file(), f"{path.name} is missing: {again}"
+    text = path.read_text()
+    assert json.loads(text)["questions"] == digest(module.questions(version)), f"the questions changed: {again}"
+    answers = read(text)
+    assert tuple(answers) == machines_of(module, version), f"{path.name} is of other machines: {again}"
+    return answers
+
+
+def pairs(module: ModuleType, version: str, machine: str) -> list[tuple[Any, Any]]:
+    """Each question with its answer."""
+    return list(zip(module.questions(version), golden(module, version)[machine], strict=True))

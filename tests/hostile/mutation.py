@@ -1,0 +1,100 @@
+"""Changes to the requests of the corpus."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from tests.hostile.corpus import Seed
+
+TOKENS = (
+    *(
+        b"\r\n",
+        b"\n",
+        b"\r",
+        b"\r\n\r\n",
+        b"\n\n",
+        b"\x00",
+        b"\t",
+        b" ",
+        b"\x0b",
+        b":",
+        b";",
+        b",",
+        b"\xff",
+        b"%0d%0a",
+        b"0\r\n\r\n",
+    ),
+    *(
+        b"transfer-encoding: chunked\r\n",
+        b"transfer-encoding: identity\r\n",
+        b"content-length: 0\r\n",
+        b"content-length: 10\r\n",
+    ),
+    *(
+        b"chunked",
+        b"identity",
+        b"Transfer-Encoding",
+        b"Content-Length",
+        b"host: evil\r\n",
+        b"connection: close\r\n",
+        b"expect: 100-continue\r\n",
+    ),
+    *(b"connection: upgrade\r\nupgrade: websocket\r\n", b"HTTP/1.0", b"HTTP/1.1", b"HTTP/9.9", b"GET ", b"POST ", b"OPTIONS "),
+    *(
+        b"/v1/models",
+        b"/v1/completions",
+        b"/admin/models",
+        b"/healthz",
+        b"/../",
+        b"//",
+        b"?",
+        b"#",
+        b"ffffffffffffffff",
+        b"-1",
+        b"+1",
+    ),
+    *(b'"model":', b'"stream":true,', b"{", b"}", b"[", b'"', b"\\u0000", b"\xed\xa0\x80", b"x-canary: a\r\n"),
+)
+
+
+def mutate(random_: random.Random, seeds: list[Seed]) -> bytes:
+    """One to four changes to one of `seeds`, and now and then a piece of another in it. What was good is what a change can turn bad."""
+    good = [seed for seed in seeds if seed.asks != 0]
+    data = bytearray(_short(random_, good if random_.random() < 0.7 else seeds))
+    for _ in range(random_.choice((1, 1, 1, 2, 2, 3, 4))):
+        # Most of what parsers disagree on is in the head.
+        head = max(data.find(b"\r\n\r\n"), 1)
+        at = random_.randrange(head if random_.random() < 0.7 else len(data) + 1) if data else 0
+        match random_.randrange(11):
+            case 0:
+                data[at : at + 1] = bytes([random_.randrange(256)])
+            case 1 | 2:
+                data[at:at] = random_.choice(TOKENS)
+            case 3:
+                del data[at : at + random_.randint(1, 20)]
+            case 4:
+                data[at:at] = data[at : at + random_.randint(1, 60)]
+            case 5:
+                other = _short(random_, seeds)
+                start = random_.randrange(len(other))
+                data[at:at] = other[start : start + random_.randint(1, 200)]
+            case 6:
+                data[at : at + 10] = data[at : at + 10].swapcase()
+            case 7:
+                lines = bytes(data).split(b"\r\n")
+                lines.insert(random_.randrange(len(lines)), random_.choice(lines))
+                data = bytearray(b"\r\n".join(lines))
+            case 8 | 9:  # where a line begins
+                starts = [match.end() for match in re.finditer(rb"\r\n", data[: head + 2])] or [0]
+                start = random_.choice(starts)
+                data[start:start] = random_.choice(TOKENS)
+            case _:
+                del data[random_.randrange(len(data) + 1) :]
+    return bytes(data)
+
+
+def _short(random_: random.Random, seeds: list[Seed]) -> bytes:
+    while len(data := random_.choice(seeds).data) > 20_000:
+        pass
+    return data
