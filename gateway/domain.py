@@ -61,6 +61,7 @@ class Gpu(Value):
     mig: bool | None = None
     pcie: Pcie = Pcie()
     processes: tuple[GpuProcess, ...] | None = None
+    lost: str | None = Field(None, description="why nothing is started on it: what failed")
 
 
 class Link(Value):

@@ -93,7 +93,8 @@ class Effects:
     async def publish(self, slot: Slot, attempt: Attempt) -> None:
         now = time.time()
         ready = attempt.evolve(state="ready", ready_at=now)
-        await asyncio.to_thread(self._store.save_attempt, ready, *proved(attempt, now))
+        cache_bytes = slot.watcher.cache_bytes if slot.watcher else None
+        await asyncio.to_thread(self._store.save_attempt, ready, *proved(attempt, now, cache_bytes))
         slot.attempt = ready
         log.info("ready", model=slot.model, replica=slot.index, plan=attempt.fingerprint)
 

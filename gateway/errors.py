@@ -15,6 +15,7 @@ class FitserveError(Exception):
     type = "api_error"
     code = "internal_error"
     exit_code = 1
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def __init__(
         self,
@@ -138,6 +139,14 @@ class Busy(FitserveError):
     status = 503
     type = "service_unavailable"
     code = "busy"
+
+
+class RateLimited(FitserveError):
+    """The key has used up what it may, or wrong keys came too often. `headers` tell clients how much is left."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
 
 
 class NoPlan(FitserveError):

@@ -198,6 +198,9 @@ class Loop:
         watched = instance is not None and instance.state != "created" and not model.deleting
         if slot.attempt is not None and instance is not None and watched and slot.watcher is None:
             slot.watcher = self._watcher(slot.attempt, instance)
+        seen = slot.watcher.observation if slot.watcher else Observation(phase=slot.phase)
+        if slot.attempt is not None and (loss := self._runner.gpus.failure(slot.attempt.plan.gpus)) is not None:
+            seen = seen.evolve(proof=seen.proof or loss)
         action = next_action(
             reconcile.Replica(
                 wanted=not model.deleting,
@@ -205,7 +208,7 @@ class Loop:
                 attempt=slot.attempt,
                 history=tuple(one for one in slot.history if (one.ended_at or 0) > model.forgiven_at),
                 instance=instance,
-                seen=slot.watcher.observation if slot.watcher else Observation(phase=slot.phase),
+                seen=seen,
                 tail=tuple(slot.watcher.tail) if slot.watcher else (),
                 blocked=slot.blocked,
                 busy=slot.busy,

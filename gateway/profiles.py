@@ -4,6 +4,7 @@
     failures.yaml               -> Signature list
     gpus.yaml                   -> GpuTable: what follows from a GPU's capability and name
     facts.yaml                  -> Fact list: what passes every rule and still fails
+    xids.yaml                   -> XidTable: what the error numbers of NVIDIA's driver mean
     hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
 
 A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, or win over, the shipped ones.
@@ -31,6 +32,7 @@ from gateway.core.speculative import SpeculativeRules
 from gateway.documents import Documents
 from gateway.domain import Engine, Fact, Hardware, Value
 from gateway.errors import BadRequest, NotFound, SettingsError
+from gateway.xids import XidTable
 
 V = TypeVar("V", bound=Value)
 
@@ -172,6 +174,12 @@ class Profiles:
             schemes={kind: wanted for table in reversed(tables) for kind, wanted in table.schemes.items()},
             bandwidths=tuple(entry for table in tables for entry in table.bandwidths),
         )
+
+    @cached_property
+    def xids(self) -> XidTable:
+        """What the driver's error numbers mean; a user's file wins over ours."""
+        path = next(path for root in self.roots if (path := root / "xids.yaml").is_file())
+        return _validate(path, XidTable, self._yaml(path))
 
     @cached_property
     def signatures(self) -> Signatures:

@@ -16,9 +16,9 @@ from gateway.core.facts import standing
 from gateway.core.plan import decide
 from gateway.domain import Attempt, Decision, Engine, Fact, Hardware, LaunchSpec, ModelRef, Mount, Wish
 from gateway.errors import BadModel, NoPlan
+from gateway.gpuwatch import GpuWatch, sound
 from gateway.hosts.host import Host
 from gateway.hub import Hub
-from gateway.probe import probe
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 
@@ -33,10 +33,11 @@ class Runner:
     profiles: Profiles
     hub: Hub
     host: Host
+    gpus: GpuWatch
 
     async def hardware(self) -> Hardware:
-        """What is in this machine now."""
-        return await asyncio.to_thread(probe, self.settings.data)
+        """What is in this machine now; GPUs that are lost say so."""
+        return await asyncio.to_thread(self.gpus.hardware, self.settings.data)
 
     async def decide(self, wish: Wish, facts: list[Fact], claims: Mapping[str, int], hardware: str | None = None) -> Decision:
         """Read the model, look at the machine (or at a snapshot) and plan. Raises BadModel, BadFlag, NotFound."""
@@ -51,7 +52,7 @@ class Runner:
         known = (*self.profiles.facts, *standing(facts, machine.driver, self.profiles.images))
         drafter = await read_drafter(wish.drafter, hub=self.hub) if wish.drafter else None
         return decide(
-            spec, machine, engines, wish, known, claims, hardware or "this machine", rules, drafter, self.profiles.gpus
+            spec, sound(machine), engines, wish, known, claims, hardware or "this machine", rules, drafter, self.profiles.gpus
         )
 
     def _installed(self, engines: list[Engine], wish: Wish) -> list[Engine]:

@@ -21,8 +21,9 @@ from typing import Any
 
 from gateway.domain import Attempt, Fact, Failure, Plan, Wish
 from gateway.errors import Conflict, NotFound, StoreError
+from gateway.keys import Grant
 
-VERSION = 2
+VERSION = 3
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE models (
@@ -39,8 +40,14 @@ CREATE TABLE facts (
     id INTEGER PRIMARY KEY AUTOINCREMENT, fact TEXT NOT NULL UNIQUE, attempt INTEGER, learned_at REAL NOT NULL
 ) STRICT;
 """
+# `digest` is the SHA-256 of a key, in hexadecimal digits; the key itself is nowhere.
+_KEYS = """
+CREATE TABLE IF NOT EXISTS keys (
+    name TEXT PRIMARY KEY, digest TEXT NOT NULL UNIQUE, may TEXT NOT NULL, created_at REAL NOT NULL
+) STRICT;
+"""
 # What brings a database of an older version to the next one.
-_UPGRADES = {1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0"}
+_UPGRADES = {1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0", 2: _KEYS}
 # Attempts kept per model: enough to see a crash loop, bounded over years.
 _KEEP_ATTEMPTS = 50
 # Free bytes without which the next change would fail again.
@@ -100,7 +107,7 @@ class Store:
         version: int = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             with self._change() as db:
-                for statement in _SCHEMA.split(";"):
+                for statement in (_SCHEMA + _KEYS).split(";"):
                     db.execute(statement)
                 db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
                 db.execute(f"PRAGMA user_version={VERSION}")
@@ -267,6 +274,33 @@ class Store:
         with self._translated("written"), self._lock, self._change() as db:
             if db.execute("DELETE FROM facts WHERE id=?", (number,)).rowcount == 0:
                 raise NotFound(f"There is no fact {number}.", hint="`fitserve facts ls` lists them.")
+
+    def fact_counts(self) -> dict[str, int]:
+        """How many facts of each kind were learned."""
+        return dict(self._rows("SELECT json_extract(fact, '$.kind'), count(*) FROM facts GROUP BY 1"))
+
+    # --- keys ---
+
+    def keys(self) -> list[tuple[Grant, bytes, float]]:
+        """(grant, digest, created_at) of every key, by name."""
+        rows = self._rows("SELECT may, digest, created_at FROM keys ORDER BY name")
+        return [(Grant.model_validate_json(row[0]), bytes.fromhex(row[1]), row[2]) for row in rows]
+
+    def add_key(self, grant: Grant, digest: bytes, now: float) -> None:
+        """Raises Conflict when the name is taken."""
+        with self._translated("written"), self._lock, self._change() as db:
+            row = (grant.name, digest.hex(), grant.model_dump_json(), now)
+            if (
+                db.execute("INSERT OR IGNORE INTO keys (name, digest, may, created_at) VALUES (?, ?, ?, ?)", row).rowcount
+                == 0
+            ):
+                raise Conflict(f"There is a key {grant.name} already.", hint="Remove it first, or use another name.")
+
+    def remove_key(self, name: str) -> None:
+        """Raises NotFound."""
+        with self._translated("written"), self._lock, self._change() as db:
+            if db.execute("DELETE FROM keys WHERE name=?", (name,)).rowcount == 0:
+                raise NotFound(f"There is no key {name}.", hint="`fitserve keys ls` lists them.")
 
     def close(self) -> None:
         with self._lock:

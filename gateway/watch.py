@@ -68,6 +68,11 @@ class Watcher:
         self._last_sign = self._answered = time.monotonic()
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._health())]
 
+    @property
+    def cache_bytes(self) -> int | None:
+        """What the engine's log says was left for its KV cache."""
+        return self._reader.cache_bytes
+
     def note(self, **changes: object) -> None:
         """Change the observation and wake the loop."""
         self.observation = self.observation.evolve(**changes)

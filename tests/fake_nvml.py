@@ -6,6 +6,7 @@ A function named in `refused` answers "Not Supported", as it does on a card that
 
 from __future__ import annotations
 
+import queue
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,8 @@ class Card:
     graphics: dict[int, int | None] = field(default_factory=dict)
     error: int | None = None
     unsupported: frozenset[str] = frozenset()
+    recovery: int | None = None
+    """What the driver says that it needs; None: an old driver, which does not say."""
 
 
 class FakeNvml:
@@ -56,6 +59,9 @@ class FakeNvml:
         self.refused = refused
         self.driver = driver
         self.open = 0  # inits less shutdowns
+        self.inits = 0
+        self.events: queue.Queue[tuple[Card, int]] = queue.Queue()
+        self.registered: list[Card] = []
 
     def _called(self, function: str, card: Card | None = None) -> None:
         if not self.open:
@@ -69,6 +75,7 @@ class FakeNvml:
         if "nvmlInit" in self.refused:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         self.open += 1
+        self.inits += 1
 
     def nvmlShutdown(self) -> None:
         self.open -= 1
@@ -189,6 +196,36 @@ class FakeNvml:
     def nvmlDeviceGetP2PStatus(self, a: Card, b: Card, index: int) -> int:
         self._called("nvmlDeviceGetP2PStatus")
         return self.p2p[index]
+
+
+    def nvmlDeviceGetFieldValues(self, handle: Card, fields: list[int]) -> Any:
+        self._called("nvmlDeviceGetFieldValues", handle)
+        unsupported = handle.recovery is None
+        code = pynvml.NVML_ERROR_NOT_SUPPORTED if unsupported else pynvml.NVML_SUCCESS
+        return [SimpleNamespace(fieldId=field, nvmlReturn=code, value=SimpleNamespace(uiVal=handle.recovery or 0)) for field in fields]
+
+    def nvmlEventSetCreate(self) -> Any:
+        self._called("nvmlEventSetCreate")
+        self.registered = []
+        return self.registered
+
+    def nvmlDeviceRegisterEvents(self, handle: Card, types: int, events: Any) -> None:
+        self._called("nvmlDeviceRegisterEvents", handle)
+        assert types == pynvml.nvmlEventTypeXidCriticalError
+        events.append(handle)
+
+    def nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any:
+        self._called("nvmlEventSetWait_v2")
+        try:
+            card, xid = self.events.get(timeout=timeout_ms / 1000)
+        except queue.Empty:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT) from None
+        assert card in events
+        return SimpleNamespace(device=card, eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=xid)
+
+    def nvmlEventSetFree(self, events: Any) -> None:
+        self._called("nvmlEventSetFree")
+        assert events is self.registered
 
 
 def _end(card: Card, link: int) -> int | str:

@@ -14,11 +14,14 @@ import httpx
 import uvicorn
 import yaml
 
-from gateway.domain import LaunchSpec
+from gateway.domain import Hardware, LaunchSpec
+from gateway.gpuwatch import GpuWatch
 from gateway.hosts.memory import MemoryHost, World
 from gateway.hosts.twin import EngineScript
+from gateway.nvml import Nvml
 from gateway.serve.app import create_app, listen, server_config
 from gateway.settings import Settings
+from tests.fake_nvml import FakeNvml
 from tests.makers import LLAMA_8B, engine
 
 SMALL = {
@@ -87,15 +90,24 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    tmp_path: Path, script: Callable[[LaunchSpec], EngineScript], world: World | None = None, **settings: Any
+    tmp_path: Path,
+    script: Callable[[LaunchSpec], EngineScript],
+    world: World | None = None,
+    hardware: Hardware | None = None,
+    nvml: Nvml | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
-    """Start a gateway on `tmp_path`, and stop it. Its engines live on in `world`."""
+    """Start a gateway on `tmp_path`, and stop it. Its engines live on in `world`.
+
+    hardware: the machine that it thinks it is on. nvml: the NVML that it watches its GPUs with.
+    """
     fields = {"port": 0, "data_dir": tmp_path / "data", "profiles_dir": profiles_folder(tmp_path / "profiles"), "tick_s": 0.05}
     fields |= {"backoff_s": 0.1, "backoff_max_s": 0.4, "health_interval_s": 0.05, "hang_after_s": 0.4, "stop_grace_s": 1}
     made = Settings(**{**fields, **settings})
     world = world or World()
     listener = listen(made)
-    server = uvicorn.Server(server_config(made, create_app(made, MemoryHost(script, world))))
+    watch = GpuWatch(nvml or FakeNvml([]), None if hardware is None else lambda _: hardware)
+    server = uvicorn.Server(server_config(made, create_app(made, MemoryHost(script, world), watch)))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:

@@ -7,14 +7,15 @@ from typing import get_args
 import pytest
 
 from gateway.errors import BadRequest, FitserveError, Forbidden, Unauthorized
-from gateway.serve.auth import Keys, Need, check_local
+from gateway.keys import Scope
+from gateway.serve.auth import Keys, check_local
 
 pytestmark = pytest.mark.unit
 
 ADMIN, API = "admin-secret-1", "api-secret-22"
 
 
-def verdict(keys: Keys, authorization: bytes | None, need: Need) -> int:
+def verdict(keys: Keys, authorization: bytes | None, need: Scope) -> int:
     try:
         keys.check(authorization, need)
     except FitserveError as error:
@@ -91,8 +92,8 @@ def test_keys_beyond_ascii_work_and_undecodable_ones_too() -> None:
     ],
     ids=lambda value: repr(value[:32]),
 )
-@pytest.mark.parametrize("need", get_args(Need))
-def test_a_hostile_value_is_a_wrong_key(value: bytes, need: Need) -> None:
+@pytest.mark.parametrize("need", get_args(Scope))
+def test_a_hostile_value_is_a_wrong_key(value: bytes, need: Scope) -> None:
     with pytest.raises(Unauthorized) as caught:
         Keys(ADMIN, API).check(value, need)
     assert len(str(caught.value)) < 300

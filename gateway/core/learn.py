@@ -16,7 +16,7 @@ from typing import Literal
 from gateway.core.diagnose import ENVIRONMENTAL
 from gateway.domain import Attempt, Fact, Failure, LayerKernel, Plan
 
-Kind = Literal["max_context", "plan_failed", "kernel_fails", "engine_fails", "needs_memory", "spare_memory"]
+Kind = Literal["max_context", "plan_failed", "plan_verified", "kernel_fails", "engine_fails", "needs_memory", "spare_memory"]
 # Of an OOM in these phases the cache was not there yet: what was in use is what the engine needs beside it.
 _BEFORE_CACHE = ("starting", "load", "profile")
 _MIB = 2**20
@@ -50,15 +50,25 @@ def learn(attempt: Attempt, failure: Failure, at: float) -> tuple[Fact, ...]:
     )
 
 
-def proved(attempt: Attempt, at: float) -> tuple[Fact, ...]:
-    """What a start that was verified proves: this very plan works here, with this driver and image. Nothing where that is known."""
-    if attempt.plan.grade == "verified":
-        return ()
+def proved(attempt: Attempt, at: float, cache_bytes: int | None = None) -> tuple[Fact, ...]:
+    """What a start that was verified proves: this very plan works here, with this driver and image. Nothing where that is known.
+
+    cache_bytes: what the engine measured as left for the KV cache, which tells what it needs beside it.
+    """
     plan = attempt.plan
+    if plan.grade == "verified":
+        return ()
     source = f"{plan.engine} generated tokens with this plan"
-    scope = {"fingerprint": attempt.fingerprint}
-    return (
-        Fact(kind="plan_verified", scope=scope, under=plan.under, grade="verified", source=source, attempt=attempt.id, at=at),
+    found: list[tuple[Kind, dict[str, str], int | None, str]] = [
+        ("plan_verified", {"fingerprint": attempt.fingerprint}, None, source)
+    ]
+    if cache_bytes is not None and 0 < cache_bytes < plan.memory.budget_bytes:
+        measured = f"{plan.engine} had {cache_bytes / 2**30:.2f} GiB left for its KV cache"
+        used = plan.memory.budget_bytes - cache_bytes
+        found.append(("needs_memory", _memory_scope(plan, "needs_memory"), used, measured))
+    return tuple(
+        Fact(kind=kind, scope=scope, value=value, under=plan.under, grade="verified", source=why, attempt=attempt.id, at=at)
+        for kind, scope, value, why in found
     )
 
 

@@ -95,6 +95,8 @@ class Reader(LogBytes):
         self.phase = "starting"
         self.ready = False
         self.told: dict[str, str] = {}
+        self.cache_bytes: int | None = None
+        """What the rank with the least was left for its KV cache, as the engine measured it."""
         self._signatures = signatures
         self._engine = engine
         self._processes: dict[str, _Process] = {}
@@ -174,6 +176,8 @@ class Reader(LogBytes):
         for row, groups in self._signatures.told(text):
             if kernel := groups.get("kernel"):
                 self._kernels.append(str(kernel))
+            if isinstance(size := groups.pop("cache_bytes", None), int):
+                self.cache_bytes = size if self.cache_bytes is None else min(self.cache_bytes, size)
             self.told |= {name: str(value) for name, value in groups.items() if name != "kernel"}
             if row.phase is not None:
                 self.phase = row.phase

@@ -66,13 +66,13 @@ def decide(
 
 
 def _preference(given: Inputs, plan: Plan, order: Mapping[str, tuple[bool, int]]) -> tuple[Any, ...]:
-    """Smaller is better: what was wished for, sound and fast kernels, proof, few GPUs, few changes, an engine without known
+    """Smaller is better: what was wished for, proof, sound and fast kernels, few GPUs, few changes, an engine without known
     weaknesses, a new one."""
     wanted = min(COMFORTABLE_CONTEXT, given.spec.max_position, given.wish.max_context or given.spec.max_position)
     return (
         plan.max_model_len.value < (given.wish.min_context or wanted),
-        plan.verdict == "degraded",
         plan.grade != "verified",
+        plan.verdict == "degraded",
         plan.tensor_parallel.value * plan.pipeline_parallel.value,
         plan.cost,
         order.get(str(plan.engine), (False, 0)),

@@ -83,6 +83,7 @@ class Search:
                 if not way.because or refusal.verdict == "known_bad":
                     self.rejected.append(rejection(engine, way, refusal, found))
                 users = self.canonical.keys() | ({"dtype"} if given.wish.dtype != "auto" else set())
+                users |= {"tensor-parallel-size"} if given.wish.tensor_parallel else set()
                 changed = repairs(way, refusal, engine, self.rules, gpus, users, quantized=given.spec.quant is not None)
                 fresh = [other for other in changed if other not in seen]
                 seen.update(fresh)

@@ -117,6 +117,10 @@ def repairs(
         yield way.changed("ep", True, f"whole experts on each GPU, because cut ones have no kernel: {why}", refusal.source)
     if refusal.verdict == "no_kernel" and refusal.layer and not experts and not way.dtype and "dtype" not in args:
         yield way.changed("dtype", "float16", f"a kernel that needs float16 activations takes the layer: {why}", refusal.source)
+    sizes = {"tensor-parallel-size", "pipeline-parallel-size"} & set(args)
+    if refusal.verdict == "no_kernel" and way.tp > 1 and way.pp == 1 and not sizes and has(engine, "pipeline-parallel-size"):
+        whole = way.changed("pp", way.tp, f"whole layers on each GPU, because a cut one has no kernel: {why}", refusal.source)
+        yield replace(whole, tp=1)
     for dtype in refusal.dtypes:
         # float32 would double every size for a method that exists to halve them.
         if dtype != "float32" and not way.dtype and "dtype" not in args:

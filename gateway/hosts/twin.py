@@ -50,6 +50,10 @@ class EngineScript:
     """After so many inference requests the next ones are never answered; /health goes on saying 200."""
     crash_batch: int | None = None
     """A request of so many prompts at once breaks every connection, and nobody listens any more."""
+    crash_prompt: int | None = None
+    """A prompt of so many tokens does the same."""
+    crash_lines: tuple[str, ...] = ()
+    """Printed at such a crash."""
     prefill_tokens_per_second: float = 0
     """How fast prompts are read; 0: at once. Short requests are answered beside a long one."""
     max_model_len: int = 4096
@@ -140,7 +144,11 @@ class FakeEngine:
         return await self._generate(Reply(self.script, asked, [length], chat=True))
 
     async def _generate(self, reply: Reply) -> Answer:
-        if self.script.crash_batch is not None and len(reply.prompt_lengths) >= self.script.crash_batch:
+        script = self.script
+        batch = script.crash_batch is not None and len(reply.prompt_lengths) >= script.crash_batch
+        if batch or (script.crash_prompt is not None and max(reply.prompt_lengths) >= script.crash_prompt):
+            for line in script.crash_lines:
+                self.log(line)
             self.abort()
             await asyncio.Event().wait()
         if self.script.prefill_tokens_per_second:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound, SettingsError
+from gateway.gpuwatch import GpuWatch
 from gateway.hosts.host import Host
 from gateway.hosts.select import choose_host
 from gateway.hub import Hub
@@ -38,12 +39,13 @@ from gateway.profiles import Profiles
 from gateway.runner import Runner
 from gateway.salvage import installation, open_store
 from gateway.serve import admin, facts
-from gateway.serve.auth import Keys, Need
+from gateway.serve.auth import Keys
 from gateway.serve.front import front
 from gateway.serve.guard import Limits
 from gateway.serve.plane import Plane
 from gateway.serve.protocol import request_id, send_error
 from gateway.serve.routes import Routes
+from gateway.serve.scopes import Scopes
 from gateway.serve.surface import is_inference
 from gateway.settings import Settings
 
@@ -54,7 +56,6 @@ log = structlog.get_logger("fitserve")
 
 # The loop looks at the world at least this often; longer silence means that it hangs.
 _STALE_S = 15.0
-_OPEN = {"/healthz", "/readyz"}
 
 
 class Door:
@@ -63,8 +64,9 @@ class Door:
     Authorisation looks at `scope["path"]`, the same value that routing uses, so no spelling of a URL tells them apart.
     """
 
-    def __init__(self, inner: ASGIApp, keys: Keys, plane: Plane) -> None:
+    def __init__(self, inner: ASGIApp, keys: Keys, scopes: Scopes, plane: Plane) -> None:
         self.plane = plane
+        self.scopes = scopes
         self._inner = inner
         self._keys = keys
 
@@ -72,13 +74,13 @@ class Door:
         if scope["type"] == "lifespan":
             await self._inner(scope, receive, send)
             return
-        path: str = scope["path"]
-        need: Need = "inference" if is_inference(path) else "admin"
         try:
-            if path not in _OPEN:
-                self._keys.admit(scope["headers"], need)
+            websocket = scope["type"] == "websocket"
+            need = "inference" if is_inference(scope["path"]) else "admin" if websocket else self.scopes.needed(scope)
+            if need != "open":
+                self._keys.admit(scope["headers"], need, scope["client"][0] if scope.get("client") else "")
         except FitserveError as error:
-            if scope["type"] == "websocket":
+            if websocket:
                 await send({"type": "websocket.close", "code": 1008})
             else:
                 await send_error(send, error, request_id(scope))
@@ -86,8 +88,11 @@ class Door:
         await self._inner(scope, receive, send)
 
 
-def create_app(settings: Settings, host: Host | None = None) -> Door:
-    """The whole gateway: an ASGI application, and the data plane beside it; their parts are made when the server starts it."""
+def create_app(settings: Settings, host: Host | None = None, gpus: GpuWatch | None = None) -> Door:
+    """The whole gateway: an ASGI application, and the data plane beside it; their parts are made when the server starts it.
+
+    host, gpus: another host or machine than the settings and this computer give.
+    """
     profiles = Profiles(settings.profiles_dir)
     routes = Routes()
     # Made on first use: importing httpx is a tenth of the whole start.
@@ -109,8 +114,10 @@ def create_app(settings: Settings, host: Host | None = None) -> Door:
         mark = installation(database, store)
         chosen = host or await choose_host(settings, mark)
         hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub")
-        runner = Runner(settings, profiles, hub, chosen)
+        watch = gpus or GpuWatch()
+        runner = Runner(settings, profiles, hub, chosen, watch)
         loop = Loop(store, runner, client, routes)
+        watch.start(profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake))
         app.state.settings, app.state.store, app.state.runner, app.state.loop = settings, store, runner, loop
         warm = asyncio.create_task(asyncio.to_thread(import_module, "httpx"))
         running = asyncio.create_task(loop.run())
@@ -118,6 +125,7 @@ def create_app(settings: Settings, host: Host | None = None) -> Door:
             yield
         finally:
             plane.close()
+            await asyncio.to_thread(watch.close)
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
@@ -133,10 +141,13 @@ def create_app(settings: Settings, host: Host | None = None) -> Door:
         lifespan=lifespan,
         docs_url="/admin/docs",
         redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        redirect_slashes=False,
         openapi_url="/admin/openapi.json",
     )
-    app.include_router(facts.router)
-    app.include_router(admin.router)
+    routers = (facts.router, admin.router)
+    for router in routers:
+        app.include_router(router)
     app.add_exception_handler(FitserveError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -155,7 +166,8 @@ def create_app(settings: Settings, host: Host | None = None) -> Door:
             problems.append("loop")
         return JSONResponse({"status": "not ready" if problems else "ok", "problems": problems}, 503 if problems else 200)
 
-    return Door(app, keys, plane)
+    scopes = Scopes([*app.routes, *(route for router in routers for route in router.routes)])
+    return Door(app, keys, scopes, plane)
 
 
 def _control_client() -> httpx.AsyncClient:

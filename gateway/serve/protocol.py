@@ -149,7 +149,7 @@ def error_event(error: FitserveError, shape: Shape) -> bytes:
 
 
 def error_headers(error: FitserveError) -> list[tuple[bytes, bytes]]:
-    headers = []
+    headers = list(error.headers)
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     if error.allow is not None:
