@@ -15,6 +15,7 @@ import typer
 
 from gateway import __version__
 from gateway.cli_facts import app as facts_app
+from gateway.cli_keys import app as keys_app
 from gateway.errors import BadRequest, FitserveError
 from gateway.present import said, show_decision, show_matrix, show_model, table
 
@@ -24,6 +25,7 @@ engine_app = typer.Typer(
 )
 app.add_typer(engine_app, name="engine")
 app.add_typer(facts_app, name="facts")
+app.add_typer(keys_app, name="keys")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Engines = Annotated[list[str] | None, typer.Option("--engine", help="Allowed engine, KIND or KIND==VERSION; repeatable.")]

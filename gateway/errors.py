@@ -149,6 +149,14 @@ class RateLimited(FitserveError):
     code = "rate_limit_exceeded"
 
 
+class Overloaded(FitserveError):
+    """Every replica of the model has as many requests as it takes at once, and as many wait as may."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "overloaded"
+
+
 class NoPlan(FitserveError):
     """No engine setting can run this model on this hardware; the decision lists why."""
 

@@ -135,18 +135,27 @@ class Search:
         if refusal is not None:
             raise refusal
         gate_media(given, engine)
-        return self._judged(plan)
+        try:
+            return self._judged(plan)
+        except Refused as error:
+            if plan.speculation.value == "none":
+                raise
+            # What drafts is an extra, which may have been what failed.
+            return self._judged(self._alone(candidate, error))
 
     def _proposed(self, candidate: Candidate) -> Plan:
         """The plan of this candidate, or of the model alone where there is no room for what drafts beside it."""
-        environment = self._environment(candidate.way)
         try:
-            return propose(candidate, sizes(candidate), environment)
+            return propose(candidate, sizes(candidate), self._environment(candidate.way))
         except Refused as error:
             if not candidate.speculation.config:
                 raise
-            alone = replace(candidate, speculation=left_out(candidate.speculation, self.engine, str(error)))
-            return propose(alone, sizes(alone), environment)
+            return self._alone(candidate, error)
+
+    def _alone(self, candidate: Candidate, error: Refused) -> Plan:
+        """The plan without what drafts."""
+        alone = replace(candidate, speculation=left_out(candidate.speculation, self.engine, str(error)))
+        return propose(alone, sizes(alone), self._environment(candidate.way))
 
     def _body(self, way: Way) -> Body:
         """What this version builds of the model. Raises Refused for a config.json that these rules cannot read."""

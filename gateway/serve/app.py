@@ -34,11 +34,13 @@ from gateway.gpuwatch import GpuWatch
 from gateway.hosts.host import Host
 from gateway.hosts.select import choose_host
 from gateway.hub import Hub
+from gateway.keyring import Keyring
 from gateway.loop import Loop
 from gateway.profiles import Profiles
 from gateway.runner import Runner
 from gateway.salvage import installation, open_store
 from gateway.serve import admin, facts
+from gateway.serve import keys as admin_keys
 from gateway.serve.auth import Keys
 from gateway.serve.front import front
 from gateway.serve.guard import Limits
@@ -112,6 +114,10 @@ def create_app(settings: Settings, host: Host | None = None, gpus: GpuWatch | No
         database = settings.data / "fitserve.db"
         store = await asyncio.to_thread(open_store, database)
         mark = installation(database, store)
+        forget = partial(asyncio.get_running_loop().call_soon_threadsafe, lambda: plane.limiter.keep(keys.table.keys))
+        keyring = Keyring(store, settings.data, keys, forget)
+        await asyncio.to_thread(keyring.load)
+        app.state.keys, app.state.keyring = keys, keyring
         chosen = host or await choose_host(settings, mark)
         hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub")
         watch = gpus or GpuWatch()
@@ -145,7 +151,7 @@ def create_app(settings: Settings, host: Host | None = None, gpus: GpuWatch | No
         redirect_slashes=False,
         openapi_url="/admin/openapi.json",
     )
-    routers = (facts.router, admin.router)
+    routers = (facts.router, admin_keys.router, admin.router)
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(FitserveError, _on_error)

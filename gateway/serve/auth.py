@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from gateway.errors import BadRequest, Forbidden, Unauthorized
@@ -41,7 +41,7 @@ class Key:
     """A caller. `models`: those it may ask, None for all; `limit`: None where there is none at all."""
 
     name: str
-    digest: bytes
+    digest: bytes = field(repr=False)
     scopes: frozenset[Scope]
     models: frozenset[str] | None = None
     limit: Limit | None = None
@@ -95,6 +95,15 @@ class Keys:
         self.table = Table(MappingProxyType({key.digest: key for key in (*made, *self._fixed)}), closed)
         self._open = not self.table.keys and not closed
         self._scopes = self.table.scopes
+
+    @property
+    def fixed_names(self) -> frozenset[str]:
+        """Of the keys of the settings."""
+        return frozenset(key.name for key in self._fixed)
+
+    @property
+    def fixed_scopes(self) -> frozenset[Scope]:
+        return frozenset(scope for key in self._fixed for scope in key.scopes)
 
     @property
     def open(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.serve import form
+from gateway.serve import balance, form
+from gateway.serve.auth import Key
 from gateway.serve.protocol import no_model, read_asked, read_fields, with_model
 from gateway.serve.routes import Call, Routes
 from gateway.serve.surface import Endpoint
@@ -10,19 +11,23 @@ from gateway.serve.surface import Endpoint
 Body = bytes | bytearray
 
 
-def read_call(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes) -> tuple[Call, bytes]:
+def read_call(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes, key: Key) -> tuple[Call, bytes]:
     """The call, and the header with which its body goes to the engine. Raises BadRequest, NotFound."""
     if endpoint.body == "json":
         asked = read_asked(body)
+        call = Call(endpoint.name, asked.name(), body, asked.streams(), asked.previous())
+        route = routes.table.models.get(call.model)
+        if route is not None and len(route.replicas) > 1:
+            call.tokens, call.prefix = balance.weigh(asked, len(body)), balance.prefix(asked)
         # It was read as JSON, so it is sent as JSON, whatever the client called it.
-        return Call(endpoint.name, asked.name(), body, asked.streams(), asked.previous()), b"content-type: application/json\r\n"
+        return call, b"content-type: application/json\r\n"
     if endpoint.body == "form":
         boundary = form.boundary_of(content_type)
         field = form.find_model(body, boundary)
         if field is None:
             raise no_model()
         return Call(endpoint.name, field.value), b'content-type: multipart/form-data; boundary="%b"\r\n' % boundary
-    return Call(endpoint.name, routes.model_of(endpoint.id), previous=endpoint.id), b""
+    return Call(endpoint.name, routes.model_of(endpoint.id, key), previous=endpoint.id), b""
 
 
 def may_stream(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes) -> bool:

@@ -23,8 +23,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from gateway.errors import EngineUnreachable, FitserveError, NotReady, UpstreamError
-from gateway.serve import bodies
+from gateway.serve import bodies, limits
+from gateway.serve.auth import Key
 from gateway.serve.heads import answer_head, request_head
+from gateway.serve.meter import usage
 from gateway.serve.protocol import error_event
 from gateway.serve.routes import Call, ModelRoute, Replica
 from gateway.serve.surface import Endpoint
@@ -49,6 +51,7 @@ class Exchange:
     front: Front
     endpoint: Endpoint
     found: dict[bytes, bytes]  # the client's headers that count
+    key: Key  # who calls
     id: str
     keep: bool  # the client's connection may live on
     chunks: bool  # the client understands chunks
@@ -64,7 +67,11 @@ class Exchange:
     started: float = 0.0
     first_byte_at: float = 0.0
     outcome: Outcome = ""
+    model: str = ""  # the name of a model that there is
+    received: int = 0  # bytes of the request's body, when it was started
     replica: Replica | None = None
+    _permit: limits.Permit | None = None
+    _usage: tuple[int | None, int | None] | None = None
     _route: ModelRoute = field(init=False)
     _content_type: bytes = b""
     _link: Link | None = None
@@ -85,6 +92,13 @@ class Exchange:
         """The last pieces of the answer's body."""
         return tuple(self._link.tail) if self._link is not None else ()
 
+    @property
+    def usage(self) -> tuple[int | None, int | None]:
+        """Prompt and completion tokens, as the answer told them; None where it did not."""
+        if self._usage is None:
+            self._usage = usage(self.tail) if 200 <= self.status < 300 else (None, None)
+        return self._usage
+
     # --- the front's side ---
 
     def start(self) -> None:
@@ -92,11 +106,14 @@ class Exchange:
         plane = self.front.plane
         self.started = plane.loop.time()
         content_type = self.found.get(b"content-type")
-        self.call, self._content_type = bodies.read_call(self.endpoint, content_type, self.body, plane.routes)
-        route = plane.routes.table.find(self.call.model)
+        self.call, self._content_type = bodies.read_call(self.endpoint, content_type, self.body, plane.routes, self.key)
+        route = plane.routes.table.find(self.call.model, self.key)
         self.endpoint.check(route.name, route.task)
         self._route = route
-        self._ask(plane.routes.pick(route, self.call))
+        self.model, self.received = route.name, len(self.body)
+        replica = plane.routes.pick(route, self.call)
+        self._permit = plane.limiter.admit(self.key, self.endpoint.shape, self.started)
+        self._ask(replica)
 
     def may_start(self) -> bool:
         """Whether it can go to an engine now, although more of the body is to come. Raises BadRequest."""
@@ -220,6 +237,8 @@ class Exchange:
             )
             return
         own = self.front.plane.date(self.front.server_state.default_headers)
+        if self._permit is not None:
+            own += self._permit.lines(self.front.plane.loop.time())
         head = answer_head(status, headers, own, self.id.encode(), chunks=self.chunks, keep=self.keep)
         self.status = status
         self.state = "answering"
@@ -290,6 +309,17 @@ class Exchange:
         if self.large:
             self.front.plane.room.leave(self)
         self._release(outcome)
+        if self._permit is not None:
+            self._permit.end(self._tokens(self._permit), self.front.plane.loop.time())
+
+    def _tokens(self, permit: limits.Permit) -> int:
+        """What this cost its key."""
+        prompt, completion = self.usage
+        bucket = permit.account.tokens
+        if prompt is not None or completion is not None or bucket is None:
+            return (prompt or 0) + (completion or 0)
+        asked = self._link is not None and self.endpoint.body == "json" and self.status < 300 and self.outcome != "refused"
+        return limits.estimate(self.received, self.sent, events=self.events, most=bucket.size) if asked else 0
 
     def _release(self, outcome: Outcome) -> None:
         self.outcome = outcome

@@ -19,6 +19,7 @@ import httptools
 
 from gateway.errors import BadRequest, Busy, FitserveError
 from gateway.serve import form, guard, surface
+from gateway.serve.auth import Key
 from gateway.serve.exchange import Exchange
 from gateway.serve.line import Line
 from gateway.serve.plane import Plane
@@ -142,15 +143,15 @@ class Front(Line):
                     self._to_asgi(found, upgrade=upgrade)
                     return
                 shape = surface.shape_of(path)
-                self._admit(found, shape)
+                key = self._admit(found, shape)
                 endpoint = surface.find(path, query, method.decode())
             else:
-                self._admit(found, shape)
+                key = self._admit(found, shape)
         except FitserveError as error:
             self._hang_up(error, shape, id_)
             return
         keep = version == "1.1" and self.parser.should_keep_alive()
-        exchange = Exchange(self, endpoint, found, id_, keep, version != "1.0")
+        exchange = Exchange(self, endpoint, found, key, id_, keep, version != "1.0")
         self._incoming = exchange
         if self._busy():
             self._turns.append(exchange)
@@ -162,7 +163,7 @@ class Front(Line):
     def _read_again(self, rest: bytes) -> None:
         """The request asked for a protocol that is not spoken here, as Java's HTTP client does (h2c). It is read as if it had not;
         the parser has left the body alone."""
-        head = [b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)]
+        head = [b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         for name, value in self.headers:
             if name == b"connection":
                 head.append(b"connection: close\r\n" if b"close" in value.lower() else b"")
@@ -172,10 +173,10 @@ class Front(Line):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.data_received(b"".join((*head, b"\r\n", rest)))
 
-    def _admit(self, found: dict[bytes, bytes], shape: Shape) -> None:
+    def _admit(self, found: dict[bytes, bytes], shape: Shape) -> Key:
         if shape == "anthropic" and b"x-api-key" in found and b"authorization" not in found:
             found[b"authorization"] = b"Bearer " + found[b"x-api-key"]
-        self.plane.keys.admit(found.items(), "inference")
+        return self.plane.keys.who(found, "inference", self._address)
 
     def _to_asgi(self, found: dict[bytes, bytes], *, upgrade: bool) -> None:
         """The request is FastAPI's, or a websocket to be refused there."""

@@ -74,7 +74,7 @@ class Line(HttpToolsProtocol):
         """It is the turn of `exchange`, and its body is complete."""
         try:
             if exchange.endpoint.at == "models":
-                body = dump(models(self.plane.routes.table, exchange.endpoint.id))
+                body = dump(models(self.plane.routes.table, exchange.endpoint.id, exchange.key))
                 self.transport.write(answer(200, body, exchange.id, self._headers(keep=exchange.keep)))
                 self.answered(exchange)
             else:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from gateway.serve.auth import Key
 from gateway.serve.routes import ModelRoute, RouteTable
 
 
-def models(table: RouteTable, name: str) -> dict[str, object]:
-    """All routed models, or the one of that name. Raises ModelNotFound, NotReady."""
+def models(table: RouteTable, name: str, key: Key) -> dict[str, object]:
+    """All routed models that who has `key` may ask, or the one of that name. Raises ModelNotFound, NotReady."""
     if not name:
-        return {"object": "list", "data": [_model(route) for route in table.routed()]}
-    route = table.find(name)
+        return {"object": "list", "data": [_model(route) for route in table.routed(key)]}
+    route = table.find(name, key)
     if not route.replicas:
         raise route.not_ready()
     return _model(route)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
+from gateway.keys import Scope
+from gateway.serve.auth import Key
 from gateway.serve.guard import SWEEP_S, Doorman, Limits, Room
+from gateway.serve.limits import Limiter
 from gateway.serve.meter import Meter
 from gateway.serve.routes import Routes
 from gateway.serve.upstream import Pool
@@ -15,7 +18,7 @@ from gateway.serve.upstream import Pool
 class Admits(Protocol):
     """Who may call: `gateway.serve.auth.Keys`."""
 
-    def admit(self, headers: Iterable[tuple[bytes, bytes]], need: Literal["inference", "admin"]) -> None: ...
+    def who(self, found: Mapping[bytes, bytes], need: Scope, address: str) -> Key: ...
 
 
 class Watched(Protocol):
@@ -33,6 +36,7 @@ class Plane:
         self.routes = routes
         self.keys = keys
         self.limits = limits
+        self.limiter = Limiter()
         self.meter = meter or Meter()
         self.doorman = Doorman(limits)
         self.room = Room(2 * limits.body_bytes)

@@ -45,6 +45,15 @@ class Asked(msgspec.Struct):
     model: msgspec.Raw = _NOTHING
     stream: msgspec.Raw = _NOTHING
     previous_response_id: msgspec.Raw = _NOTHING
+    # What the choice between replicas looks at (`gateway.serve.balance`).
+    system: msgspec.Raw = _NOTHING
+    instructions: msgspec.Raw = _NOTHING
+    messages: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    input: msgspec.Raw = _NOTHING
+    max_tokens: msgspec.Raw = _NOTHING
+    max_completion_tokens: msgspec.Raw = _NOTHING
+    max_output_tokens: msgspec.Raw = _NOTHING
 
     def name(self) -> str:
         """Of the model. Raises BadRequest."""

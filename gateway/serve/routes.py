@@ -1,36 +1,52 @@
-"""Where requests for a model go: an immutable table that is swapped whole, and how busy each replica is.
+"""Where requests for a model go: an immutable table that is swapped whole, how busy each replica is, and who waits for one.
 
 Only the event loop that serves requests touches `Routes`, so nothing here locks.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from gateway.errors import ModelNotFound, NotFound, NotReady
+from gateway.errors import FitserveError, ModelNotFound, NotFound, NotReady
+from gateway.serve import balance
+from gateway.serve.auth import ANYONE, Key
+from gateway.serve.waiting import Queue, Waiter, overloaded, places
 
 SHOWN_NAME = 200
 MAKERS = 10_000
+# They take no place in an engine's batch, so they never wait for one.
+_LIGHT = frozenset({"tokenize", "detokenize", "count_tokens"})
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One engine that answers for a model. `url` is its base without /v1, `served_name` what it calls the model."""
+    """One engine that answers for a model. `url` is its base without /v1, `served_name` what it calls the model.
+
+    `capacity`: how many requests it gets at once; None where that is not known. `seed`: a number for the id.
+    """
 
     url: str
     id: str
     served_name: str
+    capacity: int | None = None
+    seed: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", zlib.crc32(self.id.encode()))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
     """A model that clients may ask for. It is routed while it has replicas; until then `state` and `detail` say why not.
 
-    `task` is "generate" or "embed"; None when nobody knows, as for an engine that we did not start.
+    `task` is "generate" or "embed"; None when nobody knows, as for an engine that we did not start. `wait_s`: how long a request may
+    wait for the first replica; 0 where that is not wanted, or where none can be expected.
     """
 
     name: str
@@ -40,6 +56,7 @@ class ModelRoute:
     replicas: tuple[Replica, ...]
     task: str | None
     retry_after_s: int = 10
+    wait_s: float = 0.0
 
     def not_ready(self) -> NotReady:
         reason = f"{self.state}: {self.detail}" if self.detail else self.state
@@ -53,14 +70,21 @@ class ModelRoute:
 
 @dataclass(slots=True)
 class Call:
-    """What the choice of a replica may look at. `body` is the whole request in JSON, empty where it is a form or has none;
-    `previous`: the id of a response that only the replica that made it knows."""
+    """What the choice of a replica looks at. `body` is the whole request in JSON, empty where it is a form or has none; `previous`: the
+    id of a response that only the replica that made it knows; `tokens` and `prefix`: see `gateway.serve.balance`."""
 
     endpoint: str
     model: str
     body: bytes | bytearray = b""
     streams: bool = False
     previous: str | None = None
+    tokens: int = 1
+    prefix: int | None = None
+
+    @property
+    def light(self) -> bool:
+        """It costs the engine next to nothing: a count of tokens, or a look at a response."""
+        return self.endpoint in _LIGHT or (self.previous is not None and not self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +96,10 @@ class RouteTable:
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
 
-    def find(self, name: str) -> ModelRoute:
-        """The route of `name`. Raises ModelNotFound."""
+    def find(self, name: str, key: Key = ANYONE) -> ModelRoute:
+        """The route of `name`, for who has `key`. Raises ModelNotFound, also where that one may not know of it."""
         route = self.models.get(name)
-        if route is None:
+        if route is None or not key.sees(name):
             shown = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
             raise ModelNotFound(
                 f"The model '{shown}' does not exist here.",
@@ -84,19 +108,33 @@ class RouteTable:
             )
         return route
 
-    def routed(self) -> list[ModelRoute]:
-        return [route for route in self.models.values() if route.replicas]
+    def routed(self, key: Key = ANYONE) -> list[ModelRoute]:
+        return [route for route in self.models.values() if route.replicas and key.sees(route.name)]
+
+
+@dataclass(slots=True)
+class _Load:
+    """What one replica has to do. `heard`: when it last gave a client a byte, or began to work."""
+
+    requests: int
+    tokens: int
+    heard: float
 
 
 class Routes:
-    """The table in force, and the requests in flight per replica id (they outlive the table they were picked from)."""
+    """The table in force; the requests in flight per replica id, which outlive the table they were picked from; and the queues.
 
-    def __init__(self, table: RouteTable | None = None) -> None:
-        self._in_flight: dict[str, int] = {}
-        self._progress: dict[str, float] = {}
+    `queue_per_model`: how many requests may wait; 0: none; None: see `gateway.serve.waiting.places`.
+    """
+
+    def __init__(self, table: RouteTable | None = None, queue_per_model: int | None = None) -> None:
+        self._loads: dict[str, _Load] = {}
         self._last_pick: dict[str, int] = {}
         self._picks = 0
         self._makers: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._queues: dict[str, Queue] = {}
+        self._queue_per_model = queue_per_model
+        self._called = False
         self._table = table or RouteTable({})
 
     @property
@@ -108,23 +146,107 @@ class Routes:
         kept = {replica.id for route in table.models.values() for replica in route.replicas}
         self._last_pick = {id_: turn for id_, turn in self._last_pick.items() if id_ in kept}
         self._table = table
+        self._call()
 
-    def pick(self, route: ModelRoute, call: Call | None = None) -> Replica:
-        """The replica with the least requests in flight; among equals the one picked longest ago. Raises NotReady.
+    # --- choosing ---
+
+    def pick(self, route: ModelRoute, call: Call, avoid: str | None = None) -> Replica | None:
+        """The replica for a call, `avoid` excepted; None: it has to `wait`. Raises NotReady, Overloaded.
 
         What goes on from a response goes to the replica that made it: no other one knows it.
         """
-        if not route.replicas:
-            raise route.not_ready()
-        if call is not None and call.previous is not None and call.previous in self._makers:
-            maker = self._makers[call.previous][1]
-            for replica in route.replicas:
-                if replica.id == maker:
-                    return replica
-        replica = min(route.replicas, key=lambda r: (self._in_flight.get(r.id, 0), self._last_pick.get(r.id, 0)))
-        self._picks += 1
-        self._last_pick[replica.id] = self._picks
+        queue = self._queues.get(route.name)
+        replica = self._choose(route, call, avoid) if queue is None or call.light else None
+        if replica is None:
+            ready = any(replica.id != avoid for replica in route.replicas)
+            if not ready and not route.wait_s:
+                raise route.not_ready()
+            if (len(queue.waiting) if queue is not None else 0) >= places(route, self._queue_per_model):
+                raise self.refusal(route, "as many requests wait for them as may") if ready else route.not_ready()
         return replica
+
+    def _choose(self, route: ModelRoute, call: Call, avoid: str | None) -> Replica | None:
+        """The replica that can take the call now."""
+        maker = self._maker(route, call)
+        if maker is not None and maker.id != avoid:
+            return maker if call.light or self._has_room(maker) else None
+        free = [one for one in route.replicas if (call.light or self._has_room(one)) and one.id != avoid]
+        if len(free) < 2:
+            return free[0] if free else None
+        loads = [load.tokens if (load := self._loads.get(one.id)) is not None else 0 for one in free]
+        if call.prefix is not None:
+            chosen = free[balance.affine(loads, [one.seed for one in free], call.tokens, call.prefix)]
+        else:
+            chosen = free[balance.least(loads, [self._last_pick.get(one.id, 0) for one in free])]
+        self._picks += 1
+        self._last_pick[chosen.id] = self._picks
+        return chosen
+
+    def _has_room(self, replica: Replica) -> bool:
+        return replica.capacity is None or self.in_flight(replica.id) < replica.capacity
+
+    def _maker(self, route: ModelRoute, call: Call) -> Replica | None:
+        """The replica that made the response from which the call goes on."""
+        if call.previous is None or call.previous not in self._makers:
+            return None
+        maker = self._makers[call.previous][1]
+        return next((replica for replica in route.replicas if replica.id == maker), None)
+
+    # --- waiting ---
+
+    def wait(self, waiter: Waiter) -> None:
+        """For who got no replica from `pick`: `waiter.go` is called with one when it can."""
+        queue = self._queues.setdefault(waiter.call.model, Queue())
+        queue.waiting[waiter] = None
+        if len(queue.waiting) > 1:
+            self._call()  # those before it may wait for one replica only, while another has room
+
+    def forget(self, waiter: Waiter) -> None:
+        """It does not wait any more."""
+        queue = self._queues.get(waiter.call.model)
+        if queue is not None:
+            queue.waiting.pop(waiter, None)
+            if not queue.waiting:
+                del self._queues[waiter.call.model]
+
+    def waiting(self, model: str) -> int:
+        queue = self._queues.get(model)
+        return len(queue.waiting) if queue is not None else 0
+
+    def refusal(self, route: ModelRoute, why: str) -> FitserveError:
+        """For a request that every replica is too busy for."""
+        queue = self._queues.get(route.name)
+        return overloaded(route, queue.retry_after_s() if queue is not None else 1, why)
+
+    def _call(self) -> None:
+        """Something has changed: those who wait are called, but not from within what changed it."""
+        if self._queues and not self._called:
+            self._called = True
+            asyncio.get_running_loop().call_soon(self._call_queues)
+
+    def _call_queues(self) -> None:
+        self._called = False
+        for name, queue in list(self._queues.items()):
+            for waiter in list(queue.waiting):
+                try:
+                    route = self._table.find(name)
+                    if not route.replicas and not route.wait_s:
+                        raise route.not_ready()
+                except FitserveError as error:
+                    self.forget(waiter)
+                    waiter.give_up(error)
+                    continue
+                if all(replica.id != waiter.avoid for replica in route.replicas):
+                    waiter.avoid = None
+                replica = self._choose(route, waiter.call, waiter.avoid)
+                if replica is not None:
+                    queue.pace.went()
+                    self.forget(waiter)
+                    waiter.go(replica)
+                elif waiter.avoid is None and self._maker(route, waiter.call) is None:
+                    break
+
+    # --- responses ---
 
     def made(self, response: str, model: str, replica: Replica) -> None:
         """Remembers who made a response; the oldest ones are forgotten."""
@@ -132,41 +254,49 @@ class Routes:
         if len(self._makers) > MAKERS:
             self._makers.popitem(last=False)
 
-    def model_of(self, response: str) -> str:
-        """The model that made a response. Raises NotFound."""
-        if response not in self._makers:
+    def model_of(self, response: str, key: Key = ANYONE) -> str:
+        """The model that made a response, for who has `key`. Raises NotFound."""
+        if response not in self._makers or not key.sees(self._makers[response][0]):
             raise NotFound(
                 f"There is no response {response}.", hint="Responses are kept by the engine that made them, while it runs."
             )
         return self._makers[response][0]
 
-    def begin(self, replica: Replica) -> None:
-        """Counts a request to `replica`; every begin has its end, whatever happens between."""
-        busy = self._in_flight.get(replica.id, 0)
-        self._in_flight[replica.id] = busy + 1
-        if not busy:
-            self.progress(replica)
+    # --- in flight ---
 
-    def end(self, replica: Replica) -> None:
-        left = self._in_flight[replica.id] - 1
-        if left:
-            self._in_flight[replica.id] = left
+    def begin(self, replica: Replica, tokens: int = 1) -> None:
+        """Counts a request to `replica`; every begin has its end, whatever happens between."""
+        load = self._loads.get(replica.id)
+        if load is None:
+            self._loads[replica.id] = _Load(1, tokens, time.monotonic())
         else:
-            del self._in_flight[replica.id]
-            self._progress.pop(replica.id, None)
+            load.requests += 1
+            load.tokens += tokens
+
+    def end(self, replica: Replica, tokens: int = 1) -> None:
+        load = self._loads[replica.id]
+        if load.requests == 1:
+            del self._loads[replica.id]
+        else:
+            load.requests -= 1
+            load.tokens -= tokens
+        self._call()
 
     def progress(self, replica: Replica) -> None:
         """The engine gave a client bytes of its answer."""
-        self._progress[replica.id] = time.monotonic()
+        load = self._loads.get(replica.id)
+        if load is not None:
+            load.heard = time.monotonic()
 
     def silent_s(self, replica_id: str) -> float | None:
         """Seconds since the replica gave any client a byte; None while nobody waits for one."""
-        since = self._progress.get(replica_id)
-        return None if since is None else time.monotonic() - since
+        load = self._loads.get(replica_id)
+        return time.monotonic() - load.heard if load is not None else None
 
     def in_flight(self, replica_id: str) -> int:
-        return self._in_flight.get(replica_id, 0)
+        load = self._loads.get(replica_id)
+        return load.requests if load is not None else 0
 
     @property
     def total_in_flight(self) -> int:
-        return sum(self._in_flight.values())
+        return sum(load.requests for load in self._loads.values())

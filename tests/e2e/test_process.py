@@ -13,6 +13,7 @@ import pytest
 
 from gateway.demo import SENTENCE
 from tests.e2e.conftest import Gateway, wait_for
+from tests.e2e.scripted import engines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
@@ -85,8 +86,12 @@ def test_bytes_of_engine_and_gateway_are_the_same(ready: Gateway) -> None:
             raw = b"".join(response.iter_raw())
         lines = [line for line in raw.split(b"\n\n") if line.startswith(b"data: {")]
         assert raw.endswith(b"data: [DONE]\n\n")
-        answers.append([line.partition(b'"choices"')[2] for line in lines])
+        events = [line.partition(b'"choices"')[2] for line in lines]
+        # A busy engine puts more than one token into an event, so what surrounds the text is compared, and the text as a whole.
+        text = b"".join(event.partition(b'"text":"')[2].partition(b'"')[0] for event in events)
+        answers.append((text, {event.replace(event.partition(b'"text":"')[2].partition(b'"')[0], b"") for event in events}))
     assert answers[0] == answers[1]
+    assert answers[0][0]
     assert attempt["grade"] == "verified"
 
 
@@ -129,6 +134,24 @@ def test_a_killed_engine_is_noticed_and_started_again(ready: Gateway) -> None:
     view = ready.until("demo", "ready", START_S)
     assert [attempt["state"] for attempt in view["attempts"]] == ["failed", "ready"]
     assert not before & engine_pids(ready)
+
+
+def test_a_killed_worker_of_the_engine_is_a_failure_though_the_engine_exits_with_0(ready: Gateway) -> None:
+    """vLLM's server ends with exit code 0 when its engine core is killed: github.com/vllm-project/vllm/issues/48966"""
+    instance = ready.show("demo")["attempts"][-1]["instance"]
+    family = [pid for pids in engines(ready).values() for pid in pids]
+    (worker,) = [pid for pid in family if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + _command(pid)]
+    os.kill(worker, signal.SIGKILL)
+    wait_for("not ready", lambda: ready.show("demo")["state"] != "ready", 30)
+    view = ready.until("demo", "ready", START_S)
+    failed = next(attempt for attempt in view["attempts"] if attempt["instance"] == instance)
+    assert failed["failure"]["kind"] in ("killed", "exited")
+    assert failed["failure"]["line"]
+    assert list(engines(ready)) == [view["attempts"][-1]["instance"]]
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
 def test_a_removed_model_leaves_no_process(ready: Gateway) -> None:

@@ -30,6 +30,9 @@ def chunks(*parts: bytes, extension: bytes = b"", end: bytes = b"\r\n") -> bytes
     return b"".join(b"%x" % len(part) + extension + end + part + end for part in (*parts, b""))
 
 
+H2C = (b"connection: upgrade, http2-settings", b"upgrade: h2c", b"http2-settings: AAMA")
+
+
 @dataclass(frozen=True)
 class Seed:
     """A request and what may come of it. `asks`: how often the engine is asked; None when both answers are right."""
@@ -184,12 +187,15 @@ def corpus(model: str) -> list[Seed]:
         target(b"/v1/chat/completions\t"),
         Seed("a space in the target", request(body, line=b"POST /v1/chat/completions x HTTP/1.1"), 0),
         Seed("no version", request(body, line=b"POST /v1/chat/completions"), 0),
+        Seed("no version, upgrade", request(body, *H2C, line=b"POST /v1/chat/completions"), 0),
+        Seed("HTTP/1.0, upgrade", request(body, *H2C, line=b"POST /v1/chat/completions HTTP/1.0"), None),
         Seed("HTTP/0.9", b"POST /v1/chat/completions\r\n\r\n" + body, 0),
         Seed("HTTP/1.2", request(body, line=b"POST /v1/chat/completions HTTP/1.2"), None),
         Seed("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + body, 0),
-        Seed(
-            "h2c upgrade", request(body, b"connection: upgrade, http2-settings", b"upgrade: h2c", b"http2-settings: AAMA"), None
-        ),
+        Seed("h2c upgrade", request(body, *H2C), None),
+        Seed("h2c upgrade over two CL", request(body, *H2C, b"content-length: 0"), 0),
+        Seed("h2c upgrade over CL and TE", request(chunks(body), *H2C, b"transfer-encoding: chunked", length=b"4"), 0),
+        Seed("h2c upgrade, then a hidden one", request(body, *H2C, length=b"0") + body, 0),
         Seed(
             "websocket",
             request(
