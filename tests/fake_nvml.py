@@ -197,12 +197,14 @@ class FakeNvml:
         self._called("nvmlDeviceGetP2PStatus")
         return self.p2p[index]
 
-
     def nvmlDeviceGetFieldValues(self, handle: Card, fields: list[int]) -> Any:
         self._called("nvmlDeviceGetFieldValues", handle)
         unsupported = handle.recovery is None
         code = pynvml.NVML_ERROR_NOT_SUPPORTED if unsupported else pynvml.NVML_SUCCESS
-        return [SimpleNamespace(fieldId=field, nvmlReturn=code, value=SimpleNamespace(uiVal=handle.recovery or 0)) for field in fields]
+        return [
+            SimpleNamespace(fieldId=field, nvmlReturn=code, value=SimpleNamespace(uiVal=handle.recovery or 0))
+            for field in fields
+        ]
 
     def nvmlEventSetCreate(self) -> Any:
         self._called("nvmlEventSetCreate")

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from gateway.errors import ModelNotFound, NotReady
-from gateway.serve.routes import ModelRoute, Replica, Routes, RouteTable
+from gateway.serve.routes import Call, ModelRoute, Replica, Routes, RouteTable
 
 pytestmark = pytest.mark.unit
 

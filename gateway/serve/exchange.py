@@ -1,8 +1,9 @@
-"""One inference request and its answer: a plain object between the client's connection and an engine's; no task, no queue.
+"""One inference request and its answer: a plain object between the client's connection and an engine's; no task.
 
     state        what it waits for                         the client leaves       the engine fails
     reading      the client's body, and its turn on a      forgotten               -
                  pipelined connection
+    queued       a replica with room for it                forgotten               -
     connecting   a connection to the replica               the dial is cancelled   another replica, once; then 502 unreachable
     asked        the head of the engine's answer           connection aborted      502 engine_error; never tried again, it may
                                                                                    have generated already
@@ -11,7 +12,8 @@
     done         -                                         -                       -
 
 Every request that was given to a replica is taken from it once, by `_release`. The front calls start, more, complete, leave, pause,
-resume, sweep and stop; the link calls connected or unreachable, then head, first_byte, and end or broke.
+resume, sweep and stop; who waits for it calls ask or refuse; the link calls connected or unreachable, then head, first_byte, and end
+or broke.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from gateway.errors import EngineUnreachable, FitserveError, NotReady, UpstreamError
@@ -27,8 +29,9 @@ from gateway.serve import bodies, limits
 from gateway.serve.auth import Key
 from gateway.serve.heads import answer_head, request_head
 from gateway.serve.meter import usage
+from gateway.serve.patience import Client, Kept, Wait
 from gateway.serve.protocol import error_event
-from gateway.serve.routes import Call, ModelRoute, Replica
+from gateway.serve.routes import Call, Replica
 from gateway.serve.surface import Endpoint
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-State = Literal["reading", "connecting", "asked", "answering", "done"]
+State = Literal["reading", "queued", "connecting", "asked", "answering", "done"]
 Outcome = Literal["", "answered", "left", "broken", "refused", "unreachable"]
 
 _EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
@@ -55,7 +58,7 @@ class Exchange:
     id: str
     keep: bool  # the client's connection may live on
     chunks: bool  # the client understands chunks
-    client: asyncio.Transport = field(init=False)
+    client: Client = field(init=False)
     call: Call = field(init=False)
     body: bytes | bytearray = b""  # what is here and not yet sent
     whole: bool = False  # all of it was received
@@ -72,8 +75,9 @@ class Exchange:
     replica: Replica | None = None
     _permit: limits.Permit | None = None
     _usage: tuple[int | None, int | None] | None = None
-    _route: ModelRoute = field(init=False)
     _content_type: bytes = b""
+    _wait: Wait | None = None
+    _kept: Kept | None = None
     _link: Link | None = None
     _dial: asyncio.Task[None] | None = None
     _retried: bool = False
@@ -109,11 +113,10 @@ class Exchange:
         self.call, self._content_type = bodies.read_call(self.endpoint, content_type, self.body, plane.routes, self.key)
         route = plane.routes.table.find(self.call.model, self.key)
         self.endpoint.check(route.name, route.task)
-        self._route = route
         self.model, self.received = route.name, len(self.body)
         replica = plane.routes.pick(route, self.call)
         self._permit = plane.limiter.admit(self.key, self.endpoint.shape, self.started)
-        self._ask(replica)
+        self._place(replica)
 
     def may_start(self) -> bool:
         """Whether it can go to an engine now, although more of the body is to come. Raises BadRequest."""
@@ -156,7 +159,11 @@ class Exchange:
 
     def sweep(self, now: float) -> None:
         """Twice a second: an engine that has said nothing for very long is given up. A prefill is silent too."""
-        if self.state not in ("asked", "answering") or self.heard:
+        if self.state == "queued" and self._wait is not None:
+            self._wait.sweep(now)
+        elif self.state not in ("asked", "answering") or self.heard:
+            if self.heard and self.state == "answering" and self.replica is not None:
+                self.front.plane.routes.progress(self.replica)
             self.heard = False
             self._quiet_since = now
         elif now - self._quiet_since > self.front.plane.limits.engine_silence_s and self._link is not None:
@@ -166,16 +173,23 @@ class Exchange:
         """The gateway stops before the answer is complete."""
         self._let_go()
         self.keep = False
-        if self.status:
-            self._break("The gateway stops.")
-        elif self.state != "done":
-            self._refuse(NotReady("The gateway stops.", hint="Ask again in a moment.", retry_after_s=5))
+        if self.state != "done":
+            self.refuse(NotReady("The gateway stops.", hint="Ask again in a moment.", retry_after_s=5))
 
     # --- the engine's side ---
 
-    def _ask(self, replica: Replica) -> None:
+    def _place(self, replica: Replica | None, avoid: str | None = None) -> None:
+        """It goes to the replica, or waits for one."""
+        if replica is not None:
+            self.ask(replica)
+        else:
+            self.state = "queued"
+            self._wait = Wait(self, avoid)
+            self.front.plane.routes.wait(self._wait)
+
+    def ask(self, replica: Replica) -> None:
         plane = self.front.plane
-        plane.routes.begin(replica)
+        plane.routes.begin(replica, self.call.tokens)
         self.replica = replica
         plane.meter.begun(self)
         pool = plane.pool(replica.url)
@@ -214,12 +228,17 @@ class Exchange:
         failed, plane = self.replica, self.front.plane
         log.warning("%s: no connection to %s: %r", self.id, failed, error)
         self._release("unreachable")
-        others = tuple(replica for replica in self._route.replicas if replica != failed)
-        if others and not self._retried:
+        if failed is not None and not self._retried:
             self._retried = True
-            self._ask(plane.routes.pick(replace(self._route, replicas=others), self.call))
-            return
-        self._refuse(
+            try:
+                route = plane.routes.table.find(self.call.model)
+                if failed not in route.replicas or len(route.replicas) > 1 or route.wait_s:
+                    self._place(plane.routes.pick(route, self.call, failed.id), failed.id)
+                    return
+            except FitserveError as refusal:
+                self.refuse(refusal)
+                return
+        self.refuse(
             EngineUnreachable(
                 "The engine of this model does not take connections.", hint="The gateway restarts it if it died; try again."
             )
@@ -229,34 +248,46 @@ class Exchange:
         """The head of the answer. The client's is written anew too."""
         if not (200 <= status < 300 or 400 <= status < 600):
             self._let_go()
-            self._refuse(
+            self.refuse(
                 UpstreamError(
                     f"The engine answered with status {status}, which is no answer to an inference request.",
                     hint="Check that the model's endpoint is the address of an OpenAI-compatible server.",
                 )
             )
             return
-        own = self.front.plane.date(self.front.server_state.default_headers)
-        if self._permit is not None:
-            own += self._permit.lines(self.front.plane.loop.time())
-        head = answer_head(status, headers, own, self.id.encode(), chunks=self.chunks, keep=self.keep)
-        self.status = status
+        head = answer_head(status, headers, self.own_headers(), self.id.encode(), chunks=self.chunks, keep=self.keep)
         self.state = "answering"
-        self.events, self.keep, link.framed = head.events, head.keep, head.framed
-        link.out.append(head.data)
+        if not self.status:
+            self.status = status
+            self.events, self.keep, link.framed = head.events, head.keep, head.framed
+            link.out.append(head.data)
+        elif head.events:  # as it was promised while the request waited
+            link.framed = head.framed
+        else:
+            self.client = self._kept = Kept()
+
+    def own_headers(self) -> bytes:
+        """The lines of the answer's head that are the gateway's own."""
+        plane = self.front.plane
+        own = plane.date(self.front.server_state.default_headers)
+        return own if self._permit is None else own + self._permit.lines(plane.loop.time())
 
     def first_byte(self, data: bytes) -> None:
         plane = self.front.plane
         self.first_byte_at = plane.loop.time()
         plane.meter.first_byte(self)
-        if self.endpoint.name == "responses" and self.replica is not None and (match := _RESPONSE_ID.search(data, 0, 4096)):
-            plane.routes.made(match[1].decode(), self.call.model, self.replica)
+        if self.replica is not None:
+            plane.routes.progress(self.replica)
+            if self.endpoint.name == "responses" and (match := _RESPONSE_ID.search(data, 0, 4096)):
+                plane.routes.made(match[1].decode(), self.call.model, self.replica)
 
     def end(self, link: Link, *, reusable: bool) -> None:
         """The answer is complete."""
         if link.framed:
             link.out.append(b"0\r\n\r\n")
         link.flush()
+        if self._kept is not None:
+            self._last_event(self._kept.event(self.endpoint.shape))
         self._finish("answered")
         if reusable and self.whole and not link.transport.get_write_buffer_size():
             link.pool.give(link)
@@ -270,9 +301,9 @@ class Exchange:
         link.flush()
         self._let_go()
         if self.status:
-            self._break("The engine broke off in its answer.")
+            self.refuse(UpstreamError("The engine broke off in its answer.", hint="Ask again; what came so far is incomplete."))
         else:
-            self._refuse(
+            self.refuse(
                 UpstreamError(
                     "The engine broke off before it answered.", hint="Try again; the engine's log says what happened to it."
                 )
@@ -287,23 +318,27 @@ class Exchange:
         if self._link is not None:
             self._link.drop()
 
-    def _break(self, why: str) -> None:
+    def refuse(self, error: FitserveError) -> None:
         """An answer that has started cannot be taken back. An event stream ends with the error, anything else is cut off."""
+        if not self.status:
+            self._finish("refused")
+            self.front.refuse(self, error)
+            return
         self.keep = False
         if self.events:
-            error = UpstreamError(why, hint="Ask again; what came so far is incomplete.")
             event = error_event(error, self.endpoint.shape)
-            if not b"".join((b"\n\n", *self.tail)).endswith(_EVENT_END):
+            if self._kept is None and not b"".join((b"\n\n", *self.tail)).endswith(_EVENT_END):
                 event = b"\n\n" + event
-            self.client.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if self.chunks else event)
+            self._last_event(event)
         self._finish("broken")
         self.front.answered(self)
 
-    def _refuse(self, error: FitserveError) -> None:
-        self._finish("refused")
-        self.front.refuse(self, error)
+    def _last_event(self, event: bytes) -> None:
+        self.front.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if self.chunks else event)
 
     def _finish(self, outcome: Outcome) -> None:
+        if self.state == "queued" and self._wait is not None:
+            self.front.plane.routes.forget(self._wait)
         self.state = "done"
         self.body = b""
         if self.large:
@@ -325,5 +360,5 @@ class Exchange:
         self.outcome = outcome
         if self.replica is not None:
             self.front.plane.meter.ended(self)
-            self.front.plane.routes.end(self.replica)
+            self.front.plane.routes.end(self.replica, self.call.tokens)
             self.replica = None

@@ -233,7 +233,7 @@ class Front(Line):
         try:
             if exchange is self._exchange and exchange.may_start():
                 self._run(exchange)
-                if exchange.state == "connecting":
+                if exchange.state in ("connecting", "queued"):
                     self.pause_upload()
                 return
         except FitserveError as error:

@@ -57,6 +57,8 @@ class Limits:
     connections_per_address: int = 1536
     keep_alive_s: float = 75.0
     engine_silence_s: float = 3600.0
+    queue_timeout_s: float = 120.0
+    waiting_comment_s: float = 10.0
 
 
 def read_head(target: bytes, headers: list[tuple[bytes, bytes]], version: str) -> dict[bytes, bytes]:

@@ -46,7 +46,9 @@ class AnswerHead:
     keep: bool
 
 
-def answer_head(status: int, headers: Headers, own: bytes, id_: bytes, *, chunks: bool, keep: bool) -> AnswerHead:
+def answer_head(
+    status: int, headers: Headers, own: bytes, id_: bytes, *, chunks: bool, keep: bool, source: bytes = b"engine"
+) -> AnswerHead:
     """`headers`: the engine's, of those that may be passed on; `own`: the server's lines; `chunks`: the client understands them."""
     length = None
     events = framed = False
@@ -66,5 +68,6 @@ def answer_head(status: int, headers: Headers, own: bytes, id_: bytes, *, chunks
         # An event stream has no length that could be promised: it may end with an error event.
         framed, keep = chunks, keep and chunks
         lines.append(b"transfer-encoding: chunked\r\n" if chunks else b"")
-    lines.append(b"x-request-id: %b\r\nx-gateway-source: engine\r\n%b\r\n" % (id_, b"" if keep else b"connection: close\r\n"))
+    closes = b"" if keep else b"connection: close\r\n"
+    lines.append(b"x-request-id: %b\r\nx-gateway-source: %b\r\n%b\r\n" % (id_, source, closes))
     return AnswerHead(b"".join(lines), events, framed, keep)

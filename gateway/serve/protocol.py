@@ -153,8 +153,12 @@ def envelope(error: FitserveError, shape: Shape) -> dict[str, Any]:
 
 def error_event(error: FitserveError, shape: Shape) -> bytes:
     """The event that ends a stream its engine left unfinished."""
-    name = b"event: error\n" if shape == "anthropic" else b""
-    return name + b"data: " + dump(envelope(error, shape)) + b"\n\n"
+    return named_event(dump(envelope(error, shape)), shape)
+
+
+def named_event(body: bytes, shape: Shape) -> bytes:
+    """The body of an error, on one line, as an event."""
+    return b"%bdata: %b\n\n" % (b"event: error\n" if shape == "anthropic" else b"", body)
 
 
 def error_headers(error: FitserveError) -> list[tuple[bytes, bytes]]:
