@@ -119,9 +119,11 @@ def test_a_layer_without_a_kernel_may_get_one_in_float16() -> None:
 
 
 def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights() -> None:
-    refusal = Refused("no_memory", "too large", "memory model")
+    refusal = Refused("no_memory", "too large", "memory model", cache=True)
     found = cures(refusal)
     assert changes(found) == ["kv_dtype", "pp", "pp", "pp", "quantization"]
+    # Where the weights alone are too large, a smaller cache is no help.
+    assert changes(cures(Refused("no_memory", "too large", "memory model"))) == ["pp", "pp", "pp", "quantization"]
     assert [way.pp for way in found if way.pp > 1] == [2, 3, 4]
     assert [way.pp for way in cures(refusal, Way(tp=2)) if way.pp > 1] == [2]
     assert "quantization" not in changes(cures(refusal, quantized=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from gateway.core.shapes import Kind, LinearShape, MoeShape, Scheme
@@ -101,6 +101,7 @@ def refusal(check: Check, case: Case) -> str | None:
     return None
 
 
+@lru_cache(maxsize=64)
 def numbers(capability: str) -> tuple[int, int] | None:
     major, _, minor = capability.partition(".")
     return (int(major), int(minor)) if (major + minor).isascii() and major.isdigit() and minor.isdigit() else None

@@ -41,6 +41,8 @@ class Inputs:
     facts: tuple[Fact, ...] = ()
     claims: Mapping[str, int] = field(default_factory=dict)
     gpus: GpuTable | None = None
+    groups: dict[int, tuple[Gpu, ...] | None] = field(default_factory=dict, compare=False)
+    """The best group of so many GPUs, once it was looked for."""
 
 
 def gate_model(given: Inputs, engine: Engine) -> None:
@@ -169,7 +171,9 @@ def gate_devices(given: Inputs, engine: Engine, body: Body, tp: int, pp: int, *,
     layers = sum(group.layers for group in given.spec.attention if group.kind != "vision")
     if pp > layers:
         raise Refused("illegal_parallelism", f"{layers} layers cannot be shared by {pp} stages", "vllm/distributed/utils.py")
-    group = best_group(given.hardware, tp * pp, given.claims)
+    if tp * pp not in given.groups:
+        given.groups[tp * pp] = best_group(given.hardware, tp * pp, given.claims)
+    group = given.groups[tp * pp]
     if group is None:
         raise Refused("no_device", f"there are no {tp * pp} GPUs of one kind", "probe")
     if group[0].total_bytes is None:

@@ -106,7 +106,9 @@ def _context(
     if "max-model-len" in candidate.args:
         asked = int(candidate.args["max-model-len"])
         if asked > fits:
-            raise Refused("no_memory", f"--max-model-len {asked} was set, and the KV cache holds {fits} tokens", source)
+            raise Refused(
+                "no_memory", f"--max-model-len {asked} was set, and the KV cache holds {fits} tokens", source, cache=True
+            )
         return Choice[int](value=asked, reason="set by the user", source="user"), ()
     context, least = min(limit, fits), wish.min_context or 1
     if context < least:
@@ -114,7 +116,7 @@ def _context(
         if limit < least:
             most = f"the model's own limit is {limit}" if limit == spec.max_position else f"one of at most {limit} as well"
             reason = f"a context of at least {least} tokens was asked for, and {most}"
-        raise Refused("no_memory", reason, source)
+        raise Refused("no_memory", reason, source, cache=limit >= least)
     if fits >= limit:
         own = f"the model's own limit is {spec.max_position}" if limit == spec.max_position else "the most that was asked for"
         return Choice[int](value=context, reason=own, source="config.json"), ()

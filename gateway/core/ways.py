@@ -17,7 +17,7 @@ from gateway.domain import Engine, Scalar
 
 class Refused(Exception):
     """A gate said no. `kernel`: the one that would fail; `layer`: the one that it, or no kernel, computes. `dtypes`: activations
-    that would be taken instead."""
+    that would be taken instead. `cache`: a smaller KV cache could help."""
 
     def __init__(
         self,
@@ -28,10 +28,11 @@ class Refused(Exception):
         layer: str | None = None,
         kernel: str | None = None,
         dtypes: tuple[str, ...] = (),
+        cache: bool = False,
     ) -> None:
         super().__init__(reason)
         self.verdict, self.reason, self.source, self.layer, self.kernel = verdict, reason, source, layer, kernel
-        self.dtypes = dtypes
+        self.dtypes, self.cache = dtypes, cache
 
 
 # How destructive each change is; a plan's changes add up, and of two plans that else are equal the smaller sum wins.
@@ -129,7 +130,7 @@ def repairs(
         flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
         # SGLang has no plain name for the usual one of the two.
         half = next((name for name in ("fp8", "fp8_e4m3") if flag and name in (flag.choices or ())), None)
-        if half and way.kv_dtype == "auto" and "kv-cache-dtype" not in args and engine.device == "cuda":
+        if half and refusal.cache and way.kv_dtype == "auto" and "kv-cache-dtype" not in args and engine.device == "cuda":
             yield way.changed("kv_dtype", half, "half the bytes per token: the context asked for does not fit otherwise", why)
         if has(engine, "pipeline-parallel-size") and "pipeline-parallel-size" not in args and way.pp == 1:
             for stages in range(2, gpus // way.tp + 1):
