@@ -67,11 +67,16 @@ def root(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 
 @app.command()
-def serve() -> None:
+def serve(
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Processes that answer inference; FITSERVE_WORKERS.")
+    ] = None,
+) -> None:
     """Run the gateway. Settings are FITSERVE_* environment variables; docs/settings.md lists them."""
-    from gateway.entry import serve as run
-
-    run()
+    if workers is not None:
+        os.environ["FITSERVE_WORKERS"] = str(workers)
+    # Anew, for the command line's memory would stay as long as the gateway.
+    os.execv(sys.executable, [sys.executable, "-m", "gateway.entry", "serve"])  # noqa: S606 - no shell is wanted
 
 
 @app.command()

@@ -42,7 +42,9 @@ def ls(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(listing, indent=2))
         return
-    rows = [(key["name"], ", ".join(key["scopes"]), ", ".join(key["models"] or ("all",)), _limits(key)) for key in listing["data"]]
+    rows = [
+        (key["name"], ", ".join(key["scopes"]), ", ".join(key["models"] or ("all",)), _limits(key)) for key in listing["data"]
+    ]
     table(("NAME", "SCOPES", "MODELS", "LIMITS"), rows)
 
 

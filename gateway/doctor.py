@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from gateway.domain import Hardware
 from gateway.hosts.docker import available
+from gateway.hosts.docker_client import cgroup_driver
 from gateway.probe import probe
 from gateway.profiles import Profiles
 from gateway.runner import engine_dir
@@ -35,6 +37,7 @@ def examine(settings: Settings) -> list[Check]:
         _data(settings),
         _port(settings),
         _gpus(hardware),
+        *_cgroups(hardware, docker=docker),
         _engines(settings, hardware, docker=docker),
         _memory(hardware),
         _shm(hardware, docker=docker),
@@ -70,7 +73,30 @@ def _gpus(hardware: Hardware) -> Check:
         why = hardware.notes[0] if hardware.notes else "none found"
         return Check("GPUs", "warn", f"none ({why})", "Without a GPU only the CPU engine can serve.")
     found = f"{len(hardware.gpus)}: " + ", ".join(sorted({gpu.name for gpu in hardware.gpus}))
-    return Check("GPUs", "ok", f"{found}, driver {hardware.driver}, CUDA {hardware.cuda_driver}")
+    found += f", driver {hardware.driver}, CUDA {hardware.cuda_driver}"
+    if missing := [note for note in hardware.notes if " is left out: " in note]:
+        reset = "Reset it (`nvidia-smi --gpu-reset`) or reboot; no engine is started on it meanwhile."
+        return Check("GPUs", "warn", f"{found}; {'; '.join(missing)}", reset)
+    return Check("GPUs", "ok", found)
+
+
+def _cgroups(hardware: Hardware, *, docker: bool, char_devices: Path = Path("/dev/char")) -> list[Check]:
+    """Whether a reload of systemd takes the GPUs from running containers: github.com/NVIDIA/nvidia-docker/issues/1730."""
+    if not docker or not hardware.gpus:
+        return []
+    driver = cgroup_driver()
+    linked = any("nvidia" in str(link.readlink()) for link in char_devices.glob("195:*") if link.is_symlink())
+    if driver != "systemd" or linked:
+        return [Check("GPUs in containers", "ok", f"cgroups are managed by {driver or 'something that Docker does not tell'}")]
+    return [
+        Check(
+            "GPUs in containers",
+            "warn",
+            "systemd manages cgroups: `systemctl daemon-reload` takes the GPUs from running containers "
+            '("Failed to initialize NVML: Unknown Error"); their engines are then made anew',
+            "Run `nvidia-ctk system create-dev-char-symlinks --create-all`, or let Docker use native.cgroupdriver=cgroupfs.",
+        )
+    ]
 
 
 def _engines(settings: Settings, hardware: Hardware, *, docker: bool) -> Check:

@@ -314,7 +314,9 @@ class EngineRef(Value):
 class Policy(Value):
     max_attempts: int = Field(5, ge=1, le=50, description="failed starts before the model is quarantined")
     allow_remote_code: bool = Field(False, description="let the engine run code from the model's repository")
-    wait_s: float = Field(0, ge=0, le=86400, description="how long a request waits for the model to become ready; 0: refused at once")
+    wait_s: float = Field(
+        0, ge=0, le=86400, description="how long a request waits for the model to become ready; 0: refused at once"
+    )
 
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})?$"

@@ -6,6 +6,7 @@ Nothing here decides what comes next. Effects may be cut off anywhere: what they
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("fitserve.loop")
 
 _LAST_WORDS_S = 1.0
+# Between two looks at whether a pull or a download still moves.
+_STALL_POLL_S = 5.0
 
 
 class Effects:
@@ -47,7 +50,7 @@ class Effects:
                 decision = await self._runner.decide(model.wish, facts, claims())
                 model.decision = decision
                 if not decision.plans:
-                    raise NoPlan(no_plan_reason(decision))
+                    raise NoPlan("; ".join([no_plan_reason(decision), *self._runner.gpus.said()]))
                 plan = decision.plans[0]
                 if model.wish.replicas is None:
                     model.slots += [Slot(slot.model, index) for index in range(len(model.slots), plan.replicas.value)]
@@ -59,18 +62,35 @@ class Effects:
                 log.warning("no plan", model=slot.model, replica=slot.index, reason=str(error))
 
     async def launch(self, model: Model, slot: Slot, attempt: Attempt) -> None:
-        def report(progress: str) -> None:
-            slot.progress = progress
+        moved = time.monotonic()
 
+        def report(progress: str) -> None:
+            nonlocal moved
+            if progress != slot.progress:
+                moved, slot.progress = time.monotonic(), progress
+
+        patience_s = self._runner.settings.start_timeout_s
+        bringing: asyncio.Future[None] | None = None
         try:
             entry = Entry(wish=model.wish, created_at=model.created_at, attempt=attempt)
             await asyncio.to_thread(self._live.write, instance_name(attempt), entry)
-            await self._runner.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
+            launch = self._runner.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
+            bringing = asyncio.ensure_future(launch)
+            while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[0]:
+                if time.monotonic() - moved > patience_s:
+                    await self.fail(slot, attempt, _stalled(slot.progress, patience_s))
+                    return
+            await bringing
         except FitserveError as error:
             kind = "host_error" if isinstance(error, HostError) else "download"
             failure = Failure(kind=kind, phase=slot.progress or "launching", message=error.message, advice=error.hint)
             if slot.attempt is attempt:
                 await self.fail(slot, attempt, failure)
+        finally:
+            if bringing is not None:
+                bringing.cancel()
+                with contextlib.suppress(asyncio.CancelledError, FitserveError):
+                    await bringing
 
     async def verify(self, slot: Slot, attempt: Attempt) -> None:
         watcher = slot.watcher
@@ -118,3 +138,13 @@ class Effects:
         except FitserveError as error:
             log.error("the engine could not be stopped", instance=name, error=str(error))  # noqa: TRY400 - what is said is known
             await asyncio.sleep(1.0)
+
+
+def _stalled(progress: str, patience_s: float) -> Failure:
+    return Failure(
+        kind="stalled",
+        phase=progress or "launching",
+        message=f"Nothing moved for {round(patience_s)} seconds; the last that was heard is: {progress or 'nothing'}.",
+        advice="Look at the network and the disk; what is there already is kept. FITSERVE_START_TIMEOUT_S sets the patience.",
+        proves="nothing",
+    )

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.core.reconcile import Rest
-from gateway.domain import Attempt, Decision, Wish
+from gateway.domain import Attempt, Decision, Plan, Wish
 from gateway.runner import instance_name
 from gateway.serve import routes as routing
 from gateway.watch import EndpointWatcher, Watcher
+
+# States from which a model comes back by itself, so that it can be waited for.
+_HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
 
 
 @dataclass
@@ -86,10 +89,16 @@ def status(model: Model) -> tuple[str, str]:
     return best.shown.state, detail
 
 
+def capacity(plan: Plan) -> int:
+    """How many requests an engine gets at once: as many as it runs, and a quarter to take their places without a pause."""
+    seqs = plan.max_num_seqs.value
+    return seqs + max(1, seqs // 4)
+
+
 def route(model: Model, urls: Mapping[str, str]) -> routing.ModelRoute:
     """Where requests for the model go now. `urls`: of the instances that run, by name."""
     replicas = [
-        routing.Replica(url=urls[name], id=name, served_name=model.wish.name)
+        routing.Replica(url=urls[name], id=name, served_name=model.wish.name, capacity=capacity(slot.attempt.plan))
         for slot in model.slots
         if slot.attempt is not None and slot.attempt.state == "ready" and (name := instance_name(slot.attempt)) in urls
     ]
@@ -107,4 +116,5 @@ def route(model: Model, urls: Mapping[str, str]) -> routing.ModelRoute:
         created=int(model.created_at),
         replicas=() if model.deleting else tuple(replicas),
         task=tasks[0] if tasks else None,
+        wait_s=model.wish.policy.wait_s if state in _HOPEFUL else 0.0,
     )

@@ -60,13 +60,13 @@ class GpuWatch:
         self._nvml = nvml
         self._read = read or (lambda data: probe(data, nvml=nvml))
         self._table = XidTable(source="", xids={})
-        self._wake: Callable[[], None] = lambda: None
+        self._wake: Callable[[], object] = lambda: None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._numbers: dict[int, str] = {}  # NVML's number of a card -> its UUID
         self._cards: dict[str, tuple[str, ...]] = {}  # of each card that was ever read, its UUID and those of its MIG devices
 
-    def start(self, table: XidTable, wake: Callable[[], None]) -> None:
+    def start(self, table: XidTable, wake: Callable[[], object]) -> None:
         """`wake` is called from the thread, whenever `lost` changes."""
         self._table, self._wake = table, wake
         self._thread = threading.Thread(target=self._run, name="gpuwatch", daemon=True)
@@ -84,13 +84,17 @@ class GpuWatch:
         lost, counts = self.lost, dict(self.counts)
         gpus = tuple(gpu.evolve(lost=lost[gpu.uuid].message) if gpu.uuid in lost else gpu for gpu in found.gpus)
         here = {gpu.uuid for gpu in gpus}
-        notes = [f"{uuid} is not used: {loss.message}" for uuid, loss in lost.items() if uuid not in here]
+        notes = [f"{uuid} is not used: {loss.message.rstrip('.')}" for uuid, loss in lost.items() if uuid not in here]
         notes += [
             f"{uuid}: Xid {xid} ({self._meaning(xid)}) {number} time{'s' if number > 1 else ''} since the gateway started"
             for (uuid, xid), number in sorted(counts.items())
         ]
         changed: Hardware = found.evolve(gpus=gpus, notes=(*found.notes, *notes))
         return changed
+
+    def said(self) -> list[str]:
+        """Of each lost GPU, that it is and why."""
+        return [f"{uuid} is not used: {loss.message.rstrip('.')}" for uuid, loss in self.lost.items()]
 
     def failure(self, gpus: tuple[str, ...]) -> Failure | None:
         """The failure of an engine on these GPUs, if one of them is lost."""

@@ -37,9 +37,9 @@ _KEPT: TypeAdapter[tuple[Kept, ...]] = TypeAdapter(tuple[Kept, ...])
 
 
 class Keyring:
-    """Blocks for the time of a disk write, and may be called from any thread. `changed` is told the digests in force."""
+    """Blocks for the time of a disk write, and may be called from any thread. `changed` is called when others are in force."""
 
-    def __init__(self, store: Store, data: Path, keys: Keys, changed: Callable[[], None]) -> None:
+    def __init__(self, store: Store, data: Path, keys: Keys, changed: Callable[[], object]) -> None:
         self.kept: tuple[Kept, ...] = ()
         self._store = store
         self._file = data / "keys.json"
@@ -49,7 +49,7 @@ class Keyring:
 
     def load(self) -> None:
         """Puts in force what is kept."""
-        kept = tuple(Kept(grant=grant, digest=digest.hex(), created_at=at) for grant, digest, at in self._store.keys())
+        kept = tuple(Kept(grant=grant, digest=digest.hex(), created_at=at) for grant, digest, at in self._store.grants())
         closed = False
         if not kept:
             try:
@@ -91,7 +91,9 @@ class Keyring:
         self._store.changeable()
         with self._lock:
             if name in FROM_SETTINGS:
-                raise Conflict(f"The key {name} comes from the settings.", hint=f"Unset FITSERVE_{name.upper()}_KEY and restart.")
+                raise Conflict(
+                    f"The key {name} comes from the settings.", hint=f"Unset FITSERVE_{name.upper()}_KEY and restart."
+                )
             kept = tuple(one for one in self.kept if one.grant.name != name)
             if len(kept) == len(self.kept):
                 raise NotFound(f"There is no key {name[:200]}.", hint="`fitserve keys ls` lists them.")

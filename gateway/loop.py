@@ -58,6 +58,7 @@ class Loop:
         self._effects = Effects(store, self._live, runner, client)
         self._failpoint = Failpoint(runner.settings.failpoint)
         self._wake = asyncio.Event()
+        self._lost = runner.gpus.lost
         self._strays: set[asyncio.Task[None]] = set()
 
     # --- what the API calls ---
@@ -163,6 +164,11 @@ class Loop:
             with contextlib.suppress(StoreError):
                 await asyncio.to_thread(self._store.check)
             problem = problem or self._store.failing
+        if self._lost is not self._runner.gpus.lost:
+            # Other GPUs than before: what found no plan may find one.
+            self._lost = self._runner.gpus.lost
+            for slot in [slot for model in self.models.values() for slot in model.slots]:
+                slot.blocked = None
         # First of all: an engine that is gone gets no more requests, whatever else fails in this pass.
         self._publish_routes(instances)
         self._stop_strays(instances)
@@ -198,6 +204,8 @@ class Loop:
         watched = instance is not None and instance.state != "created" and not model.deleting
         if slot.attempt is not None and instance is not None and watched and slot.watcher is None:
             slot.watcher = self._watcher(slot.attempt, instance)
+        # A clock that was set back since must not forgive what fails now.
+        forgiven_at = model.forgiven_at if model.forgiven_at <= time.time() else 0.0
         seen = slot.watcher.observation if slot.watcher else Observation(phase=slot.phase)
         if slot.attempt is not None and (loss := self._runner.gpus.failure(slot.attempt.plan.gpus)) is not None:
             seen = seen.evolve(proof=seen.proof or loss)
@@ -206,7 +214,7 @@ class Loop:
                 wanted=not model.deleting,
                 policy=model.wish.policy,
                 attempt=slot.attempt,
-                history=tuple(one for one in slot.history if (one.ended_at or 0) > model.forgiven_at),
+                history=tuple(one for one in slot.history if (one.ended_at or 0) > forgiven_at),
                 instance=instance,
                 seen=seen,
                 tail=tuple(slot.watcher.tail) if slot.watcher else (),
@@ -236,8 +244,8 @@ class Loop:
             case reconcile.Fail(attempt, failure):
                 await self._performed(name, effects.fail(slot, attempt, failure))
                 return True
-            case reconcile.Stop(instance_to_stop):
-                slot.shown = Rest("stopping" if model.deleting else "starting", "stopping the engine")
+            case reconcile.Stop(instance_to_stop, why):
+                slot.shown = Rest("stopping" if model.deleting else "starting", why)
                 grace = self._settings.stop_grace_s if model.deleting else _FAILED_GRACE_S
                 slot.stopping = True
                 self._start(slot, name, effects.stop(instance_to_stop, grace))
@@ -334,7 +342,11 @@ class Loop:
         return claims
 
     def _publish_routes(self, instances: list[Instance]) -> None:
-        urls = {instance.name: instance.url for instance in instances if instance.state == "running" and instance.url}
+        slots = [slot for model in self.models.values() for slot in model.slots]
+        plans = {instance_name(slot.attempt): slot.attempt.fingerprint for slot in slots if slot.attempt is not None}
+        # An engine with another plan than the one that was recorded is about to be replaced.
+        own = [instance for instance in instances if instance.fingerprint == plans.get(instance.name)]
+        urls = {instance.name: instance.url for instance in own if instance.state == "running" and instance.url}
         table = routing.RouteTable({name: route(model, urls) for name, model in self.models.items()})
         if table != self._routes.table:
             self._routes.table = table

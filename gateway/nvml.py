@@ -38,6 +38,8 @@ INIT_HINTS = {
     "with GPUs and the `utility` capability.",
     "NVMLError_DriverNotLoaded": "If this machine has a GPU, load the driver (`modprobe nvidia`) or reboot.",
     "NVMLError_NoPermission": "Let this user read and write /dev/nvidiactl and /dev/nvidia*.",
+    "NVMLError_Unknown": "In a container: the host took its GPUs away (`systemctl daemon-reload` does so where systemd manages "
+    "cgroups); make the container anew.",
     "NVMLError_LibRmVersionMismatch": "The driver was updated while the old one was loaded: reboot.",
 }
 

@@ -21,6 +21,9 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs an admin key")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0: any free one")
+    workers: int = Field(
+        1, ge=1, le=64, description="processes that answer inference, one per core; above 1, one more process has the state"
+    )
     data_dir: Path = Field(Path("~/.local/share/fitserve"), description="database, engine environments, logs")
     models_dir: Path | None = Field(None, description="where downloaded models go; default: DATA_DIR/models")
     models_source: str | None = Field(
@@ -49,7 +52,21 @@ class Settings(BaseSettings):
     )
     keep_alive_s: float = Field(75, gt=0, description="longest time a connection is kept without a request")
     engine_silence_s: float = Field(3600, gt=0, description="longest silence of an engine in a request; a prefill is silent")
+    queue_per_model: int | None = Field(
+        None,
+        ge=0,
+        description="requests that may wait for a model; 0: none; default: twice what its engines take at once, 128 at least",
+    )
+    queue_timeout_s: float = Field(
+        120, gt=0, description="longest time a request waits while all engines of its model are busy"
+    )
+    waiting_comment_s: float = Field(
+        10, ge=0, description="a stream that waits for a model hears a comment so often, and so its head; 0: never"
+    )
     failpoint: str = Field("", description="for tests of recovery: the gateway kills itself there, as at `Launch.before`")
+    access_log: bool = Field(
+        False, description="one line of JSON per inference request on standard error; never its words or keys"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
 
     @classmethod

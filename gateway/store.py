@@ -180,11 +180,12 @@ class Store:
             )
 
     def remove_model(self, name: str) -> None:
-        """Forget the model and its attempts. What failed for no known reason may be tried again when it is added anew;
-        what its engines told about limits stays."""
+        """Forget the model and its attempts. What its engines told about limits stays, and where a plan worked also which
+        others failed: added anew, the model goes straight to it. Where none worked, all may be tried again."""
         with self._translated("written"), self._lock, self._change() as db:
             db.execute("DELETE FROM models WHERE name=? AND deleting=1", (name,))
-            _forget_failed_plans(db, name)
+            if db.execute("SELECT 1 FROM attempts WHERE model=? AND ready_at IS NOT NULL", (name,)).fetchone() is None:
+                _forget_failed_plans(db, name)
             db.execute("DELETE FROM attempts WHERE model=?", (name,))
 
     # --- attempts ---
@@ -281,7 +282,7 @@ class Store:
 
     # --- keys ---
 
-    def keys(self) -> list[tuple[Grant, bytes, float]]:
+    def grants(self) -> list[tuple[Grant, bytes, float]]:
         """(grant, digest, created_at) of every key, by name."""
         rows = self._rows("SELECT may, digest, created_at FROM keys ORDER BY name")
         return [(Grant.model_validate_json(row[0]), bytes.fromhex(row[1]), row[2]) for row in rows]
@@ -290,10 +291,7 @@ class Store:
         """Raises Conflict when the name is taken."""
         with self._translated("written"), self._lock, self._change() as db:
             row = (grant.name, digest.hex(), grant.model_dump_json(), now)
-            if (
-                db.execute("INSERT OR IGNORE INTO keys (name, digest, may, created_at) VALUES (?, ?, ?, ?)", row).rowcount
-                == 0
-            ):
+            if db.execute("INSERT OR IGNORE INTO keys (name, digest, may, created_at) VALUES (?, ?, ?, ?)", row).rowcount == 0:
                 raise Conflict(f"There is a key {grant.name} already.", hint="Remove it first, or use another name.")
 
     def remove_key(self, name: str) -> None:

@@ -74,8 +74,15 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 class Gateway:
     """The data plane on a free port, in a thread with its own event loop. `tasks` counts what runs in that loop."""
 
-    def __init__(self, keys: Admits | None = None, meter: Meter | None = None, app: Any = None, **limits: Any) -> None:
-        self.routes = Routes()
+    def __init__(
+        self,
+        keys: Admits | None = None,
+        meter: Meter | None = None,
+        app: Any = None,
+        queue_per_model: int | None = None,
+        **limits: Any,
+    ) -> None:
+        self.routes = Routes(queue_per_model=queue_per_model)
         self.plane = Plane(self.routes, keys or Everyone(), Limits(**{"body_bytes": LIMIT, **limits}), meter)
         self._app = app or echo
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
@@ -117,8 +124,11 @@ class Gateway:
         self.plane.close()
 
     def route(self, *models: ModelRoute) -> None:
-        self.routes.table = RouteTable({})  # forgets who was picked last
-        self.routes.table = RouteTable({route.name: route for route in models})
+        async def swap() -> None:
+            self.routes.table = RouteTable({})  # forgets who was picked last
+            self.routes.table = RouteTable({route.name: route for route in models})
+
+        asyncio.run_coroutine_threadsafe(swap(), self._loop).result(5)
 
     def tasks(self) -> int:
         async def count() -> int:

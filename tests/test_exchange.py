@@ -213,6 +213,42 @@ async def test_an_engine_that_drips_is_waited_for_and_a_silent_one_is_given_up()
             assert time.monotonic() - began < 6
 
 
+async def test_an_engine_that_drips_is_not_taken_for_a_silent_one_and_new_requests_do_not_hide_silence(
+    gateway: Gateway,
+) -> None:
+    """What the watcher of an engine goes by (`Routes.silent_s`): one token in 50 s is a sign of life, a request is not."""
+
+    async def drips(call: Call) -> None:
+        if b"silent" in call.body:
+            await call.closed.wait()
+            return
+        await call.start()
+        for _ in range(5):
+            await asyncio.sleep(0.7)
+            await call.chunk(event("x"))
+        await call.end()
+
+    async def most_silent(seconds: float) -> float:
+        most, until_ = 0.0, time.monotonic() + seconds
+        while time.monotonic() < until_:
+            most = max(most, gateway.routes.silent_s("m-0") or 0.0)
+            await asyncio.sleep(0.05)
+        return most
+
+    async with stage(gateway, drips), http_client(gateway) as client:
+        dripping = asyncio.create_task(client.post(CHAT, json=ASK))
+        assert 0.5 < await most_silent(3) < 1.8  # it is looked at twice a second
+        await dripping
+        assert gateway.routes.silent_s("m-0") is None
+        silent = []
+        for _ in range(10):
+            silent += await open_many(gateway, 1, raw_request(json.dumps({**ASK, "user": "silent"}).encode()))
+            await asyncio.sleep(0.25)
+        assert await most_silent(0.3) > 2.4
+        for _, writer in silent:
+            writer.transport.abort()
+
+
 async def test_slow_readers_hold_little_memory_and_slow_nobody_else(gateway: Gateway) -> None:
     async def script(call: Call) -> None:
         if b"quick" in call.body:
@@ -283,7 +319,8 @@ async def test_a_client_that_leaves_while_it_waits_for_room_makes_none_wait_for_
     async with stage(gateway, answers) as [upstream]:
         hog = "hog"
         assert room.ask(hog, 2 * gateway.plane.limits.body_bytes, lambda: None)
-        data = raw_request(b'{"x":"' + b"y" * (2 * SMALL_BYTES), length=3 * SMALL_BYTES)
+        # Little of it is left unread: a client's end can be seen only when all before it fits the kernel's buffers.
+        data = raw_request(b'{"x":"' + b"y" * (SMALL_BYTES + 100_000), length=3 * SMALL_BYTES)
         clients = await open_many(gateway, 3, data)
         await until(lambda: len(room._waiting) == 3, 5)
         for _, writer in clients:
@@ -348,6 +385,41 @@ async def test_replicas_swapped_under_load_lose_no_request(gateway: Gateway) -> 
         assert done > 50
         await current.__aexit__()
     await gateway.settled()
+
+
+# --- a server that stops ---
+
+
+async def test_a_server_that_stops_closes_idle_connections_and_gives_streams_their_time() -> None:
+    turn = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.start()
+        await call.chunk(event("first"))
+        if b"short" in call.body:
+            await turn.wait()
+            await call.end()
+        await call.closed.wait()
+
+    with Gateway() as gateway:
+        gateway._server.config.timeout_graceful_shutdown = 1
+        async with Upstream(script) as upstream:
+            gateway.route(model(upstream.url))
+            clients = await open_many(gateway, 1, raw_request(b'{"model":"m","user":"short"}')) + await open_many(gateway, 1)
+            clients.append(await asyncio.open_connection("127.0.0.1", gateway.port))
+            short, long, idle = (reader for reader, _ in clients)
+            for reader in short, long:
+                await asyncio.wait_for(reader.readuntil(b"first"), 5)
+            gateway._server.should_exit = True
+            assert await asyncio.wait_for(idle.read(), 0.9) == b""
+            turn.set()
+            assert b"error" not in await asyncio.wait_for(short.read(), 0.9)
+            rest = await asyncio.wait_for(long.read(), 5)
+            assert b"The gateway stops" in rest
+            assert b"[DONE]" not in rest
+            await until(lambda: all(call.closed.is_set() for call in upstream.calls))
+            for _, writer in clients:
+                writer.close()
 
 
 # --- what is counted ---

@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from gateway.domain import LaunchSpec
@@ -277,3 +279,21 @@ async def test_the_command_makes_lists_and_removes_keys(tmp_path: Path) -> None:
         assert (await run("keys", "rm", "app")).returncode == 1
         assert (await run("keys", "add", "x", "--scope", "root")).returncode == 2
         assert (await ask(one, key)).status_code == 401
+
+
+async def test_the_sdks_know_a_limit_when_they_meet_it(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (one, _):
+        key = await make(one, "app", requests_per_minute=1)
+        assert (await ask(one, key)).status_code == 200
+        ours = openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key=key, max_retries=0)
+        theirs = anthropic.AsyncAnthropic(base_url=one.url, api_key=key, max_retries=0)
+        words: Any = MESSAGES
+        with pytest.raises(openai.RateLimitError) as first:
+            await ours.chat.completions.create(model="a", messages=words)
+        assert first.value.code == "rate_limit_exceeded"
+        assert int(first.value.response.headers["retry-after"]) > 1
+        with pytest.raises(anthropic.RateLimitError) as second:
+            await theirs.messages.create(model="a", messages=words, max_tokens=1)
+        assert second.value.response.headers["anthropic-ratelimit-requests-limit"] == "1"
+        for client in (ours, theirs):
+            await client.close()

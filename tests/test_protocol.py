@@ -18,6 +18,7 @@ from gateway.serve.protocol import (
     error_headers,
     read_asked,
     read_fields,
+    read_named,
     request_id,
     send_error,
     with_model,
@@ -42,6 +43,8 @@ def model_of(body: bytes) -> str:
 )
 def test_of_a_repeated_model_the_last_counts_as_in_the_engines_json(body: bytes) -> None:
     assert model_of(body) == json.loads(body)["model"] == "b"
+    named = read_named(body)
+    assert named is None or named.model == "b"
 
 
 @pytest.mark.parametrize(
@@ -86,13 +89,36 @@ def test_a_missing_or_non_string_model_is_named_as_the_param(body: bytes) -> Non
     assert caught.value.envelope()["error"]["param"] == "model"
 
 
-@given(st.binary(max_size=200) | st.text().map(str.encode) | json_values.map(lambda value: json.dumps(value).encode()))
+named_bodies = st.lists(
+    st.tuples(
+        st.sampled_from(["model", "stream", "previous_response_id", "x"]),
+        st.booleans() | st.none() | st.text(max_size=3) | st.integers(),
+    ),
+    max_size=6,
+).map(lambda pairs: b"{" + ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in pairs).encode() + b"}")
+
+
+@given(
+    named_bodies
+    | st.binary(max_size=200)
+    | st.text().map(str.encode)
+    | json_values.map(lambda value: json.dumps(value).encode())
+)
 def test_no_body_is_anything_but_a_model_or_a_bad_request(body: bytes) -> None:
     try:
         model: str | None = model_of(body)
     except BadRequest:
         model = None
-    if model is not None:
+    named = read_named(body)
+    if model is None:
+        assert named is None
+    else:
+        asked = read_asked(body)
+        assert named is None or (named.model, named.stream is True, named.previous_response_id) == (
+            model,
+            asked.streams(),
+            asked.previous(),
+        )
         assert json.loads(body)["model"] == model
         assert json.loads(bytes(read_fields(bytearray(body))["model"])) == model
 

@@ -100,7 +100,7 @@ async def again(gateway: Running, starts: Starts, source: Path, *engines: str, *
     await gateway.gone("m")
     await add(gateway, source, *engines, **fields)
     view = await gateway.until("m", "ready", 30)
-    assert starts.failed == before
+    assert starts.failed == before, "\n".join(" ".join([*spec.argv, *spec.gpus]) for spec in starts.specs)
     assert [attempt["failure"] for attempt in view["attempts"]] == [None] * len(view["attempts"])
     return view
 

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.domain import Fact, Failure
 from gateway.errors import Conflict, NotFound, StoreError
+from gateway.keys import Grant
 from gateway.store import Store
 from tests.makers import plan, wish
 
@@ -70,6 +71,17 @@ def test_removing_a_model_forgets_failed_plans_but_not_limits(store: Store) -> N
     store.mark_deleting("a")
     store.remove_model("a")
     assert store.facts() == [limit]
+
+
+def test_where_a_plan_worked_a_removed_model_keeps_which_others_failed(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    first, second = (store.add_attempt("a", 0, plan(), 8000, 1.0) for _ in range(2))
+    ruled_out = Fact(kind="plan_failed", scope={"fingerprint": "f"}, grade="failed", source="l", attempt=first.id)
+    store.save_attempt(first.evolve(state="failed"), ruled_out)
+    store.save_attempt(second.evolve(state="ready", ready_at=2.0))
+    store.mark_deleting("a")
+    store.remove_model("a")
+    assert store.facts() == [ruled_out]
 
 
 def test_history_is_bounded(store: Store) -> None:
@@ -151,12 +163,38 @@ def test_a_database_of_the_first_version_is_brought_to_this_one(store: Store) ->
     again.close()
 
 
+def test_a_database_of_the_second_version_gets_room_for_keys(store: Store) -> None:
+    store._db.execute("DROP TABLE keys")
+    store._db.execute("PRAGMA user_version=2")
+    store.close()
+    again = Store(store.path)
+    again.add_key(Grant(name="app", models=("m",)), b"d" * 32, 5.0)
+    again.close()
+    again = Store(store.path)
+    assert again.grants() == [(Grant(name="app", models=("m",)), b"d" * 32, 5.0)]
+    with pytest.raises(Conflict, match="app"):
+        again.add_key(Grant(name="app"), b"e" * 32, 6.0)
+    again.remove_key("app")
+    assert again.grants() == []
+    with pytest.raises(NotFound):
+        again.remove_key("app")
+    again.close()
+
+
 def test_what_is_forgiven_may_be_tried_again_and_what_was_learnt_stays(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
     for kind, at in (("plan_failed", 2.0), ("max_context", 3.0)):
         one = store.add_attempt("a", 0, plan(), 8000, at)
         fact = Fact.model_validate(
-            {"kind": kind, "scope": {"fingerprint": kind}, "value": 5, "grade": "failed", "source": "l", "attempt": one.id, "at": at}
+            {
+                "kind": kind,
+                "scope": {"fingerprint": kind},
+                "value": 5,
+                "grade": "failed",
+                "source": "l",
+                "attempt": one.id,
+                "at": at,
+            }
         )
         store.save_attempt(one.evolve(state="failed", ended_at=at, failure=Failure(kind="x", phase="y", message="z")), fact)
     store.forgive("a", 4.0)

@@ -245,6 +245,17 @@ async def test_a_long_form_goes_on_before_it_is_complete(gateway: Gateway) -> No
         writer.close()
 
 
+async def test_after_a_long_form_the_connection_goes_on(gateway: Gateway) -> None:
+    data = form_request(body_of(('name="model"', b"m"), FILE))
+    async with stage(gateway, ok) as [upstream]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        for count in range(1, 4):
+            writer.write(data)
+            assert await asyncio.wait_for(reader.readuntil(b"{}"), 5)
+            assert len(upstream.requests) == count
+        writer.close()
+
+
 @pytest.mark.parametrize(
     ("body", "content_type"),
     [

@@ -15,7 +15,19 @@ from gateway.domain import Failure, Instance
 
 # Causes outside the plan: the same plan may work the next time, so they teach nothing about it.
 ENVIRONMENTAL = frozenset(
-    {"killed", "exited", "hang", "port_in_use", "gpu_shared", "ram_shared", "gpu_lost", "host_error", "disk_full", "download"}
+    {
+        "killed",
+        "exited",
+        "hang",
+        "port_in_use",
+        "gpu_shared",
+        "ram_shared",
+        "gpu_lost",
+        "host_error",
+        "disk_full",
+        "download",
+        "stalled",
+    }
 )
 # Causes that no plan and no engine version cures: somebody must act first.
 HOPELESS = frozenset({"weights_gated", "needs_remote_code"})

@@ -17,7 +17,7 @@ stopping what is gone are both nothing, so a crash at any point costs one more p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.core.diagnose import ENVIRONMENTAL, HOPELESS, ended
@@ -56,6 +56,7 @@ class Fail:
 @dataclass(frozen=True)
 class Stop:
     name: str
+    why: str = field(default="stopping the engine", compare=False)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def next_action(replica: Replica, now: float, *, backoff_s: float, backoff_max_s
     if replica.seen.proof is not None:
         return Fail(attempt, replica.seen.proof)
     if instance is not None and instance.fingerprint != attempt.fingerprint:
-        return Stop(instance.name) if not replica.busy else Rest("starting", "replacing an engine with another plan")
+        why = "replacing an engine that runs with another plan than the one that was recorded"
+        return Stop(instance.name, why) if not replica.busy else Rest("starting", why)
     if instance is not None and instance.state == "exited" and not replica.seen.log_ended:
         return Rest("starting", "reading the end of its log")
     gone = instance is None or instance.state != "running"

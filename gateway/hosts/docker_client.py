@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -47,6 +48,19 @@ def available(base_url: str | None = None) -> bool:
     except (HostError, OSError):
         return False
     return True
+
+
+def cgroup_driver(base_url: str | None = None) -> str | None:
+    """What manages the cgroups of containers, "systemd" or "cgroupfs"; None where Docker does not tell."""
+    from docker.api import APIClient
+    from docker.errors import DockerException
+
+    try:
+        with contextlib.closing(APIClient(f"unix://{socket_path(base_url)}", version="auto", timeout=5)) as client:
+            told = client.info().get("CgroupDriver")
+    except (HostError, DockerException, OSError):
+        return None
+    return str(told) if told else None
 
 
 class DockerClient:

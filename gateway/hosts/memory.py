@@ -129,6 +129,8 @@ class World:
         self.engines: dict[str, TwinEngine] = {}
         self.logs: dict[str, TwinEngine] = {}
         self.foreign: set[str] = set()
+        self.pull: tuple[tuple[float, str], ...] = ()
+        """(seconds to wait before, words): what the next `prepare` reports, as of an image that is pulled."""
         self._faults: dict[str, list[Exception]] = {}
 
     def fail_next(self, method: Method, error: Exception) -> None:
@@ -166,6 +168,10 @@ class MemoryHost:
         self.world.check("prepare")
         if self.world.installed is not None and str(engine) not in self.world.installed:
             raise HostError(f"There is no engine {engine} in this world.", hint="Add it to World.installed.")
+        pull, self.world.pull = self.world.pull, ()
+        for delay_s, words in pull:
+            await asyncio.sleep(delay_s)
+            report(words)
         report(f"{engine} is there.")
 
     async def start(self, spec: LaunchSpec) -> Instance:

@@ -49,7 +49,7 @@ class EngineScript:
     hang_after: int | None = None
     """After so many inference requests the next ones are never answered; /health goes on saying 200."""
     crash_batch: int | None = None
-    """A request of so many prompts at once breaks every connection, and nobody listens any more."""
+    """A request of so many prompts at once breaks every connection, and all that follow."""
     crash_prompt: int | None = None
     """A prompt of so many tokens does the same."""
     crash_lines: tuple[str, ...] = ()
@@ -85,6 +85,7 @@ class FakeEngine:
         self.port = port
         self.requests = 0
         self.connections: set[Connection] = set()
+        self.dead = False
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> FakeEngine:
@@ -96,12 +97,12 @@ class FakeEngine:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.abort()
         if self._server is not None:
+            self._server.close()
             await self._server.wait_closed()
 
     def abort(self) -> None:
-        """Die: nobody listens any more, open connections break."""
-        if self._server is not None:
-            self._server.close()
+        """Die: open connections break, and new ones at once. (Closing the socket here would leak what is just being accepted.)"""
+        self.dead = True
         for connection in tuple(self.connections):
             connection.abort()
 
@@ -275,6 +276,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.engine.connections.add(self)
+        if self.engine.dead:  # it was accepted just before
+            self.transport.abort()
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.engine.connections.discard(self)

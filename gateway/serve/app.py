@@ -39,11 +39,13 @@ from gateway.loop import Loop
 from gateway.profiles import Profiles
 from gateway.runner import Runner
 from gateway.salvage import installation, open_store
-from gateway.serve import admin, facts
+from gateway.serve import admin, facts, gauges
 from gateway.serve import keys as admin_keys
+from gateway.serve.access import AccessLog
 from gateway.serve.auth import Keys
 from gateway.serve.front import front
 from gateway.serve.guard import Limits
+from gateway.serve.metrics import Metrics
 from gateway.serve.plane import Plane
 from gateway.serve.protocol import request_id, send_error
 from gateway.serve.routes import Routes
@@ -54,10 +56,14 @@ from gateway.settings import Settings
 if TYPE_CHECKING:
     import httpx
 
+    from gateway.serve.workers import Workers
+
 log = structlog.get_logger("fitserve")
 
 # The loop looks at the world at least this often; longer silence means that it hangs.
 _STALE_S = 15.0
+# Workers look at their signals ten times a second, and close their sockets at once then.
+_ORPHANS_S = 3.0
 
 
 class Door:
@@ -66,8 +72,9 @@ class Door:
     Authorisation looks at `scope["path"]`, the same value that routing uses, so no spelling of a URL tells them apart.
     """
 
-    def __init__(self, inner: ASGIApp, keys: Keys, scopes: Scopes, plane: Plane) -> None:
+    def __init__(self, inner: ASGIApp, keys: Keys, scopes: Scopes, plane: Plane, workers: Workers | None = None) -> None:
         self.plane = plane
+        self.workers = workers
         self.scopes = scopes
         self._inner = inner
         self._keys = keys
@@ -90,13 +97,18 @@ class Door:
         await self._inner(scope, receive, send)
 
 
-def create_app(settings: Settings, host: Host | None = None, gpus: GpuWatch | None = None) -> Door:
+def create_app(
+    settings: Settings,
+    host: Host | None = None,
+    gpus: GpuWatch | None = None,
+    listeners: list[socket.socket] | None = None,
+) -> Door:
     """The whole gateway: an ASGI application, and the data plane beside it; their parts are made when the server starts it.
 
-    host, gpus: another host or machine than the settings and this computer give.
+    host, gpus: another host or machine than the settings and this computer give. listeners: one for each worker, where there are any;
+    the data plane is theirs then.
     """
     profiles = Profiles(settings.profiles_dir)
-    routes = Routes()
     # Made on first use: importing httpx is a tenth of the whole start.
     client = cache(_control_client)
     keys = Keys(_secret(settings.admin_key), _secret(settings.api_key))
@@ -106,18 +118,29 @@ def create_app(settings: Settings, host: Host | None = None, gpus: GpuWatch | No
         connections_per_address=settings.max_connections_per_address,
         keep_alive_s=settings.keep_alive_s,
         engine_silence_s=settings.engine_silence_s,
+        queue_timeout_s=settings.queue_timeout_s,
+        waiting_comment_s=settings.waiting_comment_s,
     )
-    plane = Plane(routes, keys, limits)
+    workers = None
+    if listeners:
+        from gateway.serve.workers import Workers
+
+        workers = Workers(settings, limits, keys)
+    routes = workers.routes if workers is not None else Routes(queue_per_model=settings.queue_per_model)
+    metrics = AccessLog() if settings.access_log else Metrics()
+    plane = Plane(routes, keys, limits, metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         database = settings.data / "fitserve.db"
         store = await asyncio.to_thread(open_store, database)
         mark = installation(database, store)
-        forget = partial(asyncio.get_running_loop().call_soon_threadsafe, lambda: plane.limiter.keep(keys.table.keys))
-        keyring = Keyring(store, settings.data, keys, forget)
+        changed = workers.publish_keys if workers is not None else lambda: plane.limiter.keep(keys.table.keys)
+        keyring = Keyring(store, settings.data, keys, partial(asyncio.get_running_loop().call_soon_threadsafe, changed))
         await asyncio.to_thread(keyring.load)
         app.state.keys, app.state.keyring = keys, keyring
+        app.state.metrics, app.state.starts, app.state.plane = metrics, gauges.Starts(), plane
+        app.state.workers = workers
         chosen = host or await choose_host(settings, mark)
         hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub")
         watch = gpus or GpuWatch()
@@ -127,9 +150,13 @@ def create_app(settings: Settings, host: Host | None = None, gpus: GpuWatch | No
         app.state.settings, app.state.store, app.state.runner, app.state.loop = settings, store, runner, loop
         warm = asyncio.create_task(asyncio.to_thread(import_module, "httpx"))
         running = asyncio.create_task(loop.run())
+        if workers is not None and listeners:
+            workers.start(listeners)
         try:
             yield
         finally:
+            if workers is not None:
+                await workers.close()
             plane.close()
             await asyncio.to_thread(watch.close)
             running.cancel()
@@ -151,7 +178,7 @@ def create_app(settings: Settings, host: Host | None = None, gpus: GpuWatch | No
         redirect_slashes=False,
         openapi_url="/admin/openapi.json",
     )
-    routers = (facts.router, admin_keys.router, admin.router)
+    routers = (gauges.router, facts.router, admin_keys.router, admin.router)
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(FitserveError, _on_error)
@@ -159,9 +186,10 @@ def create_app(settings: Settings, host: Host | None = None, gpus: GpuWatch | No
     app.add_exception_handler(HTTPException, _on_http)
 
     @app.get("/healthz", include_in_schema=False)
-    async def healthz() -> dict[str, str]:
-        """The process answers. No I/O, so that it stays true while a disk or Docker hangs."""
-        return {"status": "ok"}
+    async def healthz() -> JSONResponse:
+        """Inference is answered. No I/O, so that it stays true while a disk or Docker hangs."""
+        alive = workers is None or workers.alive > 0
+        return JSONResponse({"status": "ok" if alive else "no worker"}, 200 if alive else 503)
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz() -> JSONResponse:
@@ -173,7 +201,7 @@ def create_app(settings: Settings, host: Host | None = None, gpus: GpuWatch | No
         return JSONResponse({"status": "not ready" if problems else "ok", "problems": problems}, 503 if problems else 200)
 
     scopes = Scopes([*app.routes, *(route for router in routers for route in router.routes)])
-    return Door(app, keys, scopes, plane)
+    return Door(app, keys, scopes, plane, workers)
 
 
 def _control_client() -> httpx.AsyncClient:
@@ -296,17 +324,44 @@ def server_config(settings: Settings, app: Door) -> uvicorn.Config:
     )
 
 
+def _listen(settings: Settings) -> socket.socket:
+    """As `listen`, once the workers of a gateway that died have let go of the port."""
+    from gateway.serve.orphans import end_orphans
+
+    until = time.monotonic() + _ORPHANS_S
+    while True:
+        found = end_orphans(settings.data)
+        try:
+            return listen(settings)
+        except SettingsError:
+            if not found or time.monotonic() > until:
+                raise
+        time.sleep(0.05)
+
+
+def _server(settings: Settings, listener: socket.socket) -> tuple[uvicorn.Server, socket.socket]:
+    """The server, and where it listens."""
+    if settings.workers == 1:
+        return uvicorn.Server(server_config(settings, create_app(settings))), listener
+    from gateway.serve import sockets
+    from gateway.serve.workers import Control
+
+    app = create_app(settings, listeners=sockets.share(listener, settings.workers))
+    assert app.workers is not None  # noqa: S101 - it has listeners
+    return Control(settings, app, app.workers), sockets.listen_control(settings.data)
+
+
 def serve(settings: Settings) -> None:
     """Run the gateway until SIGTERM or SIGINT; engines go on running. Raises SettingsError."""
     # uvicorn finishes its work first, then raises the signal again: stopping a service is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     held = lock(settings.data)
     try:
-        listener = listen(settings)
+        listener = _listen(settings)
         address, port = listener.getsockname()[:2]
         log.info("listening", url=f"http://{address}:{port}", data=str(settings.data), keys=settings.admin_key is not None)
         allow_connections(settings)
-        server = uvicorn.Server(server_config(settings, create_app(settings)))
+        server, listener = _server(settings, listener)
         server.run(sockets=[listener])
         if not server.started:
             raise SettingsError("The gateway could not start; the lines above say why.")

@@ -36,8 +36,7 @@ def weigh(asked: Asked, size: int) -> int:
     """Tokens that a JSON body of `size` bytes may cost: of the prompt, and of the answer that it asks for."""
     answer = USUAL_TOKENS
     for limit in (asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens):
-        digits = bytes(limit)
-        if digits.isdigit():
+        if limit and (digits := bytes(limit)).isdigit():
             answer = int(digits[:9])
             break
     return min(size // BYTES_PER_TOKEN + answer, MOST_TOKENS)
@@ -52,17 +51,17 @@ def prefix(asked: Asked) -> int | None:
         if raw:
             lead = _lead(raw)
             length += len(lead)
-            # Its ends tell it from others: the middle of a long one would cost more to read than it tells.
-            key = zlib.crc32(lead[:_END_BYTES], key)
-            key = zlib.crc32(lead[-_END_BYTES:], key)
+            if len(lead) > 2 * _END_BYTES:
+                # Its ends tell it from others: the middle of a long one would cost more to read than it tells.
+                lead = lead[:_END_BYTES] + lead[-_END_BYTES:]
+            key = zlib.crc32(lead, key)
     return key ^ length if length >= LEAST_BYTES else None
 
 
 def _lead(raw: Raw) -> bytes:
-    view = memoryview(raw)
-    if view[0] != ord("["):
-        return bytes(view[:TEXT_BYTES])
-    lead = bytes(view[:MESSAGES_BYTES])
+    lead = bytes(raw) if len(raw) <= MESSAGES_BYTES else bytes(memoryview(raw)[:MESSAGES_BYTES])
+    if not lead.startswith(b"["):
+        return lead[:TEXT_BYTES]
     # In a string the quotes would be escaped.
     answered = lead.find(b'"assistant"')
     if answered >= 0:

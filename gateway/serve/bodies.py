@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from gateway.serve import balance, form
 from gateway.serve.auth import Key
-from gateway.serve.protocol import no_model, read_asked, read_fields, with_model
+from gateway.serve.protocol import no_model, read_asked, read_fields, read_named, with_model
 from gateway.serve.routes import Call, Routes
 from gateway.serve.surface import Endpoint
 
 Body = bytes | bytearray
 
+# Reading a body twice costs less than what the first, short look spares the most of them.
+_SHORT_BYTES = 64 * 1024
+
 
 def read_call(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes, key: Key) -> tuple[Call, bytes]:
     """The call, and the header with which its body goes to the engine. Raises BadRequest, NotFound."""
     if endpoint.body == "json":
+        # It was read as JSON, so it is sent as JSON, whatever the client called it.
+        content = b"content-type: application/json\r\n"
+        named = read_named(body) if len(body) < _SHORT_BYTES else None
+        if named is not None:
+            route = routes.table.models.get(named.model)
+            if route is None or len(route.replicas) < 2:
+                return Call(endpoint.name, named.model, body, named.stream is True, named.previous_response_id), content
         asked = read_asked(body)
         call = Call(endpoint.name, asked.name(), body, asked.streams(), asked.previous())
         route = routes.table.models.get(call.model)
         if route is not None and len(route.replicas) > 1:
             call.tokens, call.prefix = balance.weigh(asked, len(body)), balance.prefix(asked)
-        # It was read as JSON, so it is sent as JSON, whatever the client called it.
-        return call, b"content-type: application/json\r\n"
+        return call, content
     if endpoint.body == "form":
         boundary = form.boundary_of(content_type)
         field = form.find_model(body, boundary)
@@ -30,7 +39,7 @@ def read_call(endpoint: Endpoint, content_type: bytes | None, body: Body, routes
     return Call(endpoint.name, routes.model_of(endpoint.id, key), previous=endpoint.id), b""
 
 
-def may_stream(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes) -> bool:
+def may_stream(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes, key: Key) -> bool:
     """Whether the beginning of a body is enough: the model is named in it, and is called the same by its engine. Raises BadRequest.
 
     Never for JSON: the last `model` counts, and SDKs put it behind the messages.
@@ -39,7 +48,7 @@ def may_stream(endpoint: Endpoint, content_type: bytes | None, body: Body, route
         return False
     field = form.find_model(body, form.boundary_of(content_type))
     route = routes.table.models.get(field.value) if field is not None else None
-    return route is not None and all(replica.served_name == route.name for replica in route.replicas)
+    return route is not None and key.sees(route.name) and all(replica.served_name == route.name for replica in route.replicas)
 
 
 def renamed(endpoint: Endpoint, content_type: bytes | None, body: Body, name: str) -> Body:

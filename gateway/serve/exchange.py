@@ -22,7 +22,7 @@ import asyncio
 import logging
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.errors import EngineUnreachable, FitserveError, NotReady, UpstreamError
 from gateway.serve import bodies, limits
@@ -66,12 +66,14 @@ class Exchange:
     state: State = "reading"
     status: int = 0
     events: bool = False  # the answer is an event stream
+    promised: bool = False  # the head of one was written while the request waited
     heard: bool = False  # the engine said something since the last sweep
     started: float = 0.0
     first_byte_at: float = 0.0
     outcome: Outcome = ""
     model: str = ""  # the name of a model that there is
     received: int = 0  # bytes of the request's body, when it was started
+    counted: Any = None  # where the meter counts it
     replica: Replica | None = None
     _permit: limits.Permit | None = None
     _usage: tuple[int | None, int | None] | None = None
@@ -121,7 +123,7 @@ class Exchange:
     def may_start(self) -> bool:
         """Whether it can go to an engine now, although more of the body is to come. Raises BadRequest."""
         return self.state == "reading" and bodies.may_stream(
-            self.endpoint, self.found.get(b"content-type"), self.body, self.front.plane.routes
+            self.endpoint, self.found.get(b"content-type"), self.body, self.front.plane.routes, self.key
         )
 
     def more(self, data: bytes) -> None:
@@ -213,14 +215,15 @@ class Exchange:
         if self.whole:
             described += b"content-length: %d\r\n" % len(body) if self.endpoint.method == "POST" else b""
         elif (announced := self.found.get(b"content-length")) is not None:
-            described += b"content-length: %d\r\n" % int(announced)
+            described += b"content-length: %d\r\n" % (int(announced) + len(body) - len(self.body))
         else:
             described += b"transfer-encoding: chunked\r\n"
             body = b"%x\r\n%b\r\n" % (len(body), bytes(body))
         head = request_head(self.endpoint, link.pool.prefix, link.pool.authority, self.id.encode(), described, self.found)
         self.body = self.call.body = b""
         link.ask(self, head, body)
-        self.front.uploaded(self, link.transport.get_write_buffer_size())
+        if self.large or not self.whole:
+            self.front.uploaded(self, link.transport.get_write_buffer_size())
 
     def unreachable(self, error: Exception) -> None:
         """The replica took no connection, so it has not seen the request: another one may, once."""
@@ -232,8 +235,9 @@ class Exchange:
             self._retried = True
             try:
                 route = plane.routes.table.find(self.call.model)
-                if failed not in route.replicas or len(route.replicas) > 1 or route.wait_s:
-                    self._place(plane.routes.pick(route, self.call, failed.id), failed.id)
+                avoid = failed.id if failed in route.replicas else None
+                if avoid is None or len(route.replicas) > 1 or route.wait_s:
+                    self._place(plane.routes.pick(route, self.call, avoid), avoid)
                     return
             except FitserveError as refusal:
                 self.refuse(refusal)
@@ -256,12 +260,12 @@ class Exchange:
             )
             return
         head = answer_head(status, headers, self.own_headers(), self.id.encode(), chunks=self.chunks, keep=self.keep)
+        self.status = status
         self.state = "answering"
-        if not self.status:
-            self.status = status
+        if not self.promised:
             self.events, self.keep, link.framed = head.events, head.keep, head.framed
             link.out.append(head.data)
-        elif head.events:  # as it was promised while the request waited
+        elif head.events:
             link.framed = head.framed
         else:
             self.client = self._kept = Kept()
@@ -320,17 +324,19 @@ class Exchange:
 
     def refuse(self, error: FitserveError) -> None:
         """An answer that has started cannot be taken back. An event stream ends with the error, anything else is cut off."""
-        if not self.status:
+        if not self.status and not self.promised:
             self._finish("refused")
             self.front.refuse(self, error)
             return
+        if not self.status:
+            self.front.plane.meter.refused(self, error)
         self.keep = False
         if self.events:
             event = error_event(error, self.endpoint.shape)
             if self._kept is None and not b"".join((b"\n\n", *self.tail)).endswith(_EVENT_END):
                 event = b"\n\n" + event
             self._last_event(event)
-        self._finish("broken")
+        self._finish("broken" if self.status else "refused")
         self.front.answered(self)
 
     def _last_event(self, event: bytes) -> None:
@@ -339,6 +345,9 @@ class Exchange:
     def _finish(self, outcome: Outcome) -> None:
         if self.state == "queued" and self._wait is not None:
             self.front.plane.routes.forget(self._wait)
+        self.outcome = outcome
+        if self.state != "reading":
+            self.front.plane.meter.finished(self)
         self.state = "done"
         self.body = b""
         if self.large:

@@ -74,6 +74,7 @@ class Front(Line):
 
     def data_received(self, data: bytes) -> None:
         was_in_head = self._in_head
+        self._received = len(data) + (self._received if was_in_head else 0)
         if self._deaf or not self._parse(data):
             return
         if self._in_head:
@@ -133,7 +134,7 @@ class Front(Line):
             if len(self._turns) >= guard.PIPELINED:
                 raise BadRequest("Too many requests wait on this connection.", hint="Use more connections.")
             version = self.parser.get_http_version()
-            found = guard.read_head(self.url, self.headers, version)
+            found = guard.read_head(self.url, self.headers, version, self._received)
             id_ = known_id(found.get(b"x-request-id")) or new_id()
             if int(found.get(b"content-length", b"0")) > self.plane.limits.body_bytes:
                 raise too_large(self.plane.limits.body_bytes)
@@ -220,6 +221,7 @@ class Front(Line):
         self._deadline = math.inf
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
+            self.flow.resume_reading()  # it may have been paused for what was already here
             incoming.complete()
             if incoming is self._exchange and incoming.state == "reading":
                 self._run(incoming)

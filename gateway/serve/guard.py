@@ -61,14 +61,15 @@ class Limits:
     waiting_comment_s: float = 10.0
 
 
-def read_head(target: bytes, headers: list[tuple[bytes, bytes]], version: str) -> dict[bytes, bytes]:
-    """The headers that count, by lower-case name. Raises BadRequest, HeadTooLarge."""
+def read_head(target: bytes, headers: list[tuple[bytes, bytes]], version: str, received: int) -> dict[bytes, bytes]:
+    """The headers that count, by lower-case name. Raises BadRequest, HeadTooLarge.
+
+    received: bytes of the reads that the head came in, of which it may be a part only.
+    """
     if version not in ("1.0", "1.1"):  # the parser also takes a request line without a version, for HTTP/0.9
         raise BadRequest("The request is not HTTP/1.1.", hint="Send HTTP/1.1 at the end of the request line.")
     found: dict[bytes, bytes] = {}
-    size = len(target)
     for name, value in headers:
-        size += len(name) + len(value) + 4
         if name in _READ:
             if name in found:
                 if name in _ONCE:
@@ -78,7 +79,7 @@ def read_head(target: bytes, headers: list[tuple[bytes, bytes]], version: str) -
                 found[name] = value
         elif b"_" in name:
             raise BadRequest("A header name has an underscore in it.", hint="Write it with a dash.")
-    if size > HEAD_BYTES:
+    if received > HEAD_BYTES and len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > HEAD_BYTES:
         raise head_too_large()
     host = found.get(b"host")
     if host is None:

@@ -54,7 +54,9 @@ class Guesses:
 
 def _too_many(wait_s: float) -> RateLimited:
     return RateLimited(
-        "Too many wrong keys came from this address.", hint="Correct the key and try again later.", retry_after_s=math.ceil(wait_s)
+        "Too many wrong keys came from this address.",
+        hint="Correct the key and try again later.",
+        retry_after_s=math.ceil(wait_s),
     )
 
 
@@ -63,9 +65,10 @@ def _network(address: str) -> str:
     if ":" not in address:
         return address
     try:
-        return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
+        found = ipaddress.IPv6Address(address)
     except ValueError:
         return address
+    return str(found.ipv4_mapped or ipaddress.IPv6Address(int(found) >> 64 << 64))
 
 
 def _forget(table: OrderedDict[str, tuple[float, int]] | OrderedDict[tuple[str, bytes], None]) -> None:

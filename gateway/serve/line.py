@@ -51,6 +51,7 @@ class Line(HttpToolsProtocol):
         self._stall: guard.Stall | None = None
         self._in_head = self._in_body = False
         self._size = 0  # bytes so far of the head or body that comes in
+        self._received = 0  # bytes of this read, and of those before it that the head came in
         self._deaf = False  # what still comes is discarded
         self._ignores_upgrade = False
         self._address = ""
@@ -72,6 +73,8 @@ class Line(HttpToolsProtocol):
 
     def _run(self, exchange: Exchange) -> None:
         """It is the turn of `exchange`, and its body is complete."""
+        if self.transport.is_closing():
+            return  # the client was found gone when the answer before was written; `connection_lost` comes next
         try:
             if exchange.endpoint.at == "models":
                 body = dump(models(self.plane.routes.table, exchange.endpoint.id, exchange.key))
@@ -129,7 +132,9 @@ class Line(HttpToolsProtocol):
     def _hang_up(self, error: FitserveError, shape: Shape = "openai", id_: str | None = None) -> None:
         """Refuses the request that comes in, once those before it are answered. Nothing more is read."""
         self._deaf = True
-        words = self._words(error, shape, id_ or new_id(), keep=False)
+        id_ = id_ or new_id()
+        self.plane.meter.turned_away(error, id_, self._address)
+        words = self._words(error, shape, id_, keep=False)
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             started = incoming.status
@@ -137,7 +142,7 @@ class Line(HttpToolsProtocol):
             if incoming is self._exchange:
                 self._exchange = None
                 if started:
-                    self.transport.abort()
+                    self._cut()
                     return
             else:
                 self._turns.remove(incoming)
@@ -145,12 +150,12 @@ class Line(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
             if self._running.response_started:
-                self.transport.abort()
+                self._cut()
                 return
             self._running = None
         if self._busy():
             self._last_words = words
-        else:
+        elif not self.transport.is_closing():
             self.transport.write(words)
             self._close(discard=True)
 
@@ -174,6 +179,14 @@ class Line(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def _cut(self) -> None:
+        """Closes at once. The engine is let go of now, not when the loop says that the connection is lost: until then it could
+        write to what is closed."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.leave()
+        self.transport.abort()
+
     # --- time ---
 
     def sweep(self, now: float) -> None:
@@ -181,13 +194,13 @@ class Line(HttpToolsProtocol):
         if now >= self._deadline:
             self._deadline = math.inf
             if self._deaf:
-                self.transport.abort()
+                self._cut()
             elif self._in_head or self._in_body:
                 self._hang_up(TooSlow("The request did not come in within its time.", hint="Send it without pauses."))
             else:
                 self.transport.close()
         elif (self._stall is not None and self._stall.over(now)) or (self.flow.read_paused and guard.has_left(self.transport)):
-            self.transport.abort()
+            self._cut()
         if self._exchange is not None:
             self._exchange.sweep(now)
 

@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 TAIL_BYTES = 4096
 TAIL_PIECES = 4
 
-_USAGE = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\d{1,12})')
+_PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})').search
+_CACHED = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,12})').findall
+_COMPLETION = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})').search
 
 
 class Meter:
-    """Called from the event loop. Each `begun` has its `ended`. Must not raise.
+    """Called from the event loop. Each `begun` has its `ended`, each request one `finished`, `refused` or both. Must not raise.
 
-    An exchange has: endpoint, model, replica, streams, started and first_byte_at (seconds of the loop's clock), status,
-    received and sent (bytes of the bodies), outcome.
+    An exchange has: endpoint, key, model, replica, events, started and first_byte_at (seconds of the loop's clock), status,
+    received and sent (bytes of the bodies), usage, outcome.
     """
 
     def begun(self, exchange: Exchange) -> None:
@@ -33,7 +35,13 @@ class Meter:
     def refused(self, exchange: Exchange, error: FitserveError) -> None:
         """The gateway answers itself, with this error."""
 
+    def turned_away(self, error: FitserveError, id_: str, address: str) -> None:
+        """The same, to what has not become a request."""
+
     def ended(self, exchange: Exchange) -> None:
+        """The replica has done with it, or took no connection (its outcome is unreachable then)."""
+
+    def finished(self, exchange: Exchange) -> None:
         """Over, as `exchange.outcome` says: answered, left (the client), broken (the engine), refused (the gateway)."""
 
 
@@ -41,11 +49,9 @@ def usage(tail: Iterable[bytes]) -> tuple[int | None, int | None]:
     """Prompt and completion tokens as the last usage block in the tail of an answer tells them; None where it does not."""
     data = b"".join(tail)
     at = data.rfind(b'"usage"')
-    prompt = completion = None
-    if at >= 0:
-        for kind, count in _USAGE.findall(data, at):
-            if kind in (b"prompt", b"input"):
-                prompt = int(count) if prompt is None else prompt
-            elif completion is None:
-                completion = int(count)
-    return prompt, completion
+    if at < 0:
+        return None, None
+    prompt, completion = _PROMPT(data, at), _COMPLETION(data, at)
+    # In Anthropic's shape what came from a cache stands beside `input_tokens`; in OpenAI's it is among the prompt's.
+    cached = sum(map(int, _CACHED(data, at))) if prompt and data.find(b'"cache_', at) >= 0 else 0
+    return int(prompt[1]) + cached if prompt else None, int(completion[1]) if completion else None

@@ -49,7 +49,7 @@ METRICS: tuple[Metric, ...] = (
         "fitserve_request_duration_seconds",
         "histogram",
         ("model", "endpoint"),
-        "From the request to the end of its answer, of those that an engine was asked.",
+        "From the request to the end of its answer, of those that the gateway did not refuse.",
     ),
     Metric(
         "fitserve_first_byte_seconds",
@@ -59,7 +59,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("fitserve_tokens_total", "counter", ("model", "kind"), "Tokens as answers told them; kind: prompt, completion."),
     Metric("fitserve_requests_in_flight", "gauge", ("model",), "Requests that an engine works on."),
-    Metric("fitserve_requests_queued", "gauge", (), "Requests that wait for an engine."),
+    Metric("fitserve_requests_queued", "gauge", ("model",), "Requests that wait for a replica with room, or for the model."),
     Metric(
         "fitserve_client_disconnects_total",
         "counter",
@@ -76,7 +76,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("fitserve_models", "gauge", ("state",), "Models by state."),
     Metric("fitserve_replicas", "gauge", ("model", "state"), "Replicas by state; those that are ready are asked."),
     Metric("fitserve_attempts_total", "counter", ("model",), "Starts of engines."),
-    Metric("fitserve_failures_total", "counter", ("model", "kind"), "Starts that failed, by what ended them (docs/reliability.md)."),
+    Metric(
+        "fitserve_failures_total", "counter", ("model", "kind"), "Starts that failed, by what ended them (docs/reliability.md)."
+    ),
     Metric("fitserve_facts", "gauge", ("kind",), "Facts that were learned."),
     Metric("fitserve_gpu_planned_bytes", "gauge", ("gpu",), "Memory that engines may take of a GPU, by their plans."),
     Metric("fitserve_loop_age_seconds", "gauge", (), "Since the loop last looked at the world."),
@@ -91,15 +93,16 @@ METRICS: tuple[Metric, ...] = (
 # (name, values of the labels, value)
 Sample = tuple[str, tuple[str, ...], float]
 
+_DURATIONS, _FIRST_BYTES = ((*map(repr, bounds), "+Inf") for bounds in (DURATIONS, FIRST_BYTES))
 _CLASSES = ("none", "1xx", "2xx", "3xx", "4xx", "5xx")
 
 
 class _Histogram:
     __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
+    def __init__(self, bounds: tuple[str, ...]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
+        self.counts = [0] * len(bounds)
         self.total = 0.0
 
 
@@ -111,8 +114,8 @@ class _Series:
     def __init__(self) -> None:
         self.in_flight = self.prompt = self.completion = 0
         self.outcomes: dict[tuple[str, int], int] = {}
-        self.duration = _Histogram(DURATIONS)
-        self.first_byte = _Histogram(FIRST_BYTES)
+        self.duration = _Histogram(_DURATIONS)
+        self.first_byte = _Histogram(_FIRST_BYTES)
 
 
 class Metrics(Meter):
@@ -125,10 +128,12 @@ class Metrics(Meter):
         self._upstream: dict[tuple[str, str], int] = {}
 
     def begun(self, exchange: Exchange) -> None:
-        self._of(exchange).in_flight += 1
+        series = self._of(exchange)
+        exchange.counted = series
+        series.in_flight += 1
 
     def first_byte(self, exchange: Exchange) -> None:
-        histogram = self._of(exchange).first_byte
+        histogram = (exchange.counted or self._of(exchange)).first_byte
         took = exchange.first_byte_at - exchange.started
         histogram.counts[bisect_left(FIRST_BYTES, took)] += 1
         histogram.total += took
@@ -138,18 +143,18 @@ class Metrics(Meter):
         outcomes[what] = outcomes.get(what, 0) + 1
         if error.code == "engine_error":
             self._failed(exchange.model, "engine_error")
-        self.turned_away(error)
+        self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
 
-    def turned_away(self, error: FitserveError) -> None:
+    def turned_away(self, error: FitserveError, id_: str, address: str) -> None:  # noqa: ARG002 - for the access log
         self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
 
     def ended(self, exchange: Exchange) -> None:
-        series = self._of(exchange)
-        series.in_flight -= 1
-        outcome, status = exchange.outcome, exchange.status // 100
-        if outcome == "unreachable":
+        (exchange.counted or self._of(exchange)).in_flight -= 1
+        if exchange.outcome == "unreachable":
             self._failed(exchange.model, "unreachable")
-            return
+
+    def finished(self, exchange: Exchange) -> None:
+        series, outcome, status = exchange.counted or self._of(exchange), exchange.outcome, exchange.status // 100
         if outcome == "refused":
             return  # `refused` follows
         what = (outcome, status)
@@ -211,8 +216,9 @@ def _buckets(name: str, labels: tuple[str, ...], histogram: _Histogram) -> Itera
     sums = list(accumulate(histogram.counts))
     if not sums[-1]:
         return
-    for bound, count in zip((*map(repr, histogram.bounds), "+Inf"), sums, strict=True):
-        yield f"{name}_bucket", (*labels, bound), count
+    bucket = f"{name}_bucket"
+    for bound, count in zip(histogram.bounds, sums, strict=True):
+        yield bucket, (*labels, bound), count
     yield f"{name}_sum", labels, histogram.total
     yield f"{name}_count", labels, sums[-1]
 
@@ -222,7 +228,7 @@ def render(samples: Iterable[Sample]) -> str:
     found: dict[str, list[Sample]] = {}
     for sample in samples:
         found.setdefault(sample[0], []).append(sample)
-    lines = []
+    lines: list[str] = []
     for metric in METRICS:
         lines += (f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}")
         endings = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)

@@ -105,11 +105,11 @@ class Wait:
 
     def _tell(self) -> None:
         exchange = self._exchange
-        if not exchange.status:
+        if not exchange.promised:
             own = exchange.own_headers()
             head = answer_head(
                 200, _STREAMS, own, exchange.id.encode(), chunks=exchange.chunks, keep=exchange.keep, source=b"gateway"
             )
-            exchange.status, exchange.events, exchange.keep = 200, True, head.keep
+            exchange.promised, exchange.events, exchange.keep = True, True, head.keep
             exchange.client.write(head.data)
         exchange.client.write(b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if exchange.chunks else _COMMENT)

@@ -77,7 +77,16 @@ class Asked(msgspec.Struct):
             return None
 
 
+class Named(msgspec.Struct):
+    """The usual case of `Asked`, read in one go: every field has the type that it should have."""
+
+    model: str
+    stream: bool | None = None
+    previous_response_id: str | None = None
+
+
 _ASKED = msgspec.json.Decoder(Asked)
+_NAMED = msgspec.json.Decoder(Named)
 _MODELS_HINT = "GET /v1/models lists the models that are served."
 _OBJECT_HINT = "Send a JSON object in UTF-8 with `model` and the fields of the endpoint."
 
@@ -95,6 +104,16 @@ def known_id(value: bytes | None) -> str | None:
 def request_id(scope: Scope) -> str:
     """As `known_id`, for an ASGI request; a new one where there is none."""
     return known_id(next((value for key, value in scope["headers"] if key == b"x-request-id"), None)) or new_id()
+
+
+def read_named(body: bytes | bytearray) -> Named | None:
+    """As `read_asked`, cheaper; None where that one has to look."""
+    try:
+        if not body.isascii():
+            body.decode()
+        return _NAMED.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def read_asked(body: bytes | bytearray) -> Asked:

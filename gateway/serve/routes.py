@@ -145,6 +145,9 @@ class Routes:
     def table(self, table: RouteTable) -> None:
         kept = {replica.id for route in table.models.values() for replica in route.replicas}
         self._last_pick = {id_: turn for id_, turn in self._last_pick.items() if id_ in kept}
+        for queue in self._queues.values():
+            for waiter in queue.waiting:
+                waiter.avoid = waiter.avoid if waiter.avoid in kept else None
         self._table = table
         self._call()
 
@@ -155,7 +158,7 @@ class Routes:
 
         What goes on from a response goes to the replica that made it: no other one knows it.
         """
-        queue = self._queues.get(route.name)
+        queue = self._queues.get(call.model)
         replica = self._choose(route, call, avoid) if queue is None or call.light else None
         if replica is None:
             ready = any(replica.id != avoid for replica in route.replicas)
@@ -170,7 +173,7 @@ class Routes:
         maker = self._maker(route, call)
         if maker is not None and maker.id != avoid:
             return maker if call.light or self._has_room(maker) else None
-        free = [one for one in route.replicas if (call.light or self._has_room(one)) and one.id != avoid]
+        free = [one for one in route.replicas if (self._has_room(one) or call.light) and one.id != avoid]
         if len(free) < 2:
             return free[0] if free else None
         loads = [load.tokens if (load := self._loads.get(one.id)) is not None else 0 for one in free]
@@ -236,8 +239,6 @@ class Routes:
                     self.forget(waiter)
                     waiter.give_up(error)
                     continue
-                if all(replica.id != waiter.avoid for replica in route.replicas):
-                    waiter.avoid = None
                 replica = self._choose(route, waiter.call, waiter.avoid)
                 if replica is not None:
                     queue.pace.went()

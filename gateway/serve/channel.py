@@ -1,0 +1,166 @@
+"""What the control process and a worker tell each other: over a socket pair, each message with its length before it, in MessagePack.
+
+message     from      when
+Begin       control   first: how to serve, and the tables in force; the worker takes no connection before
+Table       control   the routes have changed
+KeyTable    control   the keys have changed
+Elsewhere   control   twice a second, where it has changed: what the other workers have in flight
+Spent       both      within SPENT_S: what keys with limits have used, for the other workers
+Made        both      at once: which replica made a response, for the other workers
+Report      worker    twice a second
+
+Each is a whole value that replaces the one before. What is not one of these is an error (msgspec checks the types): then the two are
+not of the same version, and the worker is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import msgspec
+
+from gateway.serve.auth import Key
+from gateway.serve.guard import Limits
+from gateway.serve.metrics import Sample
+from gateway.serve.routes import ModelRoute
+
+REPORT_S = 0.5
+SPENT_S = 0.05
+_LENGTH_BYTES = 4
+
+
+class Table(msgspec.Struct, frozen=True, tag=True):
+    """`gateway.serve.routes.RouteTable`."""
+
+    models: tuple[ModelRoute, ...]
+
+
+class KeyTable(msgspec.Struct, frozen=True, tag=True):
+    """`gateway.serve.auth.Table`: digests, never a key."""
+
+    keys: tuple[Key, ...]
+    closed: bool
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """How to serve. `limits` are this worker's own; `workers`: how many there are; `grace_s`: for the end."""
+
+    workers: int
+    limits: Limits
+    queue_per_model: int | None
+    grace_s: float
+    log_level: str
+    access_log: bool
+    routes: Table
+    keys: KeyTable
+
+
+class Elsewhere(msgspec.Struct, frozen=True, tag=True):
+    """Requests in flight at the other workers, by replica id."""
+
+    in_flight: dict[str, int]
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """`requests` and `tokens` since the message before; `in_flight` now."""
+
+    requests: int
+    tokens: int
+    in_flight: int
+
+
+class Spent(msgspec.Struct, frozen=True, tag=True):
+    """By digest of the key. `worker`: whose it is."""
+
+    worker: int
+    keys: dict[bytes, Usage]
+
+
+class Made(msgspec.Struct, frozen=True, tag=True):
+    """`gateway.serve.routes.Routes.made`."""
+
+    response: str
+    model: str
+    replica: str
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker has in flight at one replica. `silent_s`: since the replica gave it a byte."""
+
+    requests: int
+    silent_s: float
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """`loads` by replica id; `samples`: all metrics of the worker."""
+
+    loads: dict[str, Load]
+    samples: tuple[Sample, ...]
+
+
+ToWorker = Begin | Table | KeyTable | Elsewhere | Spent | Made
+ToControl = Report | Spent | Made
+
+_ENCODER = msgspec.msgpack.Encoder()
+_TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_TO_CONTROL: msgspec.msgpack.Decoder[ToControl] = msgspec.msgpack.Decoder(ToControl)
+
+
+class Channel:
+    """One end, in an event loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def of(cls, end: socket.socket) -> Channel:
+        return cls(*await asyncio.open_unix_connection(sock=end))
+
+    def send(self, message: ToWorker | ToControl) -> None:
+        """Without waiting; what the other end does not read is kept until it does, or is gone."""
+        if not self._writer.is_closing():
+            self._writer.write(frame(message))
+
+    @property
+    def unread_bytes(self) -> int:
+        """Of what was sent."""
+        return self._writer.transport.get_write_buffer_size()
+
+    async def to_worker(self) -> ToWorker:
+        """The next message. Raises EOFError at the end, OSError, msgspec.ValidationError."""
+        return _TO_WORKER.decode(await self._receive())
+
+    async def to_control(self) -> ToControl:
+        """As `to_worker`."""
+        return _TO_CONTROL.decode(await self._receive())
+
+    def close(self) -> None:
+        self._writer.transport.abort()
+
+    async def _receive(self) -> bytes:
+        # IncompleteReadError is an EOFError.
+        length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
+        return await self._reader.readexactly(length)
+
+
+def frame(message: ToWorker | ToControl) -> bytes:
+    data = _ENCODER.encode(message)
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
+def receive_begin(end: socket.socket) -> Begin:
+    """The first message, before there is an event loop. Raises EOFError, msgspec.ValidationError."""
+    length = int.from_bytes(_exactly(end, _LENGTH_BYTES), "big")
+    return msgspec.msgpack.decode(_exactly(end, length), type=Begin)
+
+
+def _exactly(end: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        piece = end.recv(length - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)

@@ -1,0 +1,238 @@
+"""A Docker Engine that is restarted, or hangs, under engines that serve. It is a second one of its own, so nobody else notices."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.contract.docker_harness import BASE_IMAGE, PROGRAM, docker_harness
+from tests.e2e.conftest import Gateway, wait_for
+from tests.makers import engine
+from tests.running import model_folder
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.docker,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not shutil.which("dockerd"), reason="a Docker Engine of one's own needs root and dockerd"
+    ),
+]
+
+HANG_S = 30
+TOKENS = 4000
+ENGINE = ("python3", "-S")
+IMAGE = "fitserve-faults-engine:1"
+log = logging.getLogger(__name__)
+
+
+class Daemon:
+    """dockerd with folders, socket and addresses of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"unix://{folder}/sock"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, live_restore: bool) -> None:
+        own = ["--data-root", "data", "--exec-root", "exec", "--pidfile", "pid"]
+        command = ["dockerd", "-H", self.url, *(str(self.folder / item) if item[0] != "-" else item for item in own)]
+        command += [
+            "--bridge=none",
+            "--iptables=false",
+            "--ip6tables=false",
+            "--default-address-pool=base=10.222.0.0/16,size=24",
+        ]
+        command += ["--live-restore"] if live_restore else []
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        wait_for("dockerd", lambda: self.docker("version", check=False), 30)
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        self.process.wait(60)
+
+    def docker(self, *arguments: str, check: bool = True) -> str:
+        done = subprocess.run(["docker", "-H", self.url, *arguments], capture_output=True, text=True, check=check, timeout=60)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    def containers(self) -> list[str]:
+        return self.docker("ps", "-q", "--no-trunc").split()
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    docker_harness().docker.close()
+    made = Daemon(tmp_path_factory.mktemp("dockerd"))
+    made.start(live_restore=False)
+    load = f"docker save {shlex.quote(BASE_IMAGE)} | docker -H {shlex.quote(made.url)} load"
+    subprocess.run(["bash", "-c", load], check=True, capture_output=True)
+    program = tmp_path_factory.mktemp("engine")
+    for file in PROGRAM:
+        shutil.copy(file, program)
+    program.chmod(0o755)
+    container = made.docker("create", "--network=none", BASE_IMAGE)
+    made.docker("cp", str(program), f"{container}:/engine")
+    made.docker("commit", container, IMAGE)
+    made.docker("rm", container)
+    made.stop()
+    yield made
+    for left in made.folder.glob("**/overlay2/*/merged"):
+        subprocess.run(["umount", "-l", str(left)], check=False, capture_output=True)
+
+
+@pytest.fixture
+def gateway(daemon: Daemon, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gateway]:
+    """A gateway with one ready model, on a Docker Engine with or without live restore (the fixture's parameter)."""
+    daemon.start(live_restore=request.param)
+    source = model_folder(tmp_path / "model")
+    for folder in (source, *source.parents[:3]):
+        folder.chmod(0o755)
+    made = engine(
+        "cpu",
+        "99.0.0",
+        image=IMAGE,
+        container_command=(*ENGINE, f"/engine/{PROGRAM[0].name}", "--tokens-per-second", "40"),
+    )
+    profile = tmp_path / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
+    settings = {"FITSERVE_HOST_KIND": "docker", "DOCKER_HOST": daemon.url, "FITSERVE_BACKOFF_S": "1"}
+    settings |= {"FITSERVE_PROFILES_DIR": str(tmp_path / "profiles"), "FITSERVE_DOCKER_NETWORK": "fitserve-faults"}
+    one = Gateway(tmp_path / "data", tmp_path / "gateway.log", **settings)
+    one.start()
+    try:
+        body = {"name": "m", "source": str(source), "engines": [made.ref]}
+        answer = one.client.post("/admin/models", json=body)
+        assert answer.status_code == 202, answer.text
+        one.until("m", "ready", 60)
+        yield one
+    finally:
+        one.close()
+        daemon.docker("network", "rm", "fitserve-faults", check=False)
+        daemon.stop()
+
+
+class Stream(threading.Thread):
+    """A client that reads a long answer while things happen: what came, and when each chunk did."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__()
+        self.text, self.times = "", list[float]()
+        self._url = gateway.url
+        self.start()
+
+    def run(self) -> None:
+        body = {"model": "m", "prompt": "hi", "max_tokens": TOKENS, "stream": True}
+        with (
+            httpx.Client(trust_env=False, timeout=120) as client,
+            client.stream("POST", f"{self._url}/v1/completions", json=body) as answer,
+        ):
+            for chunk in answer.iter_text():
+                self.text += chunk
+                self.times.append(time.monotonic())
+
+
+def problems(gateway: Gateway) -> list[str]:
+    found: list[str] = gateway.client.get("/readyz").json()["problems"]
+    return found
+
+
+def answered(gateway: Gateway) -> float:
+    """Seconds of one short request, which must succeed."""
+    began = time.monotonic()
+    answer = gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+    assert answer.status_code == 200, answer.text
+    return time.monotonic() - began
+
+
+def attempts(gateway: Gateway) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = gateway.show("m")["attempts"]
+    return found
+
+
+@pytest.mark.parametrize("gateway", [True], indirect=True)
+def test_with_live_restore_a_restart_of_docker_breaks_no_stream(daemon: Daemon, gateway: Gateway) -> None:
+    before = daemon.containers()
+    stream = Stream(gateway)
+    wait_for("tokens", lambda: stream.times, 10)
+    daemon.stop()
+    wait_for("not ready", lambda: problems(gateway) == ["host"], 15)
+    answered(gateway)
+    assert stream.is_alive()
+    daemon.start(live_restore=True)
+    began = time.monotonic()
+    wait_for("ready again", lambda: not problems(gateway), 10)
+    told = time.monotonic() - began
+    assert daemon.containers() == before
+    assert [one["state"] for one in attempts(gateway)] == ["ready"]
+    assert stream.is_alive()
+    assert '"error"' not in stream.text
+    # What happens from now on is seen: not only events since, but what is there.
+    daemon.docker("kill", before[0])
+    wait_for("another engine", lambda: [one["state"] for one in attempts(gateway)] == ["failed", "ready"], 60)
+    stream.join(30)
+    assert '"error"' in stream.text
+    assert "[DONE]" not in stream.text
+    log.info("figures: %s", {"back after s": round(told, 2)})
+
+
+@pytest.mark.parametrize("gateway", [False], indirect=True)
+def test_without_live_restore_engines_end_with_docker_and_are_started_again(daemon: Daemon, gateway: Gateway) -> None:
+    stream = Stream(gateway)
+    wait_for("tokens", lambda: stream.times, 10)
+    daemon.stop()
+    stream.join(30)
+    assert '"error"' in stream.text
+    assert "[DONE]" not in stream.text
+    answer = gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
+    assert answer.status_code in (502, 503)
+    daemon.start(live_restore=False)
+    began = time.monotonic()
+    wait_for("another engine", lambda: [one["state"] for one in attempts(gateway)] == ["failed", "ready"], 60)
+    answered(gateway)
+    assert len(daemon.containers()) == 1
+    log.info("figures: %s", {"serves again after s": round(time.monotonic() - began, 2)})
+
+
+@pytest.mark.parametrize("gateway", [True], indirect=True)
+def test_a_docker_that_hangs_stops_nothing(daemon: Daemon, gateway: Gateway) -> None:
+    before = daemon.containers()
+    usual = max(answered(gateway) for _ in range(20))
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    noticed, slowest = 0.0, 0.0
+    while time.monotonic() - began < HANG_S:
+        slowest = max(slowest, answered(gateway))
+        if not noticed and problems(gateway):
+            noticed = time.monotonic() - began
+        time.sleep(0.1)
+    daemon.process.send_signal(signal.SIGCONT)
+    assert 0 < noticed <= 16
+    assert slowest < usual + 0.5
+    resumed = time.monotonic()
+    wait_for("ready again", lambda: not problems(gateway), 20)
+    assert daemon.containers() == before
+    assert [one["state"] for one in attempts(gateway)] == ["ready"]
+    figures = {
+        "noticed after s": noticed,
+        "slowest request s": slowest,
+        "usual s": usual,
+        "back after s": time.monotonic() - resumed,
+    }
+    log.info("figures: %s", {name: round(value, 3) for name, value in figures.items()})
