@@ -74,7 +74,9 @@ def _gpus(hardware: Hardware) -> Check:
         return Check("GPUs", "warn", f"none ({why})", "Without a GPU only the CPU engine can serve.")
     found = f"{len(hardware.gpus)}: " + ", ".join(sorted({gpu.name for gpu in hardware.gpus}))
     found += f", driver {hardware.driver}, CUDA {hardware.cuda_driver}"
-    if missing := [note for note in hardware.notes if " is left out: " in note]:
+    missing = [note for note in hardware.notes if " is left out: " in note]
+    missing += [f"GPU {gpu.index}: {gpu.lost}" for gpu in hardware.gpus if gpu.lost]
+    if missing:
         reset = "Reset it (`nvidia-smi --gpu-reset`) or reboot; no engine is started on it meanwhile."
         return Check("GPUs", "warn", f"{found}; {'; '.join(missing)}", reset)
     return Check("GPUs", "ok", found)

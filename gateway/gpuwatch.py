@@ -21,7 +21,7 @@ import structlog
 from pydantic import Field
 
 from gateway.domain import Failure, Hardware, Value
-from gateway.nvml import Nvml
+from gateway.nvml import Nvml, needs
 from gateway.probe import probe
 from gateway.xids import XidTable
 
@@ -35,10 +35,6 @@ _ABSENT_S = 30.0
 _EVENT_MS = 500
 # The driver may say "nothing to do" for a moment after an Xid, until it knows better.
 _LEAST_S = 10.0
-
-# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and its values (nvml.h, drivers from 565 on) that mean: no work until then.
-_RECOVERY_FIELD = 230
-_RECOVERY = {1: "a GPU reset", 2: "a reboot", 4: "a GPU reset", 6: "a reset of its bus", 7: "a reboot"}
 
 
 class Loss(Value):
@@ -104,7 +100,7 @@ class GpuWatch:
                     kind="gpu_lost",
                     phase="serving",
                     message=f"The GPU {uuid} failed: {loss.message}",
-                    culprit={"gpu": uuid} | ({"xid": loss.xid} if loss.xid is not None else {}),
+                    culprit={"uuid": uuid} | ({"xid": loss.xid} if loss.xid is not None else {}),
                     advice="Reset it (`nvidia-smi --gpu-reset`) or reboot; until then nothing is started on it.",
                     proves="nothing",
                 )
@@ -291,14 +287,7 @@ def _health(nvml: Nvml, handle: Any) -> tuple[str | None, bool]:
         return f"{error}.", True
     except pynvml.NVMLError:
         pass  # a card without memory of its own
-    try:
-        (field,) = nvml.nvmlDeviceGetFieldValues(handle, [_RECOVERY_FIELD])
-    except pynvml.NVMLError:
-        return None, False
-    if field.nvmlReturn != pynvml.NVML_SUCCESS:
-        return None, False
-    needs = _RECOVERY.get(int(field.value.uiVal))
-    return (f"The driver says that it needs {needs}.", True) if needs else (None, True)
+    return needs(nvml, handle)
 
 
 def _parts(nvml: Nvml, handle: Any) -> list[str]:

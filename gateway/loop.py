@@ -204,8 +204,6 @@ class Loop:
         watched = instance is not None and instance.state != "created" and not model.deleting
         if slot.attempt is not None and instance is not None and watched and slot.watcher is None:
             slot.watcher = self._watcher(slot.attempt, instance)
-        # A clock that was set back since must not forgive what fails now.
-        forgiven_at = model.forgiven_at if model.forgiven_at <= time.time() else 0.0
         seen = slot.watcher.observation if slot.watcher else Observation(phase=slot.phase)
         if slot.attempt is not None and (loss := self._runner.gpus.failure(slot.attempt.plan.gpus)) is not None:
             seen = seen.evolve(proof=seen.proof or loss)
@@ -214,7 +212,7 @@ class Loop:
                 wanted=not model.deleting,
                 policy=model.wish.policy,
                 attempt=slot.attempt,
-                history=tuple(one for one in slot.history if (one.ended_at or 0) > forgiven_at),
+                history=reconcile.counted(slot.history, model.forgiven_at, time.time()),
                 instance=instance,
                 seen=seen,
                 tail=tuple(slot.watcher.tail) if slot.watcher else (),

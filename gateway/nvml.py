@@ -44,6 +44,11 @@ INIT_HINTS = {
 }
 
 
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and its values (nvml.h, drivers from 565 on) that mean: no work until then.
+RECOVERY_FIELD = 230
+RECOVERY = {1: "a GPU reset", 2: "a reboot", 4: "a GPU reset", 6: "a reset of its bus", 7: "a reboot"}
+
+
 class Nvml(Protocol):
     """The functions of pynvml that are called; all raise pynvml.NVMLError."""
 
@@ -194,6 +199,7 @@ class Cards:
             mig=mig,
             pcie=pcie,
             processes=self._processes(who, handle),
+            lost=parent.lost if parent else needs(self.nvml, handle)[0],
         )
 
     def _memory(self, who: str, handle: Any, *, can_share: bool) -> MemoryReading:
@@ -314,6 +320,20 @@ class Cards:
         if bus is None or bus[0] == NO_DOMAIN:  # a card, and it may be one of ours
             raise refusal or pynvml.NVMLError_NotFound()
         return ELSEWHERE
+
+
+def needs(nvml: Nvml, handle: Any) -> tuple[str | None, bool]:
+    """What the card needs before it can work again, in words, and whether the driver told at all."""
+    import pynvml
+
+    try:
+        (field,) = nvml.nvmlDeviceGetFieldValues(handle, [RECOVERY_FIELD])
+    except pynvml.NVMLError:
+        return None, False
+    if field.nvmlReturn != pynvml.NVML_SUCCESS:
+        return None, False
+    action = RECOVERY.get(int(field.value.uiVal))
+    return (f"The driver says that it needs {action}.", True) if action else (None, True)
 
 
 def _address(pci: Any) -> Bus:

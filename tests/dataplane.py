@@ -50,6 +50,8 @@ def model(*urls: str, name: str = "m", served: str = "m", task: str | None = Non
 class Everyone:
     """No keys, and no look at Host either."""
 
+    table = None
+
     def who(self, found: Any, need: str, address: str) -> Key:
         return ANYONE
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.core.diagnose import ended
 from gateway.core.learn import learn
 from gateway.core.plan import decide
-from gateway.core.reconcile import MakePlan, Replica, Rest, next_action
+from gateway.core.reconcile import MakePlan, Replica, Rest, counted, next_action
 from gateway.domain import Attempt, Failure, Hardware, Instance, LaunchSpec, Policy
 from gateway.hosts.memory import World
 from gateway.hosts.twin import EngineScript
@@ -99,6 +99,13 @@ def test_a_clock_that_jumps_touches_nothing_that_runs(jump: float) -> None:
     running_instance = Instance(name="m-r0-a1", model="m", attempt=1, fingerprint=ready.fingerprint, state="running")
     replica = Replica(wanted=True, policy=Policy(), attempt=ready, instance=running_instance)
     assert next_action(replica, START + jump, backoff_s=10, backoff_max_s=300) == Rest("ready")
+
+
+@pytest.mark.unit
+def test_a_clock_set_back_does_not_forgive_what_fails_from_then_on() -> None:
+    old, new = failed(1, START - 10), failed(2, START - DAY)
+    assert counted([old, failed(2, START + 1)], START, START + 2) == (failed(2, START + 1),)
+    assert new in counted([old, new], START, START - DAY + 1)
 
 
 # --- memory ---

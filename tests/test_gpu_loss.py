@@ -65,7 +65,7 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how
         assert time.monotonic() - began < 10
         failure = (await gateway.show("m"))["attempts"][0]["failure"]
         assert failure["kind"] == "gpu_lost"
-        assert failure["culprit"]["gpu"] == gpu
+        assert failure["culprit"]["uuid"] == gpu
         if how == "xid":
             assert (failure["culprit"]["xid"], "Xid 79 (GPU has fallen off the bus)" in failure["message"]) == (79, True)
         ((elsewhere,),) = (engine.spec.gpus for engine in gateway.world.engines.values())

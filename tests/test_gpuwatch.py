@@ -9,7 +9,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from gateway import doctor
 from gateway.gpuwatch import GpuWatch, sound
+from gateway.probe import probe
 from gateway.profiles import Profiles
 from tests.fake_nvml import FakeNvml, gb10, mig_h100, two_3090
 
@@ -62,7 +64,7 @@ def test_these_xids_take_the_gpu_out_of_service(watch: Callable[[FakeNvml], GpuW
     assert first not in one.lost
     failure = one.failure((first, second))
     assert failure is not None
-    assert (failure.kind, failure.culprit) == ("gpu_lost", {"gpu": second, "xid": number})
+    assert (failure.kind, failure.culprit) == ("gpu_lost", {"uuid": second, "xid": number})
     assert f"Xid {number}" in failure.message
     assert one.failure((first,)) is None
     here = one.hardware(Path("/"))
@@ -209,3 +211,28 @@ def test_every_xid_has_a_meaning_and_an_action() -> None:
     for number, xid in TABLE.xids.items():
         asks = any(word in xid.action for word in ("RESET_GPU", "RESTART_BM", "reset or node reboot"))
         assert xid.lost == asks, number
+
+
+def test_the_probe_alone_says_what_the_driver_says_of_a_card() -> None:
+    nvml = two_3090()
+    nvml.cards[1].recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT
+    assert [gpu.lost for gpu in probe(nvml=nvml).gpus] == [None, "The driver says that it needs a reboot."]
+    check = doctor._gpus(probe(nvml=nvml))
+    assert (check.state, "GPU 1: The driver says that it needs a reboot." in check.found) == ("warn", True)
+
+
+def test_the_doctor_warns_of_containers_that_can_lose_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = probe(nvml=two_3090())
+    managed = "systemd"
+    monkeypatch.setattr("gateway.doctor.cgroup_driver", lambda: managed)
+    (warned,) = doctor._cgroups(here, docker=True, char_devices=tmp_path)
+    assert warned.state == "warn"
+    assert "daemon-reload" in warned.found
+    assert "nvidia-ctk" in warned.do
+    (tmp_path / "195:0").symlink_to("/dev/nvidia0")
+    assert doctor._cgroups(here, docker=True, char_devices=tmp_path)[0].state == "ok"
+    (tmp_path / "195:0").unlink()
+    managed = "cgroupfs"
+    assert doctor._cgroups(here, docker=True, char_devices=tmp_path)[0].state == "ok"
+    assert not doctor._cgroups(here, docker=False)
+    assert not doctor._cgroups(here.evolve(gpus=()), docker=True)

@@ -21,15 +21,15 @@ def limited(**limit: int) -> Key:
     return Key("app", b"d" * 32, frozenset({"inference"}), limit=Limit(**limit))
 
 
-@given(size=st.integers(1, 10**6), steps=st.lists(st.floats(0, 30), min_size=1, max_size=200))
+@given(size=st.integers(1, 50), steps=st.lists(st.floats(0, 30), min_size=1, max_size=30))
 def test_no_more_than_a_minutes_worth_at_once_and_as_much_again_per_minute(size: int, steps: list[float]) -> None:
     bucket, now, taken = Bucket(size, 0.0), 0.0, 0
     for step in steps:
         now += step
-        while bucket.level(now) >= 1 and taken < 10_000:
+        while bucket.level(now) >= 1:
             bucket.take(1, now)
             taken += 1
-        assert taken <= size + now * size / 60 + 1e-6 * size + 1
+        assert taken <= size + now * size / 60 + 1e-6
 
 
 @given(size=st.integers(1, 10**6), owed=st.integers(0, 10**7), at=st.floats(0, 10**6))

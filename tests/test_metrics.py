@@ -216,12 +216,16 @@ async def test_who_leaves_while_waiting_for_a_replica_is_counted(gateway: Gatewa
         replica = replace(model(upstream.url).replicas[0], capacity=1)
         gateway.route(replace(model(upstream.url), replicas=(replica,)))
         async with http_client(gateway) as client:
-            asked = [asyncio.create_task(client.post(CHAT, json=ASK)) for _ in range(2)]
+            first = asyncio.create_task(client.post(CHAT, json=ASK))
+            await until(lambda: bool(upstream.requests), 5)
+            second = asyncio.create_task(client.post(CHAT, json=ASK))
             await until(lambda: gateway.routes.waiting("m") == 1, 5)
             assert since("fitserve_requests_in_flight", "m") == 1
-            for one in asked:
-                one.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            second.cancel()
+            await until(lambda: gateway.routes.waiting("m") == 0, 5)
+            assert since("fitserve_client_disconnects_total", "m", "waiting") == 1
+            first.cancel()
+            await asyncio.gather(first, second, return_exceptions=True)
         await until(lambda: since("fitserve_client_disconnects_total", "m", "waiting") == 2)
         assert since("fitserve_requests_total", "m", "chat", "left", "none") == 2
         assert since("fitserve_requests_in_flight", "m") == 0

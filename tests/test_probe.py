@@ -235,7 +235,8 @@ def test_names_may_come_as_bytes() -> None:
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "driver not loaded. If this machine has a GPU, load the driver"),
         (pynvml.NVML_ERROR_NO_PERMISSION, "insufficient permissions. Let this user read and write /dev/nvidiactl"),
         (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "RM has detected an NVML/RM version mismatch. The driver was updated"),
-        (pynvml.NVML_ERROR_UNKNOWN, "unknown error. `nvidia-smi` may say more"),
+        (pynvml.NVML_ERROR_UNKNOWN, "unknown error. In a container: the host took its GPUs away"),
+        (pynvml.NVML_ERROR_IRQ_ISSUE, "interrupt request issue. `nvidia-smi` may say more"),
     ],
 )
 def test_without_nvml_the_answer_is_a_cpu_only_host_and_why(code: int, words: str) -> None:

@@ -352,3 +352,49 @@ def test_the_pace_of_those_who_go_is_measured(monkeypatch: pytest.MonkeyPatch) -
     assert pace.seconds(100) == pytest.approx(10, abs=1)
     assert pace.seconds(1) == 1
     assert pace.seconds(10**6) == 60
+
+
+@given(st.lists(st.tuples(st.sampled_from(["come", "end", "leave", "swap"]), st.integers(0, 7)), max_size=60))
+def test_whatever_happens_nobody_is_lost_and_no_replica_has_more_than_it_takes(events: list[tuple[str, int]]) -> None:
+    pair = (dataclasses.replace(A, capacity=2), dataclasses.replace(B, capacity=1))
+    routes = Routes(RouteTable({"m": dataclasses.replace(route(*pair), wait_s=60)}), 5)
+    came: list[Waiting] = []
+    ended: list[Waiting] = []
+
+    async def run() -> None:
+        for what, number in events:
+            flying = [waiter for waiter in came if waiter.replica is not None and waiter not in ended]
+            waiting = [waiter for waiter in came if waiter.replica is None and waiter not in ended]
+            if what == "come":
+                waiter = Waiting(routes)
+                try:
+                    replica = routes.pick(routes.table.find("m"), waiter.call)
+                except (Overloaded, NotReady):
+                    assert len(waiting) >= 5
+                    continue
+                came.append(waiter)
+                routes.wait(waiter) if replica is None else waiter.go(replica)
+            elif what == "end" and flying:
+                chosen = flying[number % len(flying)]
+                assert chosen.replica is not None
+                routes.end(chosen.replica)
+                ended.append(chosen)
+            elif what == "leave" and waiting:
+                chosen = waiting[number % len(waiting)]
+                routes.forget(chosen)
+                ended.append(chosen)
+            elif what == "swap":
+                replicas = [replica for bit, replica in enumerate(pair) if number >> bit & 1]
+                routes.table = RouteTable({"m": dataclasses.replace(route(*replicas), wait_s=60)})
+            await asyncio.sleep(0)
+            assert all(routes.in_flight(replica.id) <= (replica.capacity or 0) for replica in pair)
+            waits = [waiter for waiter in came if waiter.replica is None and waiter not in ended]
+            assert routes.waiting("m") == len(waits)
+            went = [waiter.replica is not None for waiter in came if waiter not in ended]
+            assert went == sorted(went, reverse=True)
+            if waits:
+                ready = routes.table.find("m").replicas
+                assert all(routes.in_flight(replica.id) == replica.capacity for replica in ready)
+
+    asyncio.run(run())
+    assert all(waiter.error is None for waiter in came)

@@ -15,6 +15,7 @@ import pytest
 
 from gateway.serve.routes import ModelRoute
 from tests.dataplane import ASK, CHAT, Gateway, answers, event, http_client, model, raw_request, refused_url, until
+from tests.test_surface import body_of, form_request
 from tests.upstream import Call, Upstream
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]
@@ -277,6 +278,45 @@ async def test_whoever_speaks_http_1_0_hears_comments_without_chunks(soon: tuple
         gateway.route(model(upstream.url))
         body = await asyncio.wait_for(reader.read(), 5)
     assert body.replace(b": waiting\n\n", b"") == event("a") + b"data: [DONE]\n\n"
+    writer.close()
+
+
+@pytest.mark.parametrize("served", ["m", "whisper large"])
+@pytest.mark.parametrize("length", [True, False])
+async def test_a_long_form_waits_half_read_and_arrives_whole(
+    soon: tuple[Gateway, httpx.AsyncClient], length: bool, served: str
+) -> None:
+    async def ok(call: Call) -> None:
+        await call.reply(b"{}")
+
+    gateway, _ = soon
+    body = body_of(('name="model"', b"m"), ('name="file"; filename="a.wav"', bytes(range(256)) * 16_384))
+    data = form_request(body, length=length)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(data[: len(data) // 2])
+    await until(lambda: gateway.routes.waiting("m") == 1, 5)
+    writer.write(data[len(data) // 2 :])
+    await asyncio.sleep(0.7)
+    [held] = [len(front._exchange.body) for front in gateway.plane.fronts]  # type: ignore[attr-defined]
+    assert held < 1024 * 1024
+    async with Upstream(ok) as upstream:
+        gateway.route(model(upstream.url, served=served))
+        assert await asyncio.wait_for(reader.readline(), 5) == b"HTTP/1.1 200 OK\r\n"
+        assert upstream.calls[0].body == body.replace(b"\r\n\r\nm\r\n", b"\r\n\r\n" + served.encode() + b"\r\n")
+    writer.close()
+
+
+async def test_requests_behind_one_that_waits_are_answered_after_it(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
+    gateway, _ = soon
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(raw_request(json.dumps(ASK).encode()) + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: gateway.routes.waiting("m") == 1, 5)
+    async with Upstream(answers) as upstream:
+        gateway.route(model(upstream.url))
+        first = await asyncio.wait_for(reader.readuntil(b'"finish_reason": "stop"}]}'), 5)
+        second = await asyncio.wait_for(reader.readuntil(b'"object":"list"'), 5)
+    assert b"x-gateway-source: engine" in first
+    assert b"x-gateway-source: gateway" in second
     writer.close()
 
 

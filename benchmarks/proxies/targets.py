@@ -7,6 +7,7 @@ Each gets what its documentation offers for this job: no access log, its metrics
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import os
@@ -120,7 +121,7 @@ def version(name: str) -> str:
     return line.partition("==")[2].split()[0]
 
 
-def fitserve(where: Where) -> Started:
+def fitserve(where: Where, workers: int = 1) -> Started:
     limits = {"max_connections", "max_connections_per_address"} & Settings.model_fields.keys()
     process = where.launch(
         [sys.executable, "-m", "gateway.entry", "serve"],
@@ -129,6 +130,8 @@ def fitserve(where: Where) -> Started:
         FITSERVE_PORT=str(where.port),
         FITSERVE_DATA_DIR=str(where.folder / "data"),
         FITSERVE_HOST_KIND="memory",
+        FITSERVE_WORKERS=str(workers),
+        FITSERVE_STOP_GRACE_S="1",
         FITSERVE_ADMIN_KEY=KEY + "-admin",
         FITSERVE_API_KEY=KEY,
     )
@@ -144,7 +147,7 @@ def fitserve(where: Where) -> Started:
         processes.stop(process)
         raise Missing(f"did not take the fake engine as a model: {answer.status} {text[:300]}")
     metrics = "on" if processes.get(where.port, "/metrics", KEY + "-admin") == 200 else "not there"
-    started.about = f"{metadata.version('fitserve')}, keys on, metrics {metrics}"
+    started.about = f"{metadata.version('fitserve')}, keys on, metrics {metrics}" + (f", {workers} workers" if workers > 1 else "")
     return started
 
 
@@ -214,6 +217,7 @@ def _answers(port: int) -> bool:
 STARTERS: dict[str, Callable[[Where], Started]] = {
     "nginx": nginx,
     "fitserve": fitserve,
+    "fitserve-2": functools.partial(fitserve, workers=2),
     "sglang-router": rust_router("sglang-router", ["python", "-m", "sglang_router.launch_router"]),
     "vllm-router": rust_router("vllm-router", ["vllm-router"]),
     "litellm": litellm,

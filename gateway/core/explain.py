@@ -217,11 +217,12 @@ def machine(hardware: Hardware) -> list[Row]:
     ]
     for gpu in hardware.gpus:
         kind = " unified" if gpu.memory_kind == "unified" else ""
+        lost = f", not used: {gpu.lost}" if gpu.lost else ""
         rows.append(
             Row(
                 f"GPU {gpu.index}",
                 gpu.name,
-                f"sm {gpu.capability}, {gib(gpu.total_bytes)}{kind}, {gib(gpu.free_bytes)} free",
+                f"sm {gpu.capability}, {gib(gpu.total_bytes)}{kind}, {gib(gpu.free_bytes)} free{lost}",
                 gpu.uuid,
             )
         )

@@ -17,6 +17,7 @@ stopping what is gone are both nothing, so a crash at any point costs one more p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -132,6 +133,12 @@ def backoff(failures: int, backoff_s: float, backoff_max_s: float) -> float:
     return float(min(backoff_max_s, backoff_s * 2 ** min(failures - 1, 30)))
 
 
+def counted(history: Iterable[Attempt], forgiven_at: float, now: float) -> tuple[Attempt, ...]:
+    """The attempts that ended since somebody asked to try again. A clock that was set back since must not forgive what fails now."""
+    since = forgiven_at if forgiven_at <= now else 0.0
+    return tuple(one for one in history if (one.ended_at or 0) > since)
+
+
 def failures_in_a_row(history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
     """The failed attempts since the last one that ended well or served for ten minutes, oldest first."""
     streak: list[Attempt] = []
@@ -154,7 +161,9 @@ def _between_attempts(replica: Replica, now: float, backoff_s: float, backoff_ma
             return Rest("quarantined", f"{len(streak)} starts failed in a row, the last with {cause}")
         if last.failure is not None and last.failure.kind in HOPELESS:
             return Rest("quarantined", f"no other plan helps against {cause} {last.failure.advice}".rstrip())
-        if last.failure is not None and last.failure.kind in ENVIRONMENTAL:
+        # A GPU that is known to be lost is not planned for: there is nothing to wait for.
+        elsewhere = last.failure is not None and last.failure.kind == "gpu_lost" and "uuid" in last.failure.culprit
+        if last.failure is not None and last.failure.kind in ENVIRONMENTAL and not elsewhere:
             same = 0
             for attempt in reversed(streak):
                 if attempt.failure is None or attempt.failure.kind not in ENVIRONMENTAL:

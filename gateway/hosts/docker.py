@@ -55,7 +55,7 @@ class DockerHost:
 
     kind: Literal["docker", "process", "memory"] = "docker"
 
-    def __init__(self, network: str, instance: str, base_url: str | None = None, *, timeout_s: float = 15) -> None:
+    def __init__(self, network: str, instance: str, base_url: str | None = None, *, timeout_s: float = 10) -> None:
         self._network = network
         self._owner = instance
         self._docker = DockerClient(socket_path(base_url), timeout_s)

@@ -145,7 +145,8 @@ async def logs(
     chosen = wanted[-1]
 
     def running() -> bool:
-        return any(slot.attempt is not None and slot.attempt.id == chosen.id for slot in model.slots)
+        removed = loop.models.get(name) is not model
+        return not removed and any(slot.attempt is not None and slot.attempt.id == chosen.id for slot in model.slots)
 
     lines = read_log(log_path(runner.settings.data, instance_name(chosen)), tail=tail, follow=running if follow else None)
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")

@@ -344,7 +344,7 @@ def _server(settings: Settings, listener: socket.socket) -> tuple[uvicorn.Server
     if settings.workers == 1:
         return uvicorn.Server(server_config(settings, create_app(settings))), listener
     from gateway.serve import sockets
-    from gateway.serve.workers import Control
+    from gateway.serve.control import Control
 
     app = create_app(settings, listeners=sockets.share(listener, settings.workers))
     assert app.workers is not None  # noqa: S101 - it has listeners

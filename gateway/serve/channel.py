@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 
 import msgspec
 
-from gateway.serve.auth import Key
+from gateway.serve.auth import Key, Keys
 from gateway.serve.guard import Limits
 from gateway.serve.metrics import Sample
-from gateway.serve.routes import ModelRoute
+from gateway.serve.routes import ModelRoute, RouteTable
 
 REPORT_S = 0.5
 SPENT_S = 0.05
@@ -164,3 +165,25 @@ def _exactly(end: socket.socket, length: int) -> bytes:
             raise EOFError
         data += piece
     return bytes(data)
+
+
+def table_of(table: RouteTable) -> Table:
+    """What is told of an engine may be no text, and cannot be sent then; nor could a client ask for a model of that name."""
+    return Table(
+        tuple(
+            replace(
+                route,
+                detail=_text(route.detail),
+                replicas=tuple(one for one in route.replicas if one.served_name == _text(one.served_name)),
+            )
+            for route in table.models.values()
+        )
+    )
+
+
+def _text(said: str) -> str:
+    return said.encode(errors="replace").decode()
+
+
+def keys_of(keys: Keys) -> KeyTable:
+    return KeyTable(tuple(keys.table.keys.values()), keys.table.closed)

@@ -18,7 +18,7 @@ import math
 import httptools
 
 from gateway.errors import BadRequest, Busy, FitserveError
-from gateway.serve import form, guard, surface
+from gateway.serve import form, guard, repeats, surface
 from gateway.serve.auth import Key
 from gateway.serve.exchange import Exchange
 from gateway.serve.line import Line
@@ -73,6 +73,9 @@ class Front(Line):
         self._deadline = math.inf
 
     def data_received(self, data: bytes) -> None:
+        waiting = not (self._in_head or self._in_body or self._deaf or self._busy())
+        if waiting and self._repeats(data):
+            return
         was_in_head = self._in_head
         self._received = len(data) + (self._received if was_in_head else 0)
         if self._deaf or not self._parse(data):
@@ -86,6 +89,22 @@ class Front(Line):
                 self._hang_up(guard.head_too_large())
         elif self._in_body:
             self._deadline = self.loop.time() + guard.BODY_S
+        elif waiting and self._exchange is not None:
+            self._repeat = repeats.remember(data, self._exchange, self.plane.keys.table)
+
+    def _repeats(self, data: bytes) -> bool:
+        """Whether that was a request with the head of the one before, which need not be read again."""
+        repeat = self._repeat
+        if repeat is None or repeat.keys is not self.plane.keys.table:
+            return False
+        body = repeat.body(data)
+        if body is None or len(body) > self.plane.limits.body_bytes:
+            return False
+        self._deadline = math.inf
+        exchange = self._exchange = Exchange(self, repeat.endpoint, repeat.found, repeat.key, new_id(), True, True)
+        exchange.body, exchange.whole = body, True
+        self._run(exchange)
+        return True
 
     def _parse(self, data: bytes) -> bool:
         """Whether what comes next is still for this parser."""

@@ -24,6 +24,7 @@ from gateway.serve.exchange import Exchange
 from gateway.serve.openai import models
 from gateway.serve.plane import Plane
 from gateway.serve.protocol import answer, dump, envelope, error_headers, new_id
+from gateway.serve.repeats import Repeat
 from gateway.serve.surface import Shape
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Line(HttpToolsProtocol):
         self._exchange: Exchange | None = None  # the one whose turn it is
         self._incoming: Exchange | None = None  # the one that is being read; None: ASGI, or none
         self._running: RequestResponseCycle | None = None  # the ASGI cycle whose turn it is
+        self._repeat: Repeat | None = None  # the head of the one before
         self._turns: deque[Exchange | tuple[RequestResponseCycle, Any]] = deque()
         self._last_words = b""  # to be said after the answers that are due
         self._deadline = math.inf
@@ -135,6 +137,9 @@ class Line(HttpToolsProtocol):
         id_ = id_ or new_id()
         self.plane.meter.turned_away(error, id_, self._address)
         words = self._words(error, shape, id_, keep=False)
+        if self.parser is not None and self.parser.get_method() == b"HEAD":
+            # The length is told and the body is not sent.
+            words = words[: words.find(b"\r\n\r\n") + 4]
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             started = incoming.status
@@ -161,9 +166,7 @@ class Line(HttpToolsProtocol):
 
     def _words(self, error: FitserveError, shape: Shape, id_: str, *, keep: bool) -> bytes:
         body = dump(envelope(error, shape))
-        words = answer(error.status, body, id_, [*self._headers(keep=keep), *error_headers(error)])
-        # Asked with HEAD, the length is told and the body is not sent.
-        return words.removesuffix(body) if self.parser is not None and self.parser.get_method() == b"HEAD" else words
+        return answer(error.status, body, id_, [*self._headers(keep=keep), *error_headers(error)])
 
     def _headers(self, *, keep: bool) -> list[tuple[bytes, bytes]]:
         return self.server_state.default_headers if keep else [*self.server_state.default_headers, (b"connection", b"close")]

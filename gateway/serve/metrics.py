@@ -192,9 +192,10 @@ class Metrics(Meter):
         in_flight: dict[str, int] = {}
         tokens: dict[tuple[str, str], int] = {}
         for (model, endpoint), series in self._series.items():
-            in_flight[model] = in_flight.get(model, 0) + series.in_flight
-            for kind, count in (("prompt", series.prompt), ("completion", series.completion)):
-                tokens[model, kind] = tokens.get((model, kind), 0) + count
+            if model:  # what names no model reaches no engine
+                in_flight[model] = in_flight.get(model, 0) + series.in_flight
+                for kind, count in (("prompt", series.prompt), ("completion", series.completion)):
+                    tokens[model, kind] = tokens.get((model, kind), 0) + count
             for (outcome, status), count in series.outcomes.items():
                 yield "fitserve_requests_total", (model, endpoint, outcome, _CLASSES[status]), count
             yield from _buckets("fitserve_request_duration_seconds", (model, endpoint), series.duration)

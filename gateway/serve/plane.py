@@ -16,7 +16,10 @@ from gateway.serve.upstream import Pool
 
 
 class Admits(Protocol):
-    """Who may call: `gateway.serve.auth.Keys`."""
+    """Who may call: `gateway.serve.auth.Keys`. `table`: another value once the keys have changed."""
+
+    @property
+    def table(self) -> object: ...
 
     def who(self, found: Mapping[bytes, bytes], need: Scope, address: str) -> Key: ...
 

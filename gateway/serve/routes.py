@@ -281,7 +281,8 @@ class Routes:
         else:
             load.requests -= 1
             load.tokens -= tokens
-        self._call()
+        if self._queues:
+            self._call()
 
     def progress(self, replica: Replica) -> None:
         """The engine gave a client bytes of its answer."""

@@ -65,17 +65,18 @@ class SharedRoutes(Routes):
         super().__init__(_table(begin.routes), share)
         self.channel = channel
         self._workers = begin.workers
-        self._elsewhere: dict[str, int] = {}
+        self._elsewhere: dict[str, int] | None = None
 
-    def elsewhere(self, in_flight: dict[str, int]) -> None:
+    def elsewhere(self, in_flight: dict[str, int] | None) -> None:
+        """What the other workers have in flight, by replica id; None: that is not known."""
         self._elsewhere = in_flight
         self._call()
 
     def _has_room(self, replica: Replica) -> bool:
         if replica.capacity is None:
             return True
-        here = self.in_flight(replica.id)
-        return here < max(replica.capacity // self._workers, replica.capacity - self._elsewhere.get(replica.id, 0), 1)
+        left = 0 if self._elsewhere is None else replica.capacity - self._elsewhere.get(replica.id, 0)
+        return self.in_flight(replica.id) < max(replica.capacity // self._workers, left, 1)
 
     def made(self, response: str, model: str, replica: Replica) -> None:
         super().made(response, model, replica)
@@ -126,7 +127,7 @@ class Worker:
             log.warning("the control process is gone; worker %d goes on with the last routes and keys", self._index)
         finally:
             self._channel = self.routes.channel = None
-            self.routes.elsewhere({})
+            self.routes.elsewhere(None)
             reporting.cancel()
 
     def _take_keys(self, table: KeyTable) -> None:

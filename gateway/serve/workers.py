@@ -25,8 +25,6 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import structlog
-import uvicorn
-from starlette.types import ASGIApp
 
 from gateway.serve.auth import Keys
 from gateway.serve.channel import (
@@ -34,28 +32,26 @@ from gateway.serve.channel import (
     Begin,
     Channel,
     Elsewhere,
-    KeyTable,
     Load,
     Made,
     Report,
     Spent,
-    Table,
     ToWorker,
     Usage,
+    keys_of,
+    table_of,
 )
 from gateway.serve.guard import Limits
 from gateway.serve.metrics import METRICS, Sample
-from gateway.serve.passage import Arrival
 from gateway.serve.routes import Routes, RouteTable
-from gateway.serve.sockets import CONTROL
 from gateway.settings import Settings
 
 log = structlog.get_logger("fitserve.workers")
 
 HUNG_S = 15.0
 # A worker that lived shorter died at once.
-_YOUNG_S = 5.0
-_BACKOFF_S = 0.1
+_YOUNG_S = 3.0
+_BACKOFF_S = 0.05
 _BACKOFF_MAX_S = 10.0
 # Of what a worker has counted, this does not end with it.
 _LASTING = frozenset(metric.name for metric in METRICS if metric.kind != "gauge")
@@ -72,6 +68,7 @@ class _Worker:
     loads: dict[str, Load] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     spent: dict[bytes, int] = field(default_factory=dict)
+    elsewhere: dict[str, int] | None = None  # as it was told
 
 
 class PublishedRoutes(Routes):
@@ -88,7 +85,7 @@ class PublishedRoutes(Routes):
     @table.setter
     def table(self, table: RouteTable) -> None:
         self._table = table
-        self._workers.tell(_table(table))
+        self._workers.tell(table_of(table))
 
     def silent_s(self, replica_id: str) -> float | None:
         return self._workers.silent_s(replica_id)
@@ -128,7 +125,7 @@ class Workers:
 
     def publish_keys(self) -> None:
         """The keys have changed."""
-        self.tell(_key_table(self._keys))
+        self.tell(keys_of(self._keys))
 
     def samples(self) -> Iterator[Sample]:
         """The metrics of each worker, and what those that have ended had counted."""
@@ -179,8 +176,8 @@ class Workers:
             began = time.monotonic()
             try:
                 code: int | None = await self._run(index)
-            except OSError as error:
-                log.error("a worker cannot be started", worker=index, error=str(error))  # noqa: TRY400 - what is said is known
+            except Exception:
+                log.exception("a worker cannot be started", worker=index)
                 code = None
             young = time.monotonic() - began < _YOUNG_S
             wait_s = min(2 * wait_s, _BACKOFF_MAX_S) if young else _BACKOFF_S
@@ -201,17 +198,17 @@ class Workers:
             sys.executable, *arguments, pass_fds=ends, env=environment, start_new_session=True
         )
         theirs.close()
-        channel = await Channel.of(ours)
-        worker = _Worker(index, process, channel, time.monotonic())
-        # No table can change between these two.
-        channel.send(self._begin())
-        self._running[index] = worker
-        for other in self._running.values():
-            if other is not worker:
-                channel.send(Spent(other.index, {digest: Usage(0, 0, count) for digest, count in other.spent.items()}))
-        if self._drained.is_set():
-            _end(process)
+        worker = _Worker(index, process, await Channel.of(ours), time.monotonic())
         try:
+            # No table can change between these two.
+            worker.channel.send(self._begin())
+            self._running[index] = worker
+            for other in self._running.values():
+                if other is not worker:
+                    in_flight = {digest: Usage(0, 0, count) for digest, count in other.spent.items()}
+                    worker.channel.send(Spent(other.index, in_flight))
+            if self._drained.is_set():
+                _end(process)
             await self._hear(worker)
         finally:
             code = await self._ended(worker)
@@ -226,8 +223,8 @@ class Workers:
             grace_s=settings.stop_grace_s,
             log_level=settings.log_level,
             access_log=settings.access_log,
-            routes=_table(self.routes.table),
-            keys=_key_table(self._keys),
+            routes=table_of(self.routes.table),
+            keys=keys_of(self._keys),
         )
 
     async def _hear(self, worker: _Worker) -> None:
@@ -256,7 +253,7 @@ class Workers:
             worker.process.kill()
             code = await worker.process.wait()
         worker.channel.close()
-        del self._running[worker.index]
+        self._running.pop(worker.index, None)
         for name, labels, count in worker.samples:
             if _lasting(name):
                 self._counted[name, labels] = self._counted.get((name, labels), 0) + count
@@ -265,14 +262,13 @@ class Workers:
 
     async def _tend(self) -> None:
         """Tells each worker what the others have in flight, and ends those that hang."""
-        told: dict[int, dict[str, int]] = {}
         while not self._drained.is_set():
             await asyncio.sleep(REPORT_S)
             for worker in self._running.values():
                 others = (other.loads for other in self._running.values() if other is not worker)
                 in_flight = _summed(others)
-                if told.get(worker.index) != in_flight:
-                    told[worker.index] = in_flight
+                if worker.elsewhere != in_flight:
+                    worker.elsewhere = in_flight
                     worker.channel.send(Elsewhere(in_flight))
                 if time.monotonic() - worker.heard > HUNG_S:
                     log.error("a worker hangs and is killed", worker=worker.index)
@@ -293,36 +289,3 @@ def _lasting(name: str) -> bool:
 def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
-
-
-def _table(table: RouteTable) -> Table:
-    return Table(tuple(table.models.values()))
-
-
-def _key_table(keys: Keys) -> KeyTable:
-    return KeyTable(tuple(keys.table.keys.values()), keys.table.closed)
-
-
-class Control(uvicorn.Server):
-    """The server of the control process. The workers alone ask it, and they end first."""
-
-    def __init__(self, settings: Settings, app: ASGIApp, workers: Workers) -> None:
-        super().__init__(
-            uvicorn.Config(
-                Arrival(app),
-                http="httptools",
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=round(settings.stop_grace_s),
-            )
-        )
-        self._workers = workers
-        self._socket = settings.data / CONTROL
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._workers.drain()
-        await super().shutdown(sockets)
-        self._socket.unlink(missing_ok=True)

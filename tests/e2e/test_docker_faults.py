@@ -1,4 +1,8 @@
-"""A Docker Engine that is restarted, or hangs, under engines that serve. It is a second one of its own, so nobody else notices."""
+"""A Docker Engine that is restarted, or hangs, under engines that serve. It is a second one beside that of the machine.
+
+Only with REQUIRE_OWN_DOCKERD=1, on a machine that nobody else uses: a second dockerd removes the bridge docker0 of the first one
+when it starts or ends, which is put back at the end; until then nothing new starts on that bridge.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.docker,
     pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("dockerd"), reason="a Docker Engine of one's own needs root and dockerd"
+        not os.environ.get("REQUIRE_OWN_DOCKERD"), reason="it takes docker0 from the machine's own Docker Engine"
     ),
 ]
 
@@ -35,6 +39,7 @@ HANG_S = 30
 TOKENS = 4000
 ENGINE = ("python3", "-S")
 IMAGE = "fitserve-faults-engine:1"
+BRIDGE, BRIDGE_ADDRESS = "fitserve-faults", "10.223.7.1/24"
 log = logging.getLogger(__name__)
 
 
@@ -50,7 +55,7 @@ class Daemon:
         own = ["--data-root", "data", "--exec-root", "exec", "--pidfile", "pid"]
         command = ["dockerd", "-H", self.url, *(str(self.folder / item) if item[0] != "-" else item for item in own)]
         command += [
-            "--bridge=none",
+            f"--bridge={BRIDGE}",
             "--iptables=false",
             "--ip6tables=false",
             "--default-address-pool=base=10.222.0.0/16,size=24",
@@ -74,10 +79,22 @@ class Daemon:
         return self.docker("ps", "-q", "--no-trunc").split()
 
 
+def docker0() -> str:
+    """The address of the bridge of the machine's own Docker Engine, as 172.17.0.1/16."""
+    told = subprocess.run(
+        ["ip", "-o", "-4", "addr", "show", "docker0"], capture_output=True, text=True, check=False
+    ).stdout.split()
+    return told[3] if len(told) > 3 else ""
+
+
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     docker_harness().docker.close()
     made = Daemon(tmp_path_factory.mktemp("dockerd"))
+    theirs = docker0()
+    subprocess.run(["ip", "link", "delete", BRIDGE], check=False, capture_output=True)
+    for command in (f"link add {BRIDGE} type bridge", f"addr add {BRIDGE_ADDRESS} dev {BRIDGE}", f"link set {BRIDGE} up"):
+        subprocess.run(["ip", *command.split()], check=True)
     made.start(live_restore=False)
     load = f"docker save {shlex.quote(BASE_IMAGE)} | docker -H {shlex.quote(made.url)} load"
     subprocess.run(["bash", "-c", load], check=True, capture_output=True)
@@ -91,8 +108,13 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     made.docker("rm", container)
     made.stop()
     yield made
-    for left in made.folder.glob("**/overlay2/*/merged"):
-        subprocess.run(["umount", "-l", str(left)], check=False, capture_output=True)
+    subprocess.run(["ip", "link", "delete", BRIDGE], check=False)
+    if theirs and not docker0():
+        for command in ("link add docker0 type bridge", f"addr add {theirs} dev docker0", "link set docker0 up"):
+            subprocess.run(["ip", *command.split()], check=True)
+    # dockerd mounts its folder onto itself; in there is half a gigabyte of layers.
+    subprocess.run(["umount", "-l", str(made.folder / "data")], check=False, capture_output=True)
+    shutil.rmtree(made.folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -219,11 +241,11 @@ def test_a_docker_that_hangs_stops_nothing(daemon: Daemon, gateway: Gateway) -> 
     noticed, slowest = 0.0, 0.0
     while time.monotonic() - began < HANG_S:
         slowest = max(slowest, answered(gateway))
-        if not noticed and problems(gateway):
+        if not noticed and problems(gateway) == ["host"]:
             noticed = time.monotonic() - began
         time.sleep(0.1)
     daemon.process.send_signal(signal.SIGCONT)
-    assert 0 < noticed <= 16
+    assert 0 < noticed <= 15
     assert slowest < usual + 0.5
     resumed = time.monotonic()
     wait_for("ready again", lambda: not problems(gateway), 20)

@@ -136,7 +136,8 @@ async def test_a_killed_worker_loses_only_its_streams(tmp_path: Path) -> None:
             wait_for("another worker", lambda: len(workers(gateway)) == 2 and victim not in workers(gateway), 2, 0.02)
             with one_client_each(gateway) as clients:
                 assert {complete(one, "m") for one in clients} == {200}
-            assert time.monotonic() - killed < 2
+            # Half of it where nothing else runs; one that starts needs a third of a second of CPU.
+            assert time.monotonic() - killed < 4
             ended = await asyncio.gather(*running)
         done = sum(text.endswith("data: [DONE]\n\n") for text in ended)
         broken = sum("[DONE]" not in text for text in ended)
@@ -288,5 +289,4 @@ def test_the_port_and_the_data_folder_are_held_as_by_one_process(tmp_path: Path)
         other = scripted_gateway(tmp_path / "two", FITSERVE_WORKERS="2")
         other.environment["FITSERVE_PORT"] = str(gateway.port)
         taken = other.cli("serve")
-        assert taken.returncode == 1
-        assert "Address already in use" in taken.stderr
+        assert (taken.returncode, "Address already in use" in taken.stderr) == (2, True)
