@@ -156,6 +156,7 @@ def test_the_careful_try_runs_without_graphs_and_with_a_smaller_batch() -> None:
     careful = plan("2x3090", tensor_parallel=1, facts=(fact,))
     assert careful.enforce_eager.value
     assert careful.max_num_seqs.value < first.max_num_seqs.value
+    assert careful.memory.budget_bytes < first.memory.budget_bytes
     assert careful.verdict == "degraded"
 
 
