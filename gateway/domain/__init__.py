@@ -1,0 +1,64 @@
+"""The values everything speaks in. All frozen; sizes are bytes, lengths are tokens, times are Unix seconds.
+
+probe -> Hardware, catalog -> ModelSpec, user -> Wish, store -> Fact   into the planner
+Plan -> LaunchSpec -> Instance (what a host runs) and Attempt (what we remember of it)
+Observation -> Failure -> Fact                                         back into the planner
+"""
+
+from __future__ import annotations
+
+from gateway.domain.engine import Advisory, Engine, EngineRef, Flag, Install, Method, MethodRule
+from gateway.domain.facts import Fact, Failure, Grade
+from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
+from gateway.domain.model import AttentionGroup, Experts, ModelSpec, Quant, Recurrent, Shard, TensorGroup
+from gateway.domain.plan import Choice, Decision, LayerAttention, LayerKernel, Memory, ModelRef, Plan, Refusal, Rejected
+from gateway.domain.running import Attempt, AttemptState, Instance, LaunchSpec, Mount, Observation
+from gateway.domain.value import MOST_BYTES, Scalar, Task, Value
+from gateway.domain.wish import NAME_PATTERN, Policy, Wish
+
+__all__ = [
+    "MOST_BYTES",
+    "NAME_PATTERN",
+    "Advisory",
+    "Attempt",
+    "AttemptState",
+    "AttentionGroup",
+    "Choice",
+    "Decision",
+    "Engine",
+    "EngineRef",
+    "Experts",
+    "Fact",
+    "Failure",
+    "Flag",
+    "Gpu",
+    "GpuProcess",
+    "Grade",
+    "Hardware",
+    "Install",
+    "Instance",
+    "LaunchSpec",
+    "LayerAttention",
+    "LayerKernel",
+    "Link",
+    "Memory",
+    "Method",
+    "MethodRule",
+    "ModelRef",
+    "ModelSpec",
+    "Mount",
+    "Observation",
+    "Pcie",
+    "Plan",
+    "Policy",
+    "Quant",
+    "Recurrent",
+    "Refusal",
+    "Rejected",
+    "Scalar",
+    "Shard",
+    "Task",
+    "TensorGroup",
+    "Value",
+    "Wish",
+]

@@ -1,0 +1,120 @@
+"""One engine version: what it is called, how it starts, what it accepts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gateway.domain.value import Scalar, Value
+
+
+class Flag(Value):
+    """One command line flag of one engine version. `ours` flags are set by the gateway and refused from users."""
+
+    type: Literal["int", "float", "str", "bool", "json"]
+    choices: tuple[str, ...] | None = None
+    default: Scalar | None = None
+    ours: bool = False
+    same_as: str | None = Field(None, description="the flag that this is another name of")
+
+
+class Install(Value):
+    """How an environment for an engine is built: a lock file beside its profile, or plain packages."""
+
+    python: str = Field(pattern=r"^3\.\d+$")
+    lock: str | None = Field(None, pattern=r"^[\w.-]+\.txt$", description="requirements with hashes, in the profile's folder")
+    packages: tuple[str, ...] = ()
+    torch_backend: str | None = Field(None, description="uv's --torch-backend, where no wheel of torch is at hand")
+    module: str = Field("vllm", pattern=r"^\w+$", description="imported at the end, to prove that it works")
+
+
+class Advisory(Value):
+    """A published weakness of one engine version."""
+
+    id: str = Field(description="GHSA, CVE or PYSEC number")
+    summary: str
+    fixed_in: str | None = Field(description="the first version without it; None: none is known")
+    source: str
+
+
+class Method(Value):
+    """What an engine version says of one quantization method as a whole, before it looks at any layer."""
+
+    min_capability: str | None = None
+    dtypes: tuple[str, ...] = Field((), description="activations it takes; empty: any")
+    deprecated: bool = Field(False, description="refused without --allow-deprecated-quantization")
+    online: str | None = Field(
+        None,
+        description="weights that are not quantized become so while they load, within the limits of the method that this names",
+    )
+
+
+class MethodRule(Value):
+    """When a checkpoint is loaded with `method` rather than with what it names. The first rule of an engine that holds decides.
+
+    fields: what the block must have, each of one of these values, null where it may lack the field; "a|b" is the first of these
+    that it has. unless: it holds where the block has not all of these.
+    """
+
+    method: str
+    checkpoints: tuple[str, ...] = Field((), description="what the block calls its method; empty: anything")
+    users: tuple[str, ...] | None = Field(None, description='--quantization, "" without one; None: whatever it is')
+    algorithm: str | None = Field(None, description="of ModelOpt, in upper case: a regular expression for all of it")
+    layer_algorithm: str | None = Field(None, description="the same, of one of the layers that ModelOpt lists")
+    fields: dict[str, tuple[Scalar | None, ...]] = Field({})
+    unless: dict[str, tuple[Scalar | None, ...]] = Field({})
+    models: tuple[str, ...] = Field((), description="model_type of config.json; empty: any")
+    min_capability: str | None = None
+    renames: bool = Field(False, description="the block's method is called so from then on, and the search goes on")
+    refuses: str = Field("", description="the engine refuses this, and why")
+    source: str
+
+
+class Engine(Value):
+    """One engine version: what it is called, how it starts and what it accepts. Read from `profiles/engines/`."""
+
+    kind: str
+    version: str
+    device: Literal["cuda", "cpu"]
+    image: str
+    machines: tuple[str, ...] = Field((), description="what its image runs on, as `uname -m` says it; empty: not known")
+    cuda: str | None = Field(None, description='CUDA version of the image, for example "13.0"')
+    min_driver: str | None = Field(None, description="the oldest NVIDIA driver that runs this CUDA version")
+    container_command: tuple[str, ...]
+    process_command: tuple[str, ...] = Field(description="`{env}` stands for the engine's virtual environment")
+    install: Install | None = None
+    min_capability: str | None = None
+    default_utilization: float = 0.9
+    default_batched_tokens: int = 2048
+    default_seqs: int = 256
+    block_size: int = 16
+    head_dims: tuple[int, ...] = Field((), description="head sizes its attention can compute; empty: not known to be limited")
+    traits: tuple[str, ...] = Field((), description="what this version builds differently; core/layers.py names them")
+    architectures: tuple[str, ...] = Field((), description="architectures this version can load")
+    quantizations: dict[str, Method] = Field({})
+    method_rules: tuple[MethodRule, ...] = Field((), description="in the order in which the engine asks them")
+    flags: dict[str, Flag] = Field({})
+    spelling: dict[str, str] = Field({}, description="the planner's name of a flag -> this engine's, where they differ")
+    advisories: tuple[Advisory, ...] = ()
+    text_only: dict[str, Scalar] = Field(
+        {},
+        description="flags without which a client's media may name files of this machine; empty: none may, or there are no such",
+    )
+    env: dict[str, str] = Field({}, description="environment the engine always gets")
+    eager_env: dict[str, str] = Field({}, description="environment added when it runs without graphs and compilation")
+    user_env: tuple[str, ...] = Field((), description="environment variables a user may set")
+    sources: dict[str, str] = Field({}, description="where each rule was read")
+
+    @property
+    def ref(self) -> str:
+        return f"{self.kind}=={self.version}"
+
+
+class EngineRef(Value):
+    kind: str
+    version: str
+    image: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}=={self.version}"

@@ -1,0 +1,46 @@
+"""What was learned, and why an attempt ended."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gateway.domain.value import Scalar, Value
+
+Grade = Literal["predicted", "checked", "verified", "failed"]
+
+
+class Fact(Value):
+    """Something learned, with a scope no wider than its evidence: it holds where every key of `scope` matches.
+
+    max_context: the engine said that `value` tokens fit. plan_failed, plan_verified: the plan of this fingerprint.
+    kernel_fails: this kernel loads and then fails; its scope names `kernel`, and of engine, capability, scheme, k and n
+    (per rank) what the evidence covers; of an attention backend head_dim. engine_fails: this engine version cannot do what its
+    scope names of capability, architecture and quantization. needs_memory: `value` bytes of each device were in use before
+    there was a KV cache. spare_memory: `value` bytes more of each device had to be left free beside the engine's share.
+    """
+
+    kind: Literal["max_context", "plan_failed", "plan_verified", "kernel_fails", "engine_fails", "needs_memory", "spare_memory"]
+    scope: dict[str, str]
+    value: int | None = None
+    grade: Grade
+    under: dict[str, str] = Field({}, description="driver and image it was learned with; it is stale without them")
+    source: str = Field(description="the log line that proves it, or the page it was read on")
+    attempt: int | None = None
+    at: float | None = None
+
+
+class Failure(Value):
+    """Why an attempt ended: `kind` names the class, `line` proves it, `advice` says what to do."""
+
+    kind: str
+    phase: str
+    message: str
+    line: str | None = None
+    line_number: int | None = None
+    culprit: dict[str, Scalar] = Field({})
+    advice: str = ""
+    proves: Literal["kernel", "context", "memory", "engine", "plan", "nothing"] = Field(
+        "plan", description="what it teaches about future plans"
+    )

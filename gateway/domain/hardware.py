@@ -1,0 +1,71 @@
+"""What the probe reads. A reading that the machine does not give is None, never a guess."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from gateway.domain.value import MOST_BYTES, Value
+
+
+class GpuProcess(Value):
+    pid: int
+    name: str | None = None
+    used_bytes: int | None = None
+
+
+class Pcie(Value):
+    """The link as it is now and as it could be (a card at rest lowers its generation)."""
+
+    generation: int | None = None
+    width: int | None = None
+    max_generation: int | None = None
+    max_width: int | None = None
+
+
+class Gpu(Value):
+    index: int
+    uuid: str
+    name: str
+    capability: str | None = Field(
+        None, pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$", description='CUDA compute capability, for example "8.6"'
+    )
+    total_bytes: int | None = Field(None, ge=1, le=MOST_BYTES)
+    free_bytes: int | None = Field(None, ge=0, le=MOST_BYTES)
+    memory_kind: Literal["dedicated", "unified"] = "dedicated"
+    mig: bool | None = None
+    pcie: Pcie = Pcie()
+    processes: tuple[GpuProcess, ...] | None = None
+    lost: str | None = Field(None, description="why nothing is started on it: what failed")
+
+
+class Link(Value):
+    """How GPUs `a` and `b` (indices) reach each other."""
+
+    a: int
+    b: int
+    nvlinks: int | None = Field(None, description="active NVLink links between the two")
+    p2p: bool | None = Field(None, description="whether the driver says peer-to-peer reads work")
+    p2p_status: str | None = Field(None, description="the driver's reason when they do not")
+
+
+class Hardware(Value):
+    """One host. `gpus` is empty on a CPU-only machine, which is a normal answer."""
+
+    schema_: Literal["fitserve.hardware/1"] = Field("fitserve.hardware/1", alias="schema")
+    arch: str
+    cpu_name: str | None = None
+    cpu_cores: int
+    cpu_features: tuple[str, ...] = Field((), description="instruction sets that decide kernels: avx2, avx512f, amx_bf16")
+    ram_total_bytes: int = Field(ge=0, le=MOST_BYTES)
+    ram_available_bytes: int = Field(ge=0, le=MOST_BYTES)
+    shm_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    driver: str | None = Field(None, max_length=64)
+    cuda_driver: str | None = Field(None, description='highest CUDA version of the driver, for example "13.0"')
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[Link, ...] = ()
+    notes: tuple[str, ...] = Field((), description="what could not be read, and why")
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)

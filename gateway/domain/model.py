@@ -1,0 +1,105 @@
+"""A model as its files describe it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gateway.domain.value import Task, Value
+
+Shard = Literal["column", "row", "kv", "vocab", "replicated", "expert_column", "expert_row"]
+
+
+class TensorGroup(Value):
+    """Tensors that differ only in their layer (and expert) number, with the number written `*`.
+
+    `shape` is of one tensor as stored (out features, in features for a linear weight).
+    """
+
+    name: str
+    count: int
+    shape: tuple[int, ...]
+    dtype: str = Field(description="safetensors name: BF16, F16, F32, F8_E4M3, I32, U8 ...")
+    shard: Shard
+
+
+class Recurrent(Value):
+    """What a recurrent layer keeps of each sequence in place of keys and values: a matrix per head (rows x columns), and the
+    last inputs of a convolution. Sizes are of the uncut layer.
+
+    gdn: rows are the value head size, columns the key head size, groups the key heads. mamba2: rows are the head size,
+    columns the state size, groups share B and C. mamba1: heads are the channels, with one row each.
+    """
+
+    kind: Literal["gdn", "kda", "mamba1", "mamba2"]
+    heads: int
+    rows: int
+    columns: int
+    groups: int = 0
+    conv_channels: int
+    conv_kernel: int
+    dtype: str | None = Field(None, description="of the matrices, where the config names one (mamba_ssm_dtype)")
+    chunk: int | None = Field(None, description="tokens that a mamba2 kernel takes at once (mamba_chunk_size, chunk_size)")
+
+
+class AttentionGroup(Value):
+    """Attention layers of one kind. Encoder and vision layers keep no KV cache.
+
+    full, sliding: `kv_heads` keys of `head_dim` and values of `value_dim` per token; sliding ones keep `window` tokens.
+    mla: one latent of `head_dim` (kv_lora_rank + rope) per token, whole on every rank; `value_dim` is kv_lora_rank.
+    recurrent: a constant state per sequence, in `recurrent`.
+    """
+
+    kind: Literal["full", "sliding", "mla", "recurrent", "encoder", "vision"]
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int | None = Field(None, description="size of a value head; None: head_dim")
+    window: int | None = None
+    sinks: bool = False
+    causal: bool = True
+    index_dim: int | None = Field(None, description="head size of a sparse attention's indexer (DeepSeek V3.2)")
+    recurrent: Recurrent | None = None
+
+
+class Experts(Value):
+    count: int
+    per_token: int
+    intermediate: int
+    shared_intermediate: int = 0
+
+
+class Quant(Value):
+    """The checkpoint's own quantization block: `method` as it names itself, the rest verbatim."""
+
+    method: str
+    config: dict[str, Any] = Field({})
+
+
+class ModelSpec(Value):
+    """What a plan needs to know of a model: read from config.json and safetensors headers, never from weights."""
+
+    source: str
+    revision: str | None = Field(None, description="commit (40 hex) of a Hugging Face repository")
+    architecture: str
+    model_type: str
+    task: Task = "generate"
+    dtype: Literal["bfloat16", "float16", "float32"]
+    max_position: int
+    hidden: int
+    vocab: int
+    attention: tuple[AttentionGroup, ...]
+    experts: Experts | None = None
+    quant: Quant | None = None
+    tensors: tuple[TensorGroup, ...]
+    tensors_from: Literal["headers", "config"]
+    draft_tensors: tuple[TensorGroup, ...] = Field(
+        (), description="of layers that only draft tokens (MTP), which no engine loads unless it is told to"
+    )
+    remote_code: tuple[str, ...] = Field((), description="what in the repository would run as code")
+    file_bytes: int | None = Field(None, description="size of all weight files")
+    config: dict[str, Any] = Field(
+        {}, exclude=True, description="config.json, from which the layers of each engine version follow"
+    )

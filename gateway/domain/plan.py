@@ -1,0 +1,160 @@
+"""What the planner answers: plans with a reason for every choice, and what it ruled out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Generic, Literal
+
+from pydantic import ConfigDict, Field
+
+from gateway.domain.engine import EngineRef
+from gateway.domain.facts import Grade
+from gateway.domain.value import T, Task, Value
+
+
+class Choice(Value, Generic[T]):
+    """A decided value with why, and where the rule comes from (`user`, a profile, a fact)."""
+
+    value: T
+    reason: str
+    source: str
+
+
+class Memory(Value):
+    """Predicted bytes per device. `low`..`high` bounds everything but the KV cache."""
+
+    gpu_bytes: int = Field(description="bytes of the device (of RAM on a CPU-only host)")
+    budget_bytes: int = Field(description="bytes this engine may take of it")
+    weights_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    overhead_bytes: int
+    kv_bytes: int = Field(description="bytes left for the KV cache")
+    kv_bytes_per_token: int
+    kv_tokens: int
+    low: int
+    high: int
+    full_requests: float = Field(0, description="requests of the planned context that the KV cache holds at once")
+
+
+class ModelRef(Value):
+    """The model of a plan: `source` and `revision` say what to load, the rest is what verification asks for."""
+
+    source: str
+    revision: str | None = None
+    task: Task
+    vocab: int
+
+
+class Refusal(Value):
+    """One kernel or backend that the engine passes over, and why."""
+
+    kernel: str
+    reason: str
+
+
+class LayerKernel(Value):
+    """What the engine computes layers of one kind with. `k`, `n` are per rank; None where they cannot be cut."""
+
+    layer: str
+    count: int
+    k: int | None
+    n: int | None
+    scheme: str
+    kernel: str | None = Field(description="None: no kernel, or not known; then `status` and `refused` say which and why")
+    status: Literal["ok", "none", "unknown", "crash"] = Field(description="crash: it loads, and fails at the first request")
+    padded_to: tuple[int, int] | None = None
+    refused: tuple[Refusal, ...] = ()
+    note: str = Field("", description="why it would crash, or why it is slow")
+
+
+class LayerAttention(Value):
+    """Which backend computes attention layers of one kind."""
+
+    kind: str
+    layers: int
+    head_dim: int
+    backend: str | None = Field(description="None: none is valid, or not known; then `status` and `refused` say which and why")
+    status: Literal["ok", "none", "unknown"]
+    version: int | None = Field(None, description="of FlashAttention: 2, 3 or 4")
+    block: int | None = Field(None, description="tokens of a block of the KV cache that the backend takes")
+    refused: tuple[Refusal, ...] = ()
+
+
+class Plan(Value):
+    """One way to run a model, complete: `argv` and `env` follow from the choices and start it."""
+
+    rank: int = 0
+    grade: Grade = "predicted"
+    verdict: Literal["ok", "degraded"] = "ok"
+    model: ModelRef
+    engine: EngineRef
+    gpus: tuple[str, ...] = Field((), description="UUIDs, one per rank; empty on a CPU")
+    tensor_parallel: Choice[int]
+    pipeline_parallel: Choice[int]
+    expert_parallel: Choice[bool]
+    replicas: Choice[int]
+    dtype: Choice[str]
+    quantization: Choice[str]
+    kv_cache_dtype: Choice[str]
+    kernel_overrides: Choice[str]
+    speculation: Choice[str]
+    num_speculative_tokens: Choice[int]
+    drafter: ModelRef | None = None
+    max_model_len: Choice[int]
+    max_num_seqs: Choice[int]
+    max_num_batched_tokens: Choice[int]
+    custom_all_reduce: Choice[bool]
+    enforce_eager: Choice[bool]
+    kernels: tuple[LayerKernel, ...] = Field((), description="of every linear layer")
+    attention: tuple[LayerAttention, ...] = ()
+    memory: Memory
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    scope: dict[str, str] = Field({}, description="what a fact learned from this plan is about")
+    under: dict[str, str] = Field({}, description="driver and image it was made for: without them such a fact is stale")
+    cost: int = Field(0, description="how much of the engine's own choices was changed; of equal plans the smaller wins")
+    warnings: tuple[str, ...] = ()
+    advice: str = Field("", description="published weaknesses of this engine version, and which version is without them")
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of what would be started: the same fingerprint is the same command on the same devices."""
+        parts = [
+            self.model.source,
+            self.model.revision,
+            str(self.engine),
+            self.engine.image,
+            self.gpus,
+            self.argv,
+            sorted(self.env.items()),
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+class Rejected(Value):
+    """A candidate that was ruled out: `verdict` is the gate, `reasons` say why in words; the rest is what would have been."""
+
+    engine: EngineRef
+    tensor_parallel: int
+    pipeline_parallel: int = 1
+    verdict: str
+    layer: str | None = Field(None, description="the layer that no kernel computes")
+    reasons: tuple[str, ...]
+    source: str
+    kernels: tuple[LayerKernel, ...] = ()
+    attention: tuple[LayerAttention, ...] = ()
+    memory: Memory | None = None
+
+
+class Decision(Value):
+    """The planner's whole answer (schema fitserve.plan/1): plans best first, and what was ruled out."""
+
+    schema_: Literal["fitserve.plan/1"] = Field("fitserve.plan/1", alias="schema")
+    model: str
+    hardware: str
+    plans: tuple[Plan, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)

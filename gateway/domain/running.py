@@ -1,0 +1,85 @@
+"""What is started, what runs, and what was tried."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gateway.domain.engine import EngineRef
+from gateway.domain.facts import Failure, Grade
+from gateway.domain.plan import Plan
+from gateway.domain.value import Value
+
+
+class Mount(Value):
+    source: str
+    target: str
+    read_only: bool = True
+
+
+class LaunchSpec(Value):
+    """Everything a host needs to start one engine. `name` is deterministic, so starting twice is starting once."""
+
+    name: str
+    model: str
+    attempt: int
+    fingerprint: str
+    engine: EngineRef
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    gpus: tuple[str, ...]
+    mounts: tuple[Mount, ...] = ()
+    shm_bytes: int
+    port: int
+
+
+class Instance(Value):
+    """An engine as a host sees it. `exit_code` is None while it runs, and when nobody was there to read it."""
+
+    name: str
+    model: str
+    attempt: int
+    fingerprint: str
+    state: Literal["created", "running", "exited"] = Field(description="created: a start was cut off before its process")
+    url: str | None = Field(None, description="base URL, without /v1")
+    exit_code: int | None = None
+    oom_killed: bool = False
+
+
+AttemptState = Literal["starting", "ready", "failed", "stopped"]
+
+
+class Attempt(Value):
+    """One start of one replica, as remembered for ever: the plan, how far it came, and what ended it."""
+
+    id: int
+    model: str
+    replica: int
+    state: AttemptState
+    plan: Plan
+    fingerprint: str
+    port: int
+    started_at: float
+    ready_at: float | None = None
+    ended_at: float | None = None
+    failure: Failure | None = None
+
+    @property
+    def grade(self) -> Grade:
+        """What this attempt proves of its plan."""
+        return "failed" if self.failure else "verified" if self.ready_at else self.plan.grade
+
+    @property
+    def live(self) -> bool:
+        return self.state in ("starting", "ready")
+
+
+class Observation(Value):
+    """What the watcher has seen of one attempt in this process's lifetime."""
+
+    phase: str = "starting"
+    answering: bool = Field(False, description="the engine's health endpoint said 200")
+    verified: bool = False
+    proof: Failure | None = Field(None, description="a failure that a log line, the probe or the verification proves")
+    log_ended: bool = Field(False, description="every line of the log was seen")

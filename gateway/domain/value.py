@@ -1,0 +1,23 @@
+"""Frozen values, the base of everything in this package."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+T = TypeVar("T")
+Scalar = str | int | float | bool
+Task = Literal["generate", "embed", "rerank"]
+# More memory than any machine has: a reading beyond it is a mistake.
+MOST_BYTES = 2**50
+
+
+class Value(BaseModel):
+    """A frozen value: unknown fields are errors, equality is by content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    def evolve(self, **changes: Any) -> Any:
+        """A copy with `changes`, unvalidated: for our own code, never for input."""
+        return self.model_copy(update=changes)

@@ -1,0 +1,62 @@
+"""What a user asks for."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gateway.domain.value import Scalar, Value
+
+
+class Policy(Value):
+    max_attempts: int = Field(5, ge=1, le=50, description="failed starts before the model is quarantined")
+    allow_remote_code: bool = Field(False, description="let the engine run code from the model's repository")
+    wait_s: float = Field(
+        0, ge=0, le=86400, description="how long a request waits for the model to become ready; 0: refused at once"
+    )
+
+
+NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})?$"
+
+
+class Wish(Value):
+    """What a user asks for: a model to run (`source`), or an engine that already runs elsewhere (`endpoints`)."""
+
+    name: str = Field(pattern=NAME_PATTERN, description="name that clients put in `model`")
+    source: str | None = Field(None, min_length=1, max_length=4096, description="model folder or Hugging Face repository")
+    revision: str | None = Field(None, pattern=r"^[\w][\w./-]{0,127}$", description="branch, tag or commit")
+    endpoints: tuple[str, ...] = Field(
+        (), max_length=64, description="base URLs (ending in /v1) of engines we never start or stop"
+    )
+    engines: tuple[str, ...] = Field((), description='allowed engines, "kind" or "kind==version"; empty: all')
+    tensor_parallel: int | None = Field(None, ge=1, le=64)
+    replicas: int | None = Field(None, ge=1, le=64, description="None: one, or as many as the plan finds useful")
+    min_context: int | None = Field(None, ge=1, description="tokens; a plan with less is refused")
+    max_context: int | None = Field(None, ge=1, description="tokens; never plan more")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    drafter: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="folder or Hugging Face repository of a model that drafts tokens for this one",
+    )
+    speculative: Literal["auto", "off", "mtp", "ngram"] | None = Field(
+        None,
+        description="draft tokens without a drafter: mtp by layers of the checkpoint, ngram by what the prompt repeats, auto by mtp "
+        "where that is there; None: only where a drafter is named",
+    )
+    num_speculative_tokens: int | None = Field(
+        None, ge=1, le=64, description="tokens drafted at once; None: what the drafter names"
+    )
+    args: dict[str, Scalar] = Field({}, max_length=64, description="engine flags that win over the planner")
+    env: dict[str, str] = Field({}, max_length=64)
+    policy: Policy = Policy()
+
+    @model_validator(mode="after")
+    def _speculation_is_one(self) -> Self:
+        if self.drafter is not None and self.speculative not in (None, "auto"):
+            raise ValueError(f"a drafter is named, and speculative is {self.speculative}; drop one of them")
+        if self.num_speculative_tokens is not None and self.drafter is None and self.speculative in (None, "off"):
+            raise ValueError("num_speculative_tokens needs a drafter, or speculative set to auto, mtp or ngram")
+        return self
