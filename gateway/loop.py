@@ -110,7 +110,6 @@ class Loop:
 
     async def run(self) -> None:
         """Until cancelled. Engines go on running after it; `close` lets go of them."""
-        await asyncio.to_thread(self._load)
         while True:
             self._wake.clear()
             try:
@@ -119,6 +118,9 @@ class Loop:
                 if self.host_problem is None:
                     log.error("the host does not answer", error=str(error))  # noqa: TRY400 - what is said is known
                 self.host_problem = str(error)
+                if not self._routes.table.models:
+                    # Nothing is known to run, but what is wanted is known: clients are told to wait, not that it does not exist.
+                    self._publish_routes([])
             self.last_pass = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.tick_s):
@@ -135,7 +137,8 @@ class Loop:
         for task in list(self._strays):
             await _cancel(task)
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Read what is wanted and what was tried. Before the first request: a model that is kept must not be unknown."""
         history: dict[tuple[str, int], list[Attempt]] = {}
         if taught := teach(self._store, self._live):
             log.warning("the database was empty, what runs was entered again", attempts=taught)

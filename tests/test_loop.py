@@ -354,3 +354,18 @@ async def test_a_damaged_database_stops_nothing_that_runs(tmp_path: Path, conten
         assert (await gateway.client.delete("/admin/models/m")).status_code == 202
         await gateway.gone("m")
     assert not list((tmp_path / "data" / "live").iterdir())
+
+
+async def test_a_model_that_is_kept_is_known_before_the_host_answers(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+    world = World()
+    for _ in range(100):
+        world.fail_next("list", HostError("Docker does not answer."))
+    async with running(tmp_path, healthy, world) as gateway:
+        assert (await gateway.show("m"))["state"] != "ready"
+        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
+        while answer.status_code == 404:
+            answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
+        assert answer.status_code == 503

@@ -43,7 +43,9 @@ def key(limit: Limit) -> Key:
 
 
 def begin(workers: int = 2, **changes: object) -> Begin:
-    made = Begin(workers, Limits(), None, 20.0, "info", False, Table((ROUTE,)), KeyTable((key(Limit(1, 2, 3)),), False))
+    made = Begin(
+        workers, "/control.sock", Limits(), None, 20.0, "info", False, Table((ROUTE,)), KeyTable((key(Limit(1, 2, 3)),), False)
+    )
     return msgspec.structs.replace(made, **changes)
 
 

@@ -101,12 +101,12 @@ def create_app(
     settings: Settings,
     host: Host | None = None,
     gpus: GpuWatch | None = None,
-    listeners: list[socket.socket] | None = None,
+    shared: tuple[list[socket.socket], Path] | None = None,
 ) -> Door:
     """The whole gateway: an ASGI application, and the data plane beside it; their parts are made when the server starts it.
 
-    host, gpus: another host or machine than the settings and this computer give. listeners: one for each worker, where there are any;
-    the data plane is theirs then.
+    host, gpus: another host or machine than the settings and this computer give. shared: where there are workers, a listening
+    socket for each, and the path at which they ask this process; the data plane is theirs then.
     """
     profiles = Profiles(settings.profiles_dir)
     # Made on first use: importing httpx is a tenth of the whole start.
@@ -122,10 +122,10 @@ def create_app(
         waiting_comment_s=settings.waiting_comment_s,
     )
     workers = None
-    if listeners:
+    if shared is not None:
         from gateway.serve.workers import Workers
 
-        workers = Workers(settings, limits, keys)
+        workers = Workers(settings, limits, keys, *shared)
     routes = workers.routes if workers is not None else Routes(queue_per_model=settings.queue_per_model)
     metrics = AccessLog() if settings.access_log else Metrics()
     plane = Plane(routes, keys, limits, metrics)
@@ -146,12 +146,13 @@ def create_app(
         watch = gpus or GpuWatch()
         runner = Runner(settings, profiles, hub, chosen, watch)
         loop = Loop(store, runner, client, routes)
+        await asyncio.to_thread(loop.load)
         watch.start(profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake))
         app.state.settings, app.state.store, app.state.runner, app.state.loop = settings, store, runner, loop
         warm = asyncio.create_task(asyncio.to_thread(import_module, "httpx"))
         running = asyncio.create_task(loop.run())
-        if workers is not None and listeners:
-            workers.start(listeners)
+        if workers is not None:
+            workers.start()
         try:
             yield
         finally:
@@ -346,9 +347,11 @@ def _server(settings: Settings, listener: socket.socket) -> tuple[uvicorn.Server
     from gateway.serve import sockets
     from gateway.serve.control import Control
 
-    app = create_app(settings, listeners=sockets.share(listener, settings.workers))
-    assert app.workers is not None  # noqa: S101 - it has listeners
-    return Control(settings, app, app.workers), sockets.listen_control(settings.data)
+    shared = sockets.share(listener, settings.workers)
+    control, path = sockets.listen_control(settings.data)
+    app = create_app(settings, shared=(shared, path))
+    assert app.workers is not None  # noqa: S101 - it was told what they share
+    return Control(settings, app, app.workers), control
 
 
 def serve(settings: Settings) -> None:

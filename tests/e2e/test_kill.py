@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gateway.failpoint import POINTS
@@ -30,10 +32,11 @@ def test_a_death_at_an_effect_costs_one_restart(tmp_path: Path, point: str) -> N
     gateway = scripted_gateway(tmp_path, ["--print", TOO_LONG, "--no-serve"], [])
     gateway.environment["FITSERVE_FAILPOINT"] = point
     gateway.start()
-    added = gateway.client.post(
-        "/admin/models", json={"name": "m", "source": str(model_folder(tmp_path / "model")), "engines": [ENGINE]}
-    )
-    assert added.status_code == 202, added.text
+    body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "engines": [ENGINE]}
+    # It may die before its answer is out; what it was asked for is on the disk by then.
+    with contextlib.suppress(httpx.HTTPError):
+        added = gateway.client.post("/admin/models", json=body)
+        assert added.status_code == 202, added.text
     assert gateway.process is not None
     assert gateway.process.wait(30) == -signal.SIGKILL
     del gateway.environment["FITSERVE_FAILPOINT"]

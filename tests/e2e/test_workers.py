@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.serve.sockets import CONTROL, short
+from gateway.serve.sockets import short
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
 from tests.running import model_folder
@@ -272,9 +272,11 @@ async def test_workers_outlive_the_control_process_and_end_with_the_next_one(tmp
 def test_health_is_bad_without_any_worker(tmp_path: Path) -> None:
     with (
         started(tmp_path) as gateway,
-        httpx.Client(base_url="http://localhost", transport=httpx.HTTPTransport(uds=short(gateway.data / CONTROL))) as control,
+        httpx.Client(
+            base_url="http://localhost", transport=httpx.HTTPTransport(uds=short(gateway.data / "run" / "control.sock"))
+        ) as control,
     ):
-        assert (gateway.data / CONTROL).stat().st_mode & 0o777 == 0o600
+        assert (gateway.data / "run" / "control.sock").stat().st_mode & 0o777 == 0o600
         assert control.get("/healthz").json() == {"status": "ok"}
         for pid in workers(gateway):
             os.kill(pid, signal.SIGKILL)
