@@ -147,7 +147,9 @@ def fitserve(where: Where, workers: int = 1) -> Started:
         processes.stop(process)
         raise Missing(f"did not take the fake engine as a model: {answer.status} {text[:300]}")
     metrics = "on" if processes.get(where.port, "/metrics", KEY + "-admin") == 200 else "not there"
-    started.about = f"{metadata.version('fitserve')}, keys on, metrics {metrics}" + (f", {workers} workers" if workers > 1 else "")
+    started.about = f"{metadata.version('fitserve')}, keys on, metrics {metrics}" + (
+        f", {workers} workers" if workers > 1 else ""
+    )
     return started
 
 

@@ -12,13 +12,13 @@ from gateway.serve.metrics import Metrics
 
 if TYPE_CHECKING:
     from gateway.errors import FitserveError
-    from gateway.serve.exchange import Exchange
+    from gateway.serve.answer import Answer
 
 
 class AccessLog(Metrics):
     """Metrics that are told one by one too."""
 
-    def refused(self, exchange: Exchange, error: FitserveError) -> None:
+    def refused(self, exchange: Answer, error: FitserveError) -> None:
         super().refused(exchange, error)
         self._tell(exchange, error.status, "refused", error.code)
 
@@ -26,12 +26,12 @@ class AccessLog(Metrics):
         super().turned_away(error, id_, address)
         _write({"id": id_, "address": address, "status": error.status, "outcome": "refused", "code": error.code})
 
-    def finished(self, exchange: Exchange) -> None:
+    def finished(self, exchange: Answer) -> None:
         super().finished(exchange)
         if exchange.outcome != "refused":
             self._tell(exchange, exchange.status, exchange.outcome, None)
 
-    def _tell(self, exchange: Exchange, status: int, outcome: str, code: str | None) -> None:
+    def _tell(self, exchange: Answer, status: int, outcome: str, code: str | None) -> None:
         started, first = exchange.started, exchange.first_byte_at
         prompt, completion = exchange.usage
         _write(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.serve import balance, form
 from gateway.serve.auth import Key
 from gateway.serve.protocol import no_model, read_asked, read_fields, read_named, with_model
-from gateway.serve.routes import Call, Routes
+from gateway.serve.routes import Call, ModelRoute, Routes
 from gateway.serve.surface import Endpoint
 
 Body = bytes | bytearray
@@ -14,29 +14,35 @@ Body = bytes | bytearray
 _SHORT_BYTES = 64 * 1024
 
 
-def read_call(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes, key: Key) -> tuple[Call, bytes]:
-    """The call, and the header with which its body goes to the engine. Raises BadRequest, NotFound."""
+def read_call(
+    endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes, key: Key
+) -> tuple[Call, ModelRoute, bytes]:
+    """The call, the route of its model, and the header with which its body goes to the engine. Raises BadRequest, NotFound."""
+    table = routes.table
     if endpoint.body == "json":
         # It was read as JSON, so it is sent as JSON, whatever the client called it.
         content = b"content-type: application/json\r\n"
         named = read_named(body) if len(body) < _SHORT_BYTES else None
         if named is not None:
-            route = routes.table.models.get(named.model)
-            if route is None or len(route.replicas) < 2:
-                return Call(endpoint.name, named.model, body, named.stream is True, named.previous_response_id), content
+            route = table.find(named.model, key)
+            if len(route.replicas) < 2:
+                call = Call(endpoint.name, named.model, body, named.stream is True, named.previous_response_id)
+                return call, route, content
         asked = read_asked(body)
         call = Call(endpoint.name, asked.name(), body, asked.streams(), asked.previous())
-        route = routes.table.models.get(call.model)
-        if route is not None and len(route.replicas) > 1:
+        route = table.find(call.model, key)
+        if len(route.replicas) > 1:
             call.tokens, call.prefix = balance.weigh(asked, len(body)), balance.prefix(asked)
-        return call, content
+        return call, route, content
     if endpoint.body == "form":
         boundary = form.boundary_of(content_type)
         field = form.find_model(body, boundary)
         if field is None:
             raise no_model()
-        return Call(endpoint.name, field.value), b'content-type: multipart/form-data; boundary="%b"\r\n' % boundary
-    return Call(endpoint.name, routes.model_of(endpoint.id, key), previous=endpoint.id), b""
+        call, content = Call(endpoint.name, field.value), b'content-type: multipart/form-data; boundary="%b"\r\n' % boundary
+    else:
+        call, content = Call(endpoint.name, routes.model_of(endpoint.id, key), previous=endpoint.id), b""
+    return call, table.find(call.model, key), content
 
 
 def may_stream(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes, key: Key) -> bool:

@@ -45,9 +45,10 @@ class KeyTable(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """How to serve. `limits` are this worker's own; `workers`: how many there are; `grace_s`: for the end."""
+    """How to serve. `control`: the path of the control process's socket; `limits` are this worker's own; `workers`: how many there are; `grace_s`: for the end."""
 
     workers: int
+    control: str
     limits: Limits
     queue_per_model: int | None
     grace_s: float
@@ -94,10 +95,10 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """`loads` by replica id; `samples`: all metrics of the worker."""
+    """`loads` by replica id; `samples`: all metrics of the worker; None: as before."""
 
     loads: dict[str, Load]
-    samples: tuple[Sample, ...]
+    samples: tuple[Sample, ...] | None
 
 
 ToWorker = Begin | Table | KeyTable | Elsewhere | Spent | Made

@@ -8,7 +8,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.serve.passage import Arrival
-from gateway.serve.sockets import CONTROL
+from gateway.serve.sockets import forget
 from gateway.serve.workers import Workers
 from gateway.settings import Settings
 
@@ -30,9 +30,8 @@ class Control(uvicorn.Server):
             )
         )
         self._workers = workers
-        self._socket = settings.data / CONTROL
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._workers.drain()
         await super().shutdown(sockets)
-        self._socket.unlink(missing_ok=True)
+        forget(self._workers.control)

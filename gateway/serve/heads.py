@@ -8,32 +8,38 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.serve.surface import Endpoint
 
-Headers = list[tuple[bytes, bytes]]
+Headers = tuple[tuple[bytes, bytes], ...]
 
 _PLAIN = re.compile(rb"[\x20-\x7e]{0,512}").fullmatch
-_TO_ENGINE = (b"accept", b"traceparent", b"tracestate")
+_TRACE = (b"traceparent", b"tracestate")
 
 
 def request_head(endpoint: Endpoint, prefix: bytes, host: bytes, id_: bytes, body: bytes, found: dict[bytes, bytes]) -> bytes:
     """`body`: the header lines that describe it; `found`: the client's headers."""
-    head = b"%b %b%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\nx-request-id: %b\r\n%b" % (
-        endpoint.method_bytes,
-        prefix,
-        endpoint.target,
-        host,
-        id_,
-        body,
+    trace = (
+        b"".join([_line(name, found.get(name)) for name in _TRACE])
+        if b"traceparent" in found or b"tracestate" in found
+        else b""
     )
-    for name in _TO_ENGINE:
-        value = found.get(name)
-        if value is not None and _PLAIN(value):
-            head += b"%b: %b\r\n" % (name, value)
-    return head + b"\r\n"
+    return b"%b %b%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\nx-request-id: %b\r\n%b%b%b\r\n" % (
+        *(endpoint.method_bytes, prefix, endpoint.target, host),
+        *(id_, body, _accept(found.get(b"accept")), trace),
+    )
+
+
+@lru_cache(maxsize=256)
+def _accept(value: bytes | None) -> bytes:
+    return _line(b"accept", value)
+
+
+def _line(name: bytes, value: bytes | None) -> bytes:
+    return b"%b: %b\r\n" % (name, value) if value is not None and _PLAIN(value) else b""
 
 
 @dataclass(slots=True)
@@ -46,28 +52,38 @@ class AnswerHead:
     keep: bool
 
 
+@lru_cache(maxsize=256)
+def _passed(headers: Headers) -> tuple[bytes, bool]:
+    """The lines for the client, and whether an event stream follows. Engines say the same few over and over."""
+    plain = [(name, value) for name, value in headers if _PLAIN(value)]
+    events = any(name == b"content-type" and value[:17].lower() == b"text/event-stream" for name, value in plain)
+    return b"".join(b"%b: %b\r\n" % pair for pair in plain), events
+
+
 def answer_head(
-    status: int, headers: Headers, own: bytes, id_: bytes, *, chunks: bool, keep: bool, source: bytes = b"engine"
+    status: int,
+    headers: Headers,
+    length: bytes | None,
+    own: bytes,
+    id_: bytes,
+    *,
+    chunks: bool,
+    keep: bool,
+    source: bytes = b"engine",
 ) -> AnswerHead:
-    """`headers`: the engine's, of those that may be passed on; `own`: the server's lines; `chunks`: the client understands them."""
-    length = None
-    events = framed = False
-    lines = [STATUS_LINE[status], own]
-    for name, value in headers:
-        if not _PLAIN(value):
-            continue
-        if name == b"content-length":
-            length = value
-            continue
-        if name == b"content-type":
-            events = value[:17].lower() == b"text/event-stream"
-        lines.append(b"%b: %b\r\n" % (name, value))
-    if length is not None and not events:
-        lines.append(b"content-length: %b\r\n" % length)
+    """`headers`: the engine's, of those that may be passed on; `length`: its content-length; `own`: the server's lines; `chunks`: the
+    client understands them."""
+    lines, events = _passed(headers)
+    framing, framed = b"", False
+    if length is not None and length.isdigit() and not events:
+        framing = b"content-length: %b\r\n" % length
     elif status != 204:
         # An event stream has no length that could be promised: it may end with an error event.
         framed, keep = chunks, keep and chunks
-        lines.append(b"transfer-encoding: chunked\r\n" if chunks else b"")
+        framing = b"transfer-encoding: chunked\r\n" if chunks else b""
     closes = b"" if keep else b"connection: close\r\n"
-    lines.append(b"x-request-id: %b\r\nx-gateway-source: %b\r\n%b\r\n" % (id_, source, closes))
-    return AnswerHead(b"".join(lines), events, framed, keep)
+    data = b"%b%b%b%bx-request-id: %b\r\nx-gateway-source: %b\r\n%b\r\n" % (
+        *(STATUS_LINE[status], own, lines, framing),
+        *(id_, source, closes),
+    )
+    return AnswerHead(data, events, framed, keep)

@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 
 from gateway.errors import FitserveError, TooSlow
 from gateway.serve import guard
+from gateway.serve.answer import Answer
 from gateway.serve.exchange import Exchange
 from gateway.serve.openai import models
 from gateway.serve.plane import Plane
@@ -90,13 +91,13 @@ class Line(HttpToolsProtocol):
             log.exception("%s: a bug in the data plane", exchange.id)
             self.refuse(exchange, FitserveError("The gateway failed at this request.", hint="Its log says why."))
 
-    def refuse(self, exchange: Exchange, error: FitserveError) -> None:
+    def refuse(self, exchange: Answer, error: FitserveError) -> None:
         """Answers with an error of the gateway's own. Only for an exchange whose answer has not started."""
         self.plane.meter.refused(exchange, error)
         self.transport.write(self._words(error, exchange.endpoint.shape, exchange.id, keep=exchange.keep))
         self.answered(exchange)
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, exchange: Answer) -> None:
         """The answer to `exchange` is written, or broken off."""
         self.server_state.total_requests += 1
         self._exchange = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gateway.errors import FitserveError
-    from gateway.serve.exchange import Exchange
+    from gateway.serve.answer import Answer
 
 # Enough for the usage block at the end of an answer, or in one of the last events of a stream.
 TAIL_BYTES = 4096
@@ -22,26 +22,26 @@ _COMPLETION = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})').se
 class Meter:
     """Called from the event loop. Each `begun` has its `ended`, each request one `finished`, `refused` or both. Must not raise.
 
-    An exchange has: endpoint, key, model, replica, events, started and first_byte_at (seconds of the loop's clock), status,
+    What is told of has: endpoint, key, model, replica, events, started and first_byte_at (seconds of the loop's clock), status,
     received and sent (bytes of the bodies), usage, outcome.
     """
 
-    def begun(self, exchange: Exchange) -> None:
+    def begun(self, exchange: Answer) -> None:
         """A replica is chosen, `exchange.replica`. Once more after the first one took no connection."""
 
-    def first_byte(self, exchange: Exchange) -> None:
+    def first_byte(self, exchange: Answer) -> None:
         """The first byte of the answer's body came from the engine."""
 
-    def refused(self, exchange: Exchange, error: FitserveError) -> None:
+    def refused(self, exchange: Answer, error: FitserveError) -> None:
         """The gateway answers itself, with this error."""
 
     def turned_away(self, error: FitserveError, id_: str, address: str) -> None:
         """The same, to what has not become a request."""
 
-    def ended(self, exchange: Exchange) -> None:
+    def ended(self, exchange: Answer) -> None:
         """The replica has done with it, or took no connection (its outcome is unreachable then)."""
 
-    def finished(self, exchange: Exchange) -> None:
+    def finished(self, exchange: Answer) -> None:
         """Over, as `exchange.outcome` says: answered, left (the client), broken (the engine), refused (the gateway)."""
 
 

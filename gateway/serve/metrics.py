@@ -18,7 +18,7 @@ from gateway.serve.meter import Meter
 
 if TYPE_CHECKING:
     from gateway.errors import FitserveError
-    from gateway.serve.exchange import Exchange
+    from gateway.serve.answer import Answer
 
 MOST_SERIES = 10_000
 # Seconds: of whole answers, and until the first byte.
@@ -127,18 +127,18 @@ class Metrics(Meter):
         self._left: dict[tuple[str, str], int] = {}
         self._upstream: dict[tuple[str, str], int] = {}
 
-    def begun(self, exchange: Exchange) -> None:
+    def begun(self, exchange: Answer) -> None:
         series = self._of(exchange)
         exchange.counted = series
         series.in_flight += 1
 
-    def first_byte(self, exchange: Exchange) -> None:
+    def first_byte(self, exchange: Answer) -> None:
         histogram = (exchange.counted or self._of(exchange)).first_byte
         took = exchange.first_byte_at - exchange.started
         histogram.counts[bisect_left(FIRST_BYTES, took)] += 1
         histogram.total += took
 
-    def refused(self, exchange: Exchange, error: FitserveError) -> None:
+    def refused(self, exchange: Answer, error: FitserveError) -> None:
         outcomes, what = self._of(exchange).outcomes, ("refused", error.status // 100)
         outcomes[what] = outcomes.get(what, 0) + 1
         if error.code == "engine_error":
@@ -148,12 +148,12 @@ class Metrics(Meter):
     def turned_away(self, error: FitserveError, id_: str, address: str) -> None:  # noqa: ARG002 - for the access log
         self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
 
-    def ended(self, exchange: Exchange) -> None:
+    def ended(self, exchange: Answer) -> None:
         (exchange.counted or self._of(exchange)).in_flight -= 1
         if exchange.outcome == "unreachable":
             self._failed(exchange.model, "unreachable")
 
-    def finished(self, exchange: Exchange) -> None:
+    def finished(self, exchange: Answer) -> None:
         series, outcome, status = exchange.counted or self._of(exchange), exchange.outcome, exchange.status // 100
         if outcome == "refused":
             return  # `refused` follows
@@ -176,7 +176,7 @@ class Metrics(Meter):
             phase = (exchange.model, "answering" if exchange.first_byte_at else "waiting")
             self._left[phase] = self._left.get(phase, 0) + 1
 
-    def _of(self, exchange: Exchange) -> _Series:
+    def _of(self, exchange: Answer) -> _Series:
         key = (exchange.model, exchange.endpoint.name)
         series = self._series.get(key)
         if series is None:

@@ -64,14 +64,17 @@ def _away() -> NotReady:
 
 
 async def _ask(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> None:
-    """Writes the request; then ends the connection when the client leaves."""
+    """Writes the request; then ends the connection when the client leaves.
+
+    It is not said that the connection is closed after the answer: one that comes before the end of the body would be lost with it.
+    """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     names = {name for name, _ in headers}
     chunked = b"transfer-encoding" in names
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     own = [(_ADDRESS, scope["client"][0].encode())] if scope.get("client") else []
     own += [(b"transfer-encoding", b"chunked")] if chunked else []
-    lines = _lines((*((name, value) for name, value in headers if name not in _OF_CONNECTION), *own, (b"connection", b"close")))
+    lines = _lines((*((name, value) for name, value in headers if name not in _OF_CONNECTION), *own))
     writer.write(b"%b %b HTTP/1.1\r\n%b\r\n" % (scope["method"].encode(), target, lines))
     while (message := await receive())["type"] == "http.request":
         if data := message.get("body", b""):
@@ -90,11 +93,12 @@ def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> bool:
     """Reads the answer, and passes it on; whether there was one. One that breaks off is broken off: uvicorn closes what an application leaves unfinished."""
     answer = _Answer(head_only=scope["method"] == "HEAD")
-    while not answer.over and (data := await reader.read(_PIECE_BYTES)):
-        answer.parser.feed_data(data)
-        for message in answer.messages:
-            await send(message)
-        answer.messages.clear()
+    with contextlib.suppress(OSError):
+        while not answer.over and (data := await reader.read(_PIECE_BYTES)):
+            answer.parser.feed_data(data)
+            for message in answer.messages:
+                await send(message)
+            answer.messages.clear()
     return answer.started
 
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 Data = bytes | bytearray | memoryview
 
 _COMMENT = b": waiting\n\n"
-_STREAMS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_STREAMS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 # Endpoints whose answers with `"stream": true` are events.
 _STREAMED = frozenset({"chat", "completions", "responses", "messages"})
 _KEPT_BYTES = 64 * 1024
@@ -108,7 +108,7 @@ class Wait:
         if not exchange.promised:
             own = exchange.own_headers()
             head = answer_head(
-                200, _STREAMS, own, exchange.id.encode(), chunks=exchange.chunks, keep=exchange.keep, source=b"gateway"
+                200, _STREAMS, None, own, exchange.id.encode(), chunks=exchange.chunks, keep=exchange.keep, source=b"gateway"
             )
             exchange.promised, exchange.events, exchange.keep = True, True, head.keep
             exchange.client.write(head.data)

@@ -8,18 +8,17 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from gateway.errors import FitserveError, ModelNotFound, NotFound, NotReady
+from gateway.errors import FitserveError, ModelNotFound, NotReady
 from gateway.serve import balance
 from gateway.serve.auth import ANYONE, Key
+from gateway.serve.makers import Makers
 from gateway.serve.waiting import Queue, Waiter, overloaded, places
 
 SHOWN_NAME = 200
-MAKERS = 10_000
 # They take no place in an engine's batch, so they never wait for one.
 _LIGHT = frozenset({"tokenize", "detokenize", "count_tokens"})
 
@@ -131,7 +130,7 @@ class Routes:
         self._loads: dict[str, _Load] = {}
         self._last_pick: dict[str, int] = {}
         self._picks = 0
-        self._makers: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._makers = Makers()
         self._queues: dict[str, Queue] = {}
         self._queue_per_model = queue_per_model
         self._called = False
@@ -158,6 +157,8 @@ class Routes:
 
         What goes on from a response goes to the replica that made it: no other one knows it.
         """
+        if len(route.replicas) == 1 and avoid is None and not self._queues and self._has_room(route.replicas[0]):
+            return route.replicas[0]
         queue = self._queues.get(call.model)
         replica = self._choose(route, call, avoid) if queue is None or call.light else None
         if replica is None:
@@ -190,9 +191,9 @@ class Routes:
 
     def _maker(self, route: ModelRoute, call: Call) -> Replica | None:
         """The replica that made the response from which the call goes on."""
-        if call.previous is None or call.previous not in self._makers:
+        if call.previous is None:
             return None
-        maker = self._makers[call.previous][1]
+        maker = self._makers.replica_of(call.previous)
         return next((replica for replica in route.replicas if replica.id == maker), None)
 
     # --- waiting ---
@@ -250,18 +251,12 @@ class Routes:
     # --- responses ---
 
     def made(self, response: str, model: str, replica: Replica) -> None:
-        """Remembers who made a response; the oldest ones are forgotten."""
-        self._makers[response] = (model, replica.id)
-        if len(self._makers) > MAKERS:
-            self._makers.popitem(last=False)
+        """Remembers who made a response."""
+        self._makers.made(response, model, replica.id)
 
     def model_of(self, response: str, key: Key = ANYONE) -> str:
         """The model that made a response, for who has `key`. Raises NotFound."""
-        if response not in self._makers or not key.sees(self._makers[response][0]):
-            raise NotFound(
-                f"There is no response {response}.", hint="Responses are kept by the engine that made them, while it runs."
-            )
-        return self._makers[response][0]
+        return self._makers.model_of(response, key)
 
     # --- in flight ---
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 from gateway.errors import SettingsError
 
-CONTROL = Path("run") / "control.sock"
 _BACKLOG = 2048
 
 
@@ -35,23 +36,35 @@ def share(bound: socket.socket, count: int) -> list[socket.socket]:
     return listeners
 
 
-def listen_control(data: Path) -> socket.socket:
-    """Where the control process is asked, by this user's processes alone. Raises SettingsError."""
-    path = data / CONTROL
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        listener.bind(short(path))
-        path.chmod(0o600)  # nobody can connect before it listens
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise SettingsError(
-            f"{path} cannot be made: {error.strerror}.",
-            hint="Repair the permissions of FITSERVE_DATA_DIR, or set FITSERVE_WORKERS=1.",
-        ) from None
-    return listener
+def listen_control(data: Path) -> tuple[socket.socket, Path]:
+    """Where the control process is asked, by this user's processes alone: in `data`, or where that cannot be written, in a folder for
+    temporary files. Raises SettingsError."""
+    for folder in (data / "run", None):
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            path = (folder or Path(tempfile.mkdtemp(prefix="fitserve-"))) / "control.sock"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            listener.bind(short(path))
+            path.chmod(0o600)  # nobody can connect before it listens
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            reason = error.strerror
+        else:
+            return listener, path
+    raise SettingsError(
+        f"The control process cannot listen, neither in {data} nor for a while elsewhere: {reason}.",
+        hint="Repair the permissions of FITSERVE_DATA_DIR, or set FITSERVE_WORKERS=1.",
+    )
+
+
+def forget(path: Path) -> None:
+    """Of `listen_control`, at the end."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+        if path.parent.name != "run":
+            path.parent.rmdir()
 
 
 def short(path: Path) -> str:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from gateway.serve import repeats
 from gateway.serve.meter import TAIL_BYTES, TAIL_PIECES
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 5.0
 IDLE_S = 4.0
 HEAD_LIMIT_BYTES = 64 * 1024
-TO_CLIENT = frozenset(
-    {b"content-type", b"content-length", b"content-encoding", b"content-disposition", b"cache-control", b"retry-after"}
-)
+TO_CLIENT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"retry-after"})
 # From here on two writes cost less than a copy.
 _JOIN_BYTES = 16 * 1024
 # A vanished peer, of which no packet tells, is noticed within two minutes.
@@ -45,8 +44,9 @@ class Link(asyncio.Protocol):
     """One connection to an engine, and the answer that is being read from it: body bytes go straight to the client.
 
     `exchange` is the request it works for, None while it waits in the pool and after it was dropped. `over`: the answer is
-    complete. `sized`: the engine says where its answer ends. `framed`: the client gets it in chunks. `sent`: body bytes so far.
-    `out`: what one read gave for the client, written at once, for a write costs more than all that is done here.
+    complete. `headers`: those that may be passed on; `length`: its content-length. `sized`: the engine says where its answer ends.
+    `framed`: the client gets it in chunks. `sent`: body bytes so far. `out`: what one read gave for the client, written at once, for
+    a write costs more than all that is done here.
     """
 
     transport: asyncio.Transport
@@ -54,14 +54,17 @@ class Link(asyncio.Protocol):
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.exchange: Exchange | None = None
-        self.headers: list[tuple[bytes, bytes]] = []
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.length: bytes | None = None
         self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self.out: list[bytes] = []
         self.idle_since = 0.0
+        self._echo: repeats.Echo | None = None  # the head of the answer before
         self._parser = httptools.HttpResponseParser(self)
         # What a header may hold is checked where it is passed on; one odd header is no reason to refuse a whole answer.
         self._parser.set_dangerous_leniencies(lenient_headers=True)
         self._reusable = self._bulky = False
+        self._first = False  # nothing of the answer has come yet
 
     def ask(self, exchange: Exchange, head: bytes, body: bytes | bytearray) -> None:
         """Writes a request; its answer goes to `exchange`."""
@@ -69,6 +72,7 @@ class Link(asyncio.Protocol):
         self.tail.clear()
         self.sent = self._head_bytes = 0
         self.over = self.sized = self.framed = False
+        self._first = True
         if len(body) < _JOIN_BYTES:
             self.transport.write(head + body)
         else:
@@ -103,6 +107,17 @@ class Link(asyncio.Protocol):
             return
         exchange.heard = True
         self._bulky = len(data) >= _JOIN_BYTES
+        first = self._first
+        if first:
+            self._first = False
+            if self._echo is not None and (length := self._echo.length(data)) is not None:
+                self.headers, self.length, self.sized = self._echo.headers, length, True
+                exchange.head(self, self._echo.status)
+                if body := self._echo.body(data):
+                    self.on_body(body)
+                self.over = True
+                exchange.end(self, reusable=True)
+                return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -113,6 +128,8 @@ class Link(asyncio.Protocol):
         if self.exchange is None:
             return
         if self.over:
+            if first and self._reusable:
+                self._echo = repeats.remember_answer(data, exchange.status, self.headers, self.length)
             exchange.end(self, reusable=self._reusable)
         elif self.out:
             self.flush()
@@ -148,21 +165,24 @@ class Link(asyncio.Protocol):
     # --- the parser's side ---
 
     def on_message_begin(self) -> None:
-        self.headers = []
+        self.headers = ()
+        self.length = None
         self._reusable = False  # nothing may follow an answer
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         if name in TO_CLIENT:
-            self.headers.append((name, value))
-            self.sized = self.sized or name == b"content-length"
+            self.headers += ((name, value),)
+        elif name == b"content-length":
+            self.length = value
+            self.sized = True
         elif name == b"transfer-encoding":
             self.sized = True
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self.exchange is not None and not self.over and (status >= 200 or status == 101):
-            self.exchange.head(self, status, self.headers)
+            self.exchange.head(self, status)
 
     def on_body(self, data: bytes) -> None:
         exchange = self.exchange

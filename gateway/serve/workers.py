@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -94,8 +95,9 @@ class PublishedRoutes(Routes):
 class Workers:
     """`routes` are for the loop."""
 
-    def __init__(self, settings: Settings, limits: Limits, keys: Keys) -> None:
-        """limits: of the whole gateway."""
+    def __init__(self, settings: Settings, limits: Limits, keys: Keys, listeners: list[socket.socket], control: Path) -> None:
+        """limits: of the whole gateway; listeners: one for each; control: where they ask the control process."""
+        self.control = control
         self.routes = PublishedRoutes(self)
         self._settings = settings
         self._keys = keys
@@ -108,15 +110,14 @@ class Workers:
         )
         self._running: dict[int, _Worker] = {}
         self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # by workers that have ended
-        self._listeners: list[socket.socket] = []
+        self._listeners = listeners
         self._tasks: list[asyncio.Task[None]] = []
         self._drained = asyncio.Event()
 
     # --- what the application calls ---
 
-    def start(self, listeners: list[socket.socket]) -> None:
-        self._listeners = listeners
-        self._tasks = [asyncio.create_task(self._keep(index)) for index in range(len(listeners))]
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._keep(index)) for index in range(len(self._listeners))]
         self._tasks.append(asyncio.create_task(self._tend()))
 
     @property
@@ -218,6 +219,7 @@ class Workers:
         settings = self._settings
         return Begin(
             workers=settings.workers,
+            control=str(self.control),
             limits=self._limits,
             queue_per_model=settings.queue_per_model,
             grace_s=settings.stop_grace_s,
@@ -238,7 +240,8 @@ class Workers:
                     return
                 match message:
                     case Report():
-                        worker.heard, worker.loads, worker.samples = time.monotonic(), message.loads, message.samples
+                        worker.heard, worker.loads = time.monotonic(), message.loads
+                        worker.samples = worker.samples if message.samples is None else message.samples
                     case Spent():
                         worker.spent.update({digest: usage.in_flight for digest, usage in message.keys.items()})
                         self.tell(message, worker.index)

@@ -77,7 +77,14 @@ class Storm:
         """Start once more and wait until nothing moves. Raises AssertionError for a lost change, an orphan or a twin."""
         self.gateway.start()
         wanted = {name for name, there in self.wanted.items() if there and name not in self.unsure}
-        listed = wait_for("all models settle", self._settled, 60)
+        try:
+            listed = wait_for("all models settle", self._settled, 60)
+        except AssertionError as error:
+            states = {
+                one["name"]: (one["state"], one["detail"]) for one in self.gateway.client.get("/admin/models").json()["data"]
+            }
+            log = self.gateway.log.read_text()[-6000:]
+            raise AssertionError(f"{error}: {states}, engines {engines(self.gateway)}\n{log}") from None
         names = {model["name"] for model in listed}
         lost, extra = wanted - names, names - wanted - self.unsure
         assert not lost, f"acknowledged and lost: {lost}"
