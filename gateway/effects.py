@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import structlog
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("fitserve.loop")
 
 _LAST_WORDS_S = 1.0
+_PORT_TRIES = 100
 # Between two looks at whether a pull or a download still moves.
 _STALL_POLL_S = 5.0
 
@@ -42,7 +43,9 @@ class Effects:
         self._client = client
         self._planning = asyncio.Lock()
 
-    async def plan(self, model: Model, slot: Slot, claims: Callable[[], Mapping[str, int]]) -> None:
+    async def plan(
+        self, model: Model, slot: Slot, claims: Callable[[], Mapping[str, int]], ports: Callable[[], Collection[int]]
+    ) -> None:
         # One at a time: two plans made side by side would count on the same free memory.
         async with self._planning:
             facts = await asyncio.to_thread(self._store.facts)
@@ -54,7 +57,11 @@ class Effects:
                 plan = decision.plans[0]
                 if model.wish.replicas is None:
                     model.slots += [Slot(slot.model, index) for index in range(len(model.slots), plan.replicas.value)]
-                port = await self._runner.host.allocate_port()
+                # A start that was recorded and cut off has a port that the host knows nothing of. In containers all have the same.
+                for _ in range(_PORT_TRIES):
+                    port = await self._runner.host.allocate_port()
+                    if port not in ports():
+                        break
                 slot.attempt = await asyncio.to_thread(self._store.add_attempt, slot.model, slot.index, plan, port, time.time())
                 log.info("planned", model=slot.model, replica=slot.index, engine=str(plan.engine), plan=plan.fingerprint)
             except FitserveError as error:

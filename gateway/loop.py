@@ -232,7 +232,7 @@ class Loop:
                 slot.shown = action
             case reconcile.MakePlan():
                 slot.shown = Rest("starting", "planning")
-                self._start(slot, name, effects.plan(model, slot, lambda: self._claims(slot)))
+                self._start(slot, name, effects.plan(model, slot, lambda: self._claims(slot), self._ports))
             case reconcile.Launch(attempt):
                 slot.shown = Rest("starting", "launching")
                 self._start(slot, name, effects.launch(model, slot, attempt))
@@ -341,6 +341,10 @@ class Loop:
                     for uuid in slot.attempt.plan.gpus:
                         claims[uuid] = claims.get(uuid, 0) + slot.attempt.plan.memory.budget_bytes
         return claims
+
+    def _ports(self) -> set[int]:
+        """Of every start that is recorded and not ended."""
+        return {slot.attempt.port for model in self.models.values() for slot in model.slots if slot.attempt is not None}
 
     def _publish_routes(self, instances: list[Instance]) -> None:
         slots = [slot for model in self.models.values() for slot in model.slots]

@@ -47,6 +47,10 @@ KILL_S = 10.0
 # What an engine needs of our own environment. Nothing else passes: no key, no token.
 PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")  # fmt: skip
 
+# Below those that Linux gives to outgoing connections (net.ipv4.ip_local_port_range): such a one may take a port that was free
+# when it was chosen, before the engine listens on it.
+_PORTS = range(20_000, 32_000)
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -129,13 +133,13 @@ class ProcessHost:
     async def allocate_port(self) -> int:
         # An engine may listen minutes after its start: ports that were given away are not free, though they look so.
         taken = self._given_ports | {record.port for record in await finish(self._find_all)}
-        while True:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port: int = probe.getsockname()[1]
-            if port not in taken:
+        first = int(self._id, 16) % len(_PORTS)
+        ports: list[int] = [*_PORTS[first:], *_PORTS[:first]]
+        for port in ports:
+            if port not in taken and _free(port):
                 self._given_ports.add(port)
                 return port
+        raise HostError("No port is free for another engine.", hint=f"Stop what listens on {_PORTS[0]} to {_PORTS[-1]}.")
 
     async def close(self) -> None:
         """Nothing to let go of: engines are bound to us by nothing."""
@@ -317,3 +321,12 @@ def refusing() -> Iterator[None]:
         raise HostError(
             f"The process host cannot work: {error}.", hint="Free disk space or correct the folder's rights."
         ) from error
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
