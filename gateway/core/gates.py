@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gateway.core.facts import holding
 from gateway.core.gpus import GpuTable
 from gateway.core.layers import Body
 from gateway.core.methods import check, resolve
@@ -129,9 +130,8 @@ def _failing(row: LayerKernel, engine: Engine, facts: tuple[Fact, ...], capabili
 
 
 def _known(facts: tuple[Fact, ...], kind: str, about: Mapping[str, str | None]) -> Fact | None:
-    """The first fact of this kind whose whole scope holds."""
-    found = (fact for fact in facts if fact.kind == kind and fact.scope.keys() - {"engine"})
-    return next((fact for fact in found if all(about.get(key) == value for key, value in fact.scope.items())), None)
+    """The first fact of this kind that holds and is about more than an engine version."""
+    return next((fact for fact in holding(facts, kind, about) if fact.scope.keys() - {"engine"}), None)
 
 
 def gate_driver(given: Inputs, engine: Engine) -> None:

@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gateway.core.kv import Cache
+from gateway.core.kv import ITEM_BYTES, Cache
 from gateway.core.layers import Body, per_rank
 from gateway.core.pool import Pool
 from gateway.domain import Gpu, Memory, ModelSpec
 
 GIB = 1024**3
 MIB = 1024**2
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 # What the engine counts as non-torch memory: cuBLAS workspaces and kernels loaded during its profile run. 0.22 to 0.24 GiB
 # with one rank; 0.07 to 0.10 with two, where NCCL takes most of it before the engine begins to count. And what the rounding
@@ -138,10 +137,19 @@ def beside_bytes(spec: ModelSpec, body: Body, load: Load, *, graphs_in_budget: b
     """What an engine takes of a GPU beside its share: the CUDA context, NCCL, and graphs and sampling it does not count."""
     beside = _CONTEXT + (_NCCL if load.tp * load.pp > 1 else 0)
     if load.runner == 2 and spec.task == "generate":
-        beside += _LOGIT_WARM * min(load.seqs, load.batched_tokens) * spec.vocab
+        beside += _warm_bytes(spec, load)
     if load.graphs and (load.runner == 2 or not graphs_in_budget):
-        beside += sum(group.layers for group in body.attention if group.kind != "vision") * _GRAPH_OF_LAYER
+        beside += _graph_layers(body) * _GRAPH_OF_LAYER
     return beside
+
+
+def _warm_bytes(spec: ModelSpec, load: Load) -> int:
+    """Of sampling, once the second runner warms up."""
+    return _LOGIT_WARM * min(load.seqs, load.batched_tokens) * spec.vocab
+
+
+def _graph_layers(body: Body) -> int:
+    return sum(group.layers for group in body.attention if group.kind != "vision")
 
 
 def memory(
@@ -166,13 +174,13 @@ def memory(
         overhead = _OVERHEAD if ranks == 1 else _OVERHEAD_OF_RANKS
         beside = _CONTEXT + (_NCCL if ranks > 1 else 0) + GIB // 4
     overhead += position_bytes(spec, body, load.dtype)
-    layers = sum(group.layers for group in body.attention if group.kind != "vision")
+    layers = _graph_layers(body)
     graph = layers * _GRAPH_OF_LAYER if load.graphs else 0
     used = weights_bytes + activation + overhead + (graph if graphs_in_budget and load.runner == 1 else 0)
     grows = cache.bytes_for(1, load.batched_tokens) > 0
     kv = max(0, budget_bytes - used) if grows else 0
     unsure = 0 if body.known else round(weights_bytes * _UNKNOWN_FAMILY)
-    warm = _LOGIT_WARM * min(load.seqs, load.batched_tokens) * spec.vocab if spec.task == "generate" else 0
+    warm = _warm_bytes(spec, load) if spec.task == "generate" else 0
     most = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
     most += layers * _MOST_GRAPH_OF_LAYER if load.graphs else 0
     return Memory(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from gateway.core.fields import Fields
+from gateway.core.kv import ITEM_BYTES
 from gateway.core.layers import Linear, body
-from gateway.core.memory import ITEM_BYTES
 from gateway.core.weights import linear_bytes, other_bytes
 from gateway.domain import AttentionGroup, ModelSpec, TensorGroup, Value
 
