@@ -165,7 +165,9 @@ def test_no_drafter_raises_anything_but_our_own_errors_or_costs_the_model(fields
     assume(spec.architecture in ENGINES[ref].architectures)
     asked = wish(drafter="org/drafter")
     decision = decide(spec, here, [ENGINES[ref]], asked, PROFILES.facts, rules=RULES, drafter=drafter)
-    assert decision.plans
+    # SGLang's media loader is unsafe, so models that see have no plan there with or without a drafter.
+    alone = decide(spec, here, [ENGINES[ref]], wish(), PROFILES.facts, rules=RULES)
+    assert bool(decision.plans) == bool(alone.plans)
     for plan in decision.plans:
         sound(plan, asked)
 
