@@ -22,7 +22,7 @@ def serve() -> None:
     try:
         settings = load_settings()
         from gateway.logging import configure_logging
-        from gateway.serve.app import serve as run
+        from gateway.serve.server import serve as run
 
         configure_logging(settings.log_level)
         run(settings)

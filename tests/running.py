@@ -19,7 +19,8 @@ from gateway.gpuwatch import GpuWatch
 from gateway.hosts.memory import MemoryHost, World
 from gateway.hosts.twin import EngineScript
 from gateway.nvml import Nvml
-from gateway.serve.app import create_app, listen, server_config
+from gateway.serve.app import create_app
+from gateway.serve.server import listen, server_config
 from gateway.settings import Settings
 from tests.fake_nvml import FakeNvml
 from tests.makers import LLAMA_8B, engine

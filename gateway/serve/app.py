@@ -1,17 +1,10 @@
-"""The application: who may come in, the OpenAI data plane, the admin API, health. And the server around it."""
+"""The application: who may come in, the OpenAI data plane, the admin API, health."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import fcntl
-import os
-import re
-import resource
-import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator
 from functools import cache, partial
@@ -19,8 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import structlog
-import uvicorn
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -29,7 +20,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
-from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound, SettingsError
+from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
 from gateway.gpuwatch import GpuWatch
 from gateway.hosts.host import Host
 from gateway.hosts.select import choose_host
@@ -43,7 +34,6 @@ from gateway.serve import admin, facts, gauges
 from gateway.serve import keys as admin_keys
 from gateway.serve.access import AccessLog
 from gateway.serve.auth import Keys
-from gateway.serve.front import front
 from gateway.serve.guard import Limits
 from gateway.serve.metrics import Metrics
 from gateway.serve.plane import Plane
@@ -58,12 +48,8 @@ if TYPE_CHECKING:
 
     from gateway.serve.workers import Workers
 
-log = structlog.get_logger("fitserve")
-
 # The loop looks at the world at least this often; longer silence means that it hangs.
 _STALE_S = 15.0
-# Workers look at their signals ten times a second, and close their sockets at once then.
-_ORPHANS_S = 3.0
 
 
 class Door:
@@ -251,122 +237,3 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
     response = await _on_error(request, bad)
     response.headers.update(error.headers or {})
     return response
-
-
-def lock(data: Path) -> int:
-    """Hold the data folder for this process. Raises SettingsError naming the gateway that has it."""
-    try:
-        data.mkdir(parents=True, exist_ok=True)
-        descriptor = _lock_file(data / "gateway.lock")
-    except OSError as error:
-        raise SettingsError(
-            f"The data folder {data} cannot be used: {error.strerror}.", hint="Set FITSERVE_DATA_DIR to a folder you can write."
-        ) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = re.sub(r"\D", "", os.read(descriptor, 32).decode(errors="replace")) or "unknown"
-        os.close(descriptor)
-        busy = SettingsError(
-            f"Another gateway (process {owner}) uses the data folder {data}.", hint="Stop it, or set another FITSERVE_DATA_DIR."
-        )
-        busy.exit_code = 3
-        raise busy from None
-    # A disk that is full or read-only must not keep a gateway from what runs: the lock holds without our number in it too.
-    with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
-    return descriptor
-
-
-def _lock_file(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno != errno.EROFS:
-            raise
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def listen(settings: Settings) -> socket.socket:
-    """The listening socket, bound before anything else is started. Raises SettingsError when the port is taken."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        raise SettingsError(
-            f"Cannot listen on {settings.host} port {settings.port}: {error.strerror}.",
-            hint="Stop what uses it, or set FITSERVE_PORT.",
-        ) from None
-    return listener
-
-
-def allow_connections(settings: Settings) -> None:
-    """Raises the limit on open files, where the system lets us: a client and its engine are two each."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * settings.max_connections + 512
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
-
-
-def server_config(settings: Settings, app: Door) -> uvicorn.Config:
-    """How uvicorn serves `app`: every connection is a `Front`, which answers inference itself."""
-    return uvicorn.Config(
-        app,
-        http=front(app.plane),
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=round(settings.stop_grace_s),
-    )
-
-
-def _listen(settings: Settings) -> socket.socket:
-    """As `listen`, once the workers of a gateway that died have let go of the port."""
-    from gateway.serve.orphans import end_orphans
-
-    until = time.monotonic() + _ORPHANS_S
-    while True:
-        found = end_orphans(settings.data)
-        try:
-            return listen(settings)
-        except SettingsError:
-            if not found or time.monotonic() > until:
-                raise
-        time.sleep(0.05)
-
-
-def _server(settings: Settings, listener: socket.socket) -> tuple[uvicorn.Server, socket.socket]:
-    """The server, and where it listens."""
-    if settings.workers == 1:
-        return uvicorn.Server(server_config(settings, create_app(settings))), listener
-    from gateway.serve import sockets
-    from gateway.serve.control import Control
-
-    shared = sockets.share(listener, settings.workers)
-    control, path = sockets.listen_control(settings.data)
-    app = create_app(settings, shared=(shared, path))
-    assert app.workers is not None  # noqa: S101 - it was told what they share
-    return Control(settings, app, app.workers), control
-
-
-def serve(settings: Settings) -> None:
-    """Run the gateway until SIGTERM or SIGINT; engines go on running. Raises SettingsError."""
-    # uvicorn finishes its work first, then raises the signal again: stopping a service is no failure.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    held = lock(settings.data)
-    try:
-        listener = _listen(settings)
-        address, port = listener.getsockname()[:2]
-        log.info("listening", url=f"http://{address}:{port}", data=str(settings.data), keys=settings.admin_key is not None)
-        allow_connections(settings)
-        server, listener = _server(settings, listener)
-        server.run(sockets=[listener])
-        if not server.started:
-            raise SettingsError("The gateway could not start; the lines above say why.")
-    finally:
-        os.close(held)

@@ -1,0 +1,147 @@
+"""The server: one gateway for a data folder and a port, and how it runs until it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+from gateway.errors import SettingsError
+from gateway.serve.app import Door, create_app
+from gateway.serve.front import front
+from gateway.settings import Settings
+
+log = structlog.get_logger("fitserve")
+
+# Workers look at their signals ten times a second, and close their sockets at once then.
+_ORPHANS_S = 3.0
+
+
+def lock(data: Path) -> int:
+    """Hold the data folder for this process. Raises SettingsError naming the gateway that has it."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        descriptor = _lock_file(data / "gateway.lock")
+    except OSError as error:
+        raise SettingsError(
+            f"The data folder {data} cannot be used: {error.strerror}.", hint="Set FITSERVE_DATA_DIR to a folder you can write."
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = re.sub(r"\D", "", os.read(descriptor, 32).decode(errors="replace")) or "unknown"
+        os.close(descriptor)
+        busy = SettingsError(
+            f"Another gateway (process {owner}) uses the data folder {data}.", hint="Stop it, or set another FITSERVE_DATA_DIR."
+        )
+        busy.exit_code = 3
+        raise busy from None
+    # A disk that is full or read-only must not keep a gateway from what runs: the lock holds without our number in it too.
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+    return descriptor
+
+
+def _lock_file(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The listening socket, bound before anything else is started. Raises SettingsError when the port is taken."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"Cannot listen on {settings.host} port {settings.port}: {error.strerror}.",
+            hint="Stop what uses it, or set FITSERVE_PORT.",
+        ) from None
+    return listener
+
+
+def allow_connections(settings: Settings) -> None:
+    """Raises the limit on open files, where the system lets us: a client and its engine are two each."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * settings.max_connections + 512
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+
+
+def server_config(settings: Settings, app: Door) -> uvicorn.Config:
+    """How uvicorn serves `app`: every connection is a `Front`, which answers inference itself."""
+    return uvicorn.Config(
+        app,
+        http=front(app.plane),
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=round(settings.stop_grace_s),
+    )
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """As `listen`, once the workers of a gateway that died have let go of the port."""
+    from gateway.serve.orphans import end_orphans
+
+    until = time.monotonic() + _ORPHANS_S
+    while True:
+        found = end_orphans(settings.data)
+        try:
+            return listen(settings)
+        except SettingsError:
+            if not found or time.monotonic() > until:
+                raise
+        time.sleep(0.05)
+
+
+def _server(settings: Settings, listener: socket.socket) -> tuple[uvicorn.Server, socket.socket]:
+    """The server, and where it listens."""
+    if settings.workers == 1:
+        return uvicorn.Server(server_config(settings, create_app(settings))), listener
+    from gateway.serve import sockets
+    from gateway.serve.control import Control
+
+    shared = sockets.share(listener, settings.workers)
+    control, path = sockets.listen_control(settings.data)
+    app = create_app(settings, shared=(shared, path))
+    assert app.workers is not None  # noqa: S101 - it was told what they share
+    return Control(settings, app, app.workers), control
+
+
+def serve(settings: Settings) -> None:
+    """Run the gateway until SIGTERM or SIGINT; engines go on running. Raises SettingsError."""
+    # uvicorn finishes its work first, then raises the signal again: stopping a service is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    held = lock(settings.data)
+    try:
+        listener = _listen(settings)
+        address, port = listener.getsockname()[:2]
+        log.info("listening", url=f"http://{address}:{port}", data=str(settings.data), keys=settings.admin_key is not None)
+        allow_connections(settings)
+        server, listener = _server(settings, listener)
+        server.run(sockets=[listener])
+        if not server.started:
+            raise SettingsError("The gateway could not start; the lines above say why.")
+    finally:
+        os.close(held)
