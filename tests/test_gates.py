@@ -95,23 +95,55 @@ def test_half_a_kv_cache_is_asked_for_by_the_engines_own_name(ref: str, name: st
 # --- SGLang ---
 
 
-@pytest.mark.parametrize(
-    ("version", "args"),
-    [
-        ("0.5.10.post1", {"limit-mm-data-per-request": '{"audio": 0, "image": 0, "video": 0}'}),
-        ("0.5.23", {"language-model-only": True}),
-    ],
-)
-def test_sglang_serves_a_model_that_sees_only_where_it_is_told_to_refuse_media(version: str, args: dict[str, Any]) -> None:
+LIMIT = "limit-mm-data-per-request"
+NO_MEDIA = '{"image": 0, "video": 0, "audio": 0}'
+
+
+@pytest.mark.parametrize("version", ["0.5.10.post1", "0.5.23"])
+def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -> None:
+    """It would open the files of this machine that a request names. Its own first request is an image, so it makes none."""
     ref, model = f"sglang=={version}", published("qwen3-vl-8b")
-    refused = on(machine("8xh100"), ref, model=model, tensor_parallel=1)
+    best = on(machine("8xh100"), ref, model=model, tensor_parallel=1).plans[0]
+    assert best.verdict == "degraded"
+    assert best.warnings[0].startswith(f"As text only: {ref} opens local files that a request names")
+    assert [argument for argument in best.argv if "mm-data" in argument or "warmup" in argument] == [
+        f"--{LIMIT}={NO_MEDIA}",
+        "--skip-server-warmup",
+    ]
+    asked = {LIMIT: '{"audio": 0, "image": 0, "video": 0}', "skip_server_warmup": True}
+    own = on(machine("8xh100"), ref, model=model, tensor_parallel=1, args=asked).plans[0]
+    assert (own.verdict, own.argv.count("--skip-server-warmup")) == ("ok", 1)
+    text = on(machine("8xh100"), ref, tensor_parallel=1).plans[0]
+    assert text.verdict == "ok"
+    assert not [argument for argument in text.argv if "mm-data" in argument or "warmup" in argument]
+
+
+def test_what_sglang_itself_takes_for_multimodal_is_told_so_too() -> None:
+    """Its config.json names no tower: they are in the engine's own code."""
+    for architecture, told in (("Phi4MMForCausalLM", True), ("Phi3ForCausalLM", False)):
+        model = published("phi-4-mini").evolve(architecture=architecture)
+        best = on(machine("8xh100"), "sglang==0.5.23", model=model, tensor_parallel=1).plans[0]
+        assert ("--skip-server-warmup" in best.argv) == told
+
+
+@pytest.mark.parametrize("version", ["0.5.10.post1", "0.5.23"])
+def test_sglang_does_not_serve_media(version: str) -> None:
+    asked = {LIMIT: '{"image": 1}'}
+    refused = on(machine("8xh100"), f"sglang=={version}", model=published("qwen3-vl-8b"), tensor_parallel=1, args=asked)
     assert not refused.plans
     assert [one.verdict for one in refused.rejected] == ["unsafe_media"]
-    assert "opens local files that a request names" in refused.rejected[0].reasons[0]
+    assert (
+        f"without --arg {LIMIT} this model is served as text only, and vLLM serves it with media"
+        in refused.rejected[0].reasons[0]
+    )
     assert "srt/utils/common.py" in refused.rejected[0].source
     assert refused.rejected[0].kernels
-    assert on(machine("8xh100"), ref, model=model, tensor_parallel=1, args=args).plans
-    assert on(machine("8xh100"), ref, tensor_parallel=1).plans
+
+
+def test_a_model_that_sees_is_served_by_vllm_where_both_can() -> None:
+    engines = ("sglang==0.5.23", "vllm==0.33.0")
+    ranked = on(machine("8xh100"), *engines, model=published("qwen3-vl-8b"), tensor_parallel=1).plans
+    assert [plan.engine.kind for plan in ranked] == ["vllm", "sglang"]
 
 
 def test_sglang_is_told_that_a_model_embeds_and_knows_nothing_of_vllms_variables() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.layers import body
+from gateway.core.plan import decide
 from gateway.core.pool import Pool, model_of
+from gateway.domain import Plan, Wish
 from gateway.profiles import Profiles
+from tests.conformance import sglang_attention_questions
+from tests.conformance.golden import golden
 from tests.published import published
 
 pytestmark = pytest.mark.unit
@@ -24,6 +29,17 @@ def pool(name: str, version: str = "0.5.23", tp: int = 1, element_bytes: int = 2
     rules = PROFILES.rules([PROFILES.engine(f"sglang=={version}")])[f"sglang=={version}"].memory
     assert rules is not None
     return Pool(rules, body(published(name)).attention, tp, element_bytes)
+
+
+@cache
+def published_architecture(name: str) -> str:
+    return published(name).architecture
+
+
+def planned_on(ref: str, name: str) -> Plan:
+    engine = PROFILES.engine(ref)
+    wish = Wish(name="m", tensor_parallel=1)
+    return decide(published(name), PROFILES.hardware("8xh100"), [engine], wish, rules=PROFILES.rules([engine])).plans[0]
 
 
 def test_a_token_costs_its_keys_and_values() -> None:
@@ -45,6 +61,25 @@ def test_recurrent_layers_take_a_share_of_the_bytes() -> None:
     assert tokens is not None
     plain = 12 * 2 * 256 * 2 * 2  # its 12 full layers alone
     assert tokens == math.floor(math.floor(10 * GIB / (1 + hybrid.rules.mamba_ratio)) / plain)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_windows_save_memory_only_where_the_engine_keeps_them_apart(version: str) -> None:
+    """As its own ModelConfig says (is_hybrid_swa), of every model that was asked about."""
+    rules = pool("llama-3.1-8b", version).rules
+    for found in golden(sglang_attention_questions, version).values():
+        for question, answer in zip(sglang_attention_questions.questions(version), found, strict=True):
+            if not isinstance(answer, str) and question.model not in sglang_attention_questions.OTHERS:
+                assert (published_architecture(question.model) in rules.hybrid_swa) == answer[4], question
+
+
+def test_a_window_without_a_pool_of_its_own_keeps_every_token() -> None:
+    plan = planned_on("sglang==0.5.23", "gemma-2-9b")
+    # 42 layers, 8 KV heads of 256, keys and values of two bytes.
+    assert plan.memory.kv_bytes_per_token == 42 * 8 * 256 * 2 * 2
+    # Half of gpt-oss's layers have a window, and a pool with 0.8 of the tokens.
+    plan = planned_on("sglang==0.5.23", "gpt-oss-20b")
+    assert plan.memory.kv_bytes_per_token == int(12 * 1.8 * 8 * 64 * 2 * 2)
 
 
 def test_what_these_rules_do_not_know_is_none() -> None:

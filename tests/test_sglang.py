@@ -1,4 +1,4 @@
-"""SGLang as a planned engine: its spelling of flags, its memory settings, and what is certain of its kernels."""
+"""SGLang as a planned engine: its spelling of flags and its memory settings. Its kernels are in test_sglang_kernels.py."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.command import canonical, check_args, spelled
-from gateway.core.kernels import layer_kernels
-from gateway.core.layers import body
-from gateway.core.linear import LinearRules, LinearShape, Scheme, choose
-from gateway.core.reading import read_model
 from gateway.core.sglang_memory import MemoryRules, Model, StaticMemory, fraction_within, kv_bytes, kv_tokens, static_memory
 from gateway.domain import AttentionGroup, Engine, Recurrent, Scalar
 from gateway.errors import BadFlag
 from gateway.profiles import Profiles, shipped
-from tests.conformance import sglang_linear_questions, sglang_memory_questions
+from tests.conformance import sglang_memory_questions
 from tests.conformance.golden import golden
 
 pytestmark = pytest.mark.unit
@@ -37,7 +33,6 @@ def rules(version: str, name: str) -> Any:
 
 
 MEMORY = {version: MemoryRules.model_validate(rules(version, "memory")) for version in VERSIONS}
-LINEAR = {version: LinearRules.model_validate(rules(version, "linear")) for version in VERSIONS}
 
 
 # --- spelling ---
@@ -132,66 +127,3 @@ def test_the_pool_is_what_weights_leave_of_the_share() -> None:
     hybrid = [full, AttentionGroup(kind="recurrent", layers=30, heads=32, kv_heads=0, head_dim=128, recurrent=state)]
     assert kv_tokens(MEMORY["0.5.23"], hybrid, 19 * GIB, tp=1, element_bytes=2) == 10 * GIB // 131072
     assert kv_tokens(MEMORY["0.5.23"], [latent.evolve(index_dim=128)], GIB, tp=8, element_bytes=2) is None
-
-
-# --- kernels ---
-
-
-def kernel(version: str, k: int, n: int, capability: str = "8.6", **scheme: Any) -> Any:
-    shape = LinearShape(k=k, n=n, scheme=Scheme(**{"kind": "wna16", "group": 128, **scheme}), dtype="bfloat16")
-    return choose(LINEAR[version], shape, capability)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_it_takes_the_integer_checkpoints_for_marlin_that_the_engine_takes(version: str) -> None:
-    wrong = []
-    for capability, answers in golden(sglang_linear_questions, version).items():
-        for question, answer in zip(sglang_linear_questions.questions(version), answers, strict=True):
-            method, bits, symmetric, group, act_order = question
-            kind = "fp8_token" if method == "fp8" else "w8a16" if bits == 8 else "wna16"
-            said = kernel(
-                version, 4096, 4096, capability, kind=kind, bits=bits, symmetric=symmetric, group=group, act_order=act_order
-            )
-            if (said.status == "ok") != answer or said.status == "none":
-                wrong.append((capability, question, answer, said))
-    assert wrong == []
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_seed_000_two_ranks_leave_no_tile_for_the_gates_of_a_gdn_layer(version: str) -> None:
-    assert kernel(version, 2048, 64).kernel == "GPTQMarlinLinearMethod"
-    halved = kernel(version, 2048, 32)
-    assert halved.status == "none"
-    (refusal,) = halved.refused
-    assert refusal.reason.startswith("N=32 is not a multiple of 64 (32 over)")
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_seed_000_as_a_whole_model(version: str) -> None:
-    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
-    config = {**sglang_memory_questions.config_of("qwen3.6-35b-a3b"), "quantization_config": quantization}
-    spec = read_model("/models/qwen", None, config, None, None, (), None)
-    layers = body(spec, engine(version).traits).linears
-    known = PROFILES.rules([engine(version)])[f"sglang=={version}"]
-    without = {
-        tp: [row.layer for row in layer_kernels(layers, known, tp, "bfloat16", "8.6") if row.status == "none"] for tp in (1, 2)
-    }
-    assert without == {1: [], 2: ["language_model.model.layers.*.linear_attn.in_proj_ba"]}
-
-
-@pytest.mark.parametrize(
-    ("k", "n", "status"),
-    [(2112, 2048, "ok"), (2112, 2112, "none"), (2880, 2880, "none"), (1024, 64, "ok"), (576, 1024, "unknown")],
-)
-@pytest.mark.parametrize("version", VERSIONS)
-def test_marlin_needs_a_tile_that_fits_both_sides_and_whole_groups(version: str, k: int, n: int, status: str) -> None:
-    group = 128 if k == 576 else 32
-    shape = LinearShape(k=k, n=n, scheme=Scheme(kind="wna16", group=group), dtype="bfloat16", full_k=2 * k)
-    assert choose(LINEAR[version], shape, "8.6").status == status
-
-
-@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "int8", "fp8_block"])
-@pytest.mark.parametrize("version", VERSIONS)
-def test_what_is_not_certain_is_unknown(version: str, kind: str) -> None:
-    assert kernel(version, 4096, 4096, "9.0", kind=kind).status == "unknown"
-    assert kernel(version, 4096, 4096, symmetric=False).status == "unknown"

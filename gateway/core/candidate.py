@@ -11,7 +11,7 @@ from gateway.core.gates import Found, Inputs
 from gateway.core.kernels import described
 from gateway.core.kv import ITEM_BYTES, Cache, cache, stored_dtype
 from gateway.core.layers import Body
-from gateway.core.pool import Pool
+from gateway.core.pool import Pool, whole
 from gateway.core.sglang_memory import MemoryRules
 from gateway.core.speculative import Speculation
 from gateway.core.stages import stage
@@ -39,12 +39,12 @@ class Candidate:
     def source(self) -> str:
         return f"profile {self.engine.ref}"
 
-    @property
+    @cached_property
     def gpu_bytes(self) -> int:
         """What the smallest device has."""
         return min((gpu.total_bytes or 0 for gpu in self.group), default=self.given.hardware.ram_total_bytes)
 
-    @property
+    @cached_property
     def scope(self) -> dict[str, str]:
         """What a fact about its sizes is about, but for the budget."""
         spec, way, group = self.given.spec, self.way, self.group
@@ -105,7 +105,9 @@ class Candidate:
 
     def _pool(self, rules: MemoryRules) -> Pool:
         item = 1 if self.way.kv_dtype.startswith("fp8") else ITEM_BYTES[self.dtype.value]
-        pool = Pool(rules, self.stage.attention, self.way.tp, item)
+        windows = self.given.spec.architecture in rules.hybrid_swa and not self.args.get("disable-hybrid-swa-memory")
+        attention = self.stage.attention if windows else whole(self.stage.attention)
+        pool = Pool(rules, attention, self.way.tp, item, max((row.block or 1 for row in self.found.attention), default=1))
         if not pool.bytes_per_token and any(group.kind not in ("encoder", "vision") for group in pool.attention):
             raise Refused("unknown_memory", "how this engine keeps the state of such layers is not known here", self.source)
         return pool

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from gateway.core.shapes import Kind, LinearShape, MoeShape, Scheme
 from gateway.domain import Value
 
-__all__ = ["Case", "Check", "Kind", "LinearShape", "MoeShape", "Scheme", "numbers", "of_family", "refusal"]
+__all__ = ["Case", "Check", "Kind", "LinearShape", "MoeShape", "Scheme", "first_refusal", "numbers", "of_family", "refusal"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,9 @@ class Check(Value):
     k_multiple: int | None = None
     n_multiple: int | None = None
     n_packs: bool | None = None  # n is a multiple of the weights in 32 bits
+    full_k_multiple: int | None = None  # of the layer before ranks cut it
+    full_n_multiple: int | None = None
+    cut_multiple: int | None = None  # what ranks cut: inputs, or the outputs of each module; these too where several are merged
     min_k: int | None = None
     min_n: int | None = None
     bits: tuple[int, ...] | None = None
@@ -97,6 +100,14 @@ def refusal(check: Check, case: Case) -> str | None:
     for test, wanted in check.tests:
         reason = test(wanted, case)
         if reason:
+            return reason
+    return None
+
+
+def first_refusal(checks: Iterable[Check], case: Case) -> str | None:
+    """Why the first of them that does not hold does not; None: all hold."""
+    for check in checks:
+        if reason := refusal(check, case):
             return reason
     return None
 
@@ -150,7 +161,8 @@ def _one_of(name: str, read: Callable[[Case], Any]) -> Callable[[Any, Case], str
     return test
 
 
-def _or(wanted: Iterable[Any]) -> str:
+@lru_cache(maxsize=1024)
+def _or(wanted: tuple[Any, ...]) -> str:
     return " or ".join(map(str, wanted))
 
 
@@ -167,6 +179,15 @@ def _multiple(letter: str, read: Callable[[Case], int]) -> Callable[[int, Case],
         return f"{letter}={read(case)} is not a multiple of {wanted} ({over} over)" if over else ""
 
     return test
+
+
+def _cut_multiple(wanted: int, case: Case) -> str:
+    shape = case.shape
+    sizes = [("K", shape.k)] if shape.k < case.full_k else []
+    if len(shape.parts) > 1 or shape.n < (shape.full_n or shape.n):
+        sizes += [("N", part) for part in shape.parts or (shape.n,)]
+    odd = next(((name, size) for name, size in sizes if size % wanted), None)
+    return f"{odd[0]}={odd[1]} is not a multiple of {wanted} ({odd[1] % wanted} over)" if odd else ""
 
 
 def _at_least(letter: str, read: Callable[[Case], int]) -> Callable[[int, Case], str]:
@@ -277,6 +298,9 @@ _TESTS: tuple[tuple[str, Callable[[Any, Case], str]], ...] = (
     ("group_is_full_k", _group_is_full_k),
     ("n_multiple", _multiple("N", lambda c: c.shape.n)),
     ("k_multiple", _multiple("K", lambda c: c.shape.k)),
+    ("full_n_multiple", _multiple("N of the whole layer", lambda c: c.shape.full_n or c.shape.n)),
+    ("full_k_multiple", _multiple("K of the whole layer", lambda c: c.full_k)),
+    ("cut_multiple", _cut_multiple),
     ("n_packs", _n_packs),
     ("min_k", _at_least("K", lambda c: c.shape.k)),
     ("min_n", _at_least("N", lambda c: c.shape.n)),

@@ -9,14 +9,33 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gateway.core.command import spelled
 from gateway.core.facts import holding
 from gateway.core.gpus import GpuTable
+from gateway.core.kernels import Seen
 from gateway.core.layers import Body
 from gateway.core.methods import check, resolve
 from gateway.core.parallel import best_group, illegal
+from gateway.core.peers import NCCL, failing
+from gateway.core.pool import model_of
 from gateway.core.rules import Rules
+from gateway.core.sglang_memory import multimodal
 from gateway.core.ways import Refused, Way
-from gateway.domain import Choice, Engine, Fact, Gpu, Hardware, LayerAttention, LayerKernel, Memory, ModelSpec, Scalar, Wish
+from gateway.domain import (
+    Choice,
+    Engine,
+    Fact,
+    Gpu,
+    Hardware,
+    LayerAttention,
+    LayerKernel,
+    Memory,
+    ModelSpec,
+    Plan,
+    Scalar,
+    StrChoice,
+    Wish,
+)
 
 # What a KV cache may be kept in where no rules of backends say more: those whose size follows from the name.
 _SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
@@ -63,19 +82,28 @@ def gate_model(given: Inputs, engine: Engine) -> None:
         )
 
 
-def gate_media(given: Inputs, engine: Engine) -> None:
-    """An engine that opens whatever a client names serves models that take images only where it is told to refuse media."""
-    takes_media = any(group.kind == "vision" for group in given.spec.attention) or bool(
-        {"vision_config", "audio_config"} & given.spec.config.keys()
-    )
+def without_media(given: Inputs, engine: Engine, rules: Rules | None, plan: Plan) -> Plan:
+    """An engine that opens whatever a client names serves models that take images only where it is told to refuse media: so it
+    is told. Raises Refused where the user says otherwise."""
+    spec, pools = given.spec, rules.memory if rules else None
+    towers = any(group.kind == "vision" for group in spec.attention) or {"vision_config", "audio_config"} & spec.config.keys()
+    takes_media = towers or (pools is not None and multimodal(pools, model_of(spec)))
+    opens = f"{engine.ref} opens local files that a request names as an image, video or sound"
     given_args = {name.removeprefix("--").replace("_", "-"): value for name, value in given.wish.args.items()}
+    missing: dict[str, Scalar] = {}
     for flag, value in engine.text_only.items() if takes_media else ():
-        if _plain(given_args.get(flag)) != _plain(value):
-            reason = (
-                f"{engine.ref} opens local files that a request names as an image, video or sound, and this model takes such; "
-                f"served as text only, with --arg '{flag}={str(value).lower()}', it is planned"
-            )
+        if flag not in given_args:
+            missing[flag] = value
+        elif _plain(given_args[flag]) != _plain(value):
+            reason = f"{opens}; without --arg {flag} this model is served as text only, and vLLM serves it with media"
             raise Refused("unsafe_media", reason, engine.sources.get("text_only", f"profile {engine.ref}"))
+    if not missing:
+        return plan
+    warning = f"As text only: {opens}, so it is told to refuse media; vLLM serves this model with media."
+    safe: Plan = plan.evolve(
+        argv=(*plan.argv, *spelled(engine, missing)), verdict="degraded", warnings=(warning, *plan.warnings)
+    )
+    return safe
 
 
 def _plain(value: Scalar | None) -> object:
@@ -92,15 +120,25 @@ def gate_kv(engine: Engine, rules: Rules | None, kv_dtype: str) -> None:
     if kv_dtype != "auto" and flag is not None and flag.choices and kv_dtype not in flag.choices:
         reason = f"--kv-cache-dtype of {engine.ref} cannot be {kv_dtype}; it is one of {', '.join(flag.choices)}"
         raise Refused("bad_flag", reason, f"profile {engine.ref}")
-    known = rules.attention.kv_dtypes if rules and rules.attention else _SIZED
+    described = (rules.attention or rules.attention_backends) if rules else None
+    known = described.kv_dtypes if described else _SIZED
     if kv_dtype not in known:
         reason = f"which attention backend takes a KV cache in {kv_dtype}, and how large it is, is not known here"
         raise Refused("no_backend", reason, f"profile {engine.ref}")
 
 
+def gate_peers(given: Inputs, engine: Engine, group: tuple[Gpu, ...]) -> None:
+    """These GPUs can talk to each other, by whatever way."""
+    if fact := failing(given.facts, engine, group).get(NCCL):
+        names = ", ".join(str(gpu.index) for gpu in group)
+        reason = f"GPUs {names} could not talk to each other here, also without peer-to-peer access: {fact.source}"
+        raise Refused("known_bad", reason, "fact")
+
+
 def gate_kernels(found: Found, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> None:
     """Every layer has a kernel and a backend, and none that is known to fail."""
     source = f"profile {engine.ref}"
+    facts = tuple(fact for fact in facts if fact.kind == "kernel_fails" and fact.scope.get("engine", engine.ref) == engine.ref)
     for row in found.kernels:
         size = f" (K={row.k}, N={row.n} per rank)" if row.k else ""
         if row.status == "none":
@@ -109,7 +147,7 @@ def gate_kernels(found: Found, engine: Engine, facts: tuple[Fact, ...], capabili
         if row.status == "crash":
             reason = f"it loads, but {row.kernel} would crash at the first request in {row.layer}{size}: {row.note}"
             raise Refused("runtime_fail", reason, source, layer=row.layer, kernel=row.kernel)
-        if row.kernel is not None and (fact := _failing(row, engine, facts, capability)):
+        if facts and row.kernel is not None and (fact := _failing(row, engine, facts, capability)):
             reason = f"{row.kernel}, which {row.layer}{size} would get, is known to fail here: {fact.source}"
             raise Refused("known_bad", reason, "fact", layer=row.layer, kernel=row.kernel)
     for layers in found.attention:
@@ -127,6 +165,16 @@ def _failing(row: LayerKernel, engine: Engine, facts: tuple[Fact, ...], capabili
     about = {"kernel": row.kernel, "engine": engine.ref, "capability": capability, "scheme": row.scheme}
     about |= {"k": str(row.k), "n": str(row.n)}
     return _known(facts, "kernel_fails", about)
+
+
+def refused_before(facts: tuple[Fact, ...], engine: Engine, capability: str) -> Seen:
+    """How this engine version was seen to turn layers away from kernels that the rules accept."""
+    about = {"engine": engine.ref, "capability": capability}
+    return tuple(
+        (frozenset(fact.scope.items() - about.items()), f"refused such a layer here before: {fact.source}")
+        for fact in facts
+        if fact.kind == "kernel_refuses" and all(fact.scope.get(name, value) == value for name, value in about.items())
+    )
 
 
 def _known(facts: tuple[Fact, ...], kind: str, about: Mapping[str, str | None]) -> Fact | None:
@@ -203,7 +251,7 @@ def gate_method(given: Inputs, engine: Engine, args: Mapping[str, Scalar], way: 
 def gate_dtype(given: Inputs, group: tuple[Gpu, ...], args: Mapping[str, Scalar], way: Way) -> Choice[str]:
     if way.dtype:
         reason, source = way.because["dtype"]
-        return Choice[str](value=way.dtype, reason=reason, source=source)
+        return StrChoice(value=way.dtype, reason=reason, source=source)
     wanted = args.get("dtype", given.wish.dtype)
     wanted = {"half": "float16", "float": "float32"}.get(str(wanted), str(wanted))
     capability = group[0].capability if group else None
@@ -215,18 +263,18 @@ def gate_dtype(given: Inputs, group: tuple[Gpu, ...], args: Mapping[str, Scalar]
                 f"bfloat16 needs compute capability 8.0, {group[0].name} has {capability}",
                 "vllm/platforms/cuda.py check_if_supports_dtype",
             )
-        return Choice[str](value=wanted, reason="set by the user", source="user")
+        return StrChoice(value=wanted, reason="set by the user", source="user")
     if given.spec.dtype == "bfloat16" and old:
-        return Choice[str](
+        return StrChoice(
             value="float16",
             reason=f"the weights are bfloat16, which compute capability {capability} cannot compute",
             source="vllm/platforms/cuda.py",
         )
     if given.spec.dtype == "float32":
         value = "float16" if old or given.spec.task != "generate" else "bfloat16"
-        return Choice[str](
+        return StrChoice(
             value=value,
             reason="half the bytes of the float32 weights, as the engine itself would choose",
             source="vllm/config/model.py _resolve_auto_dtype",
         )
-    return Choice[str](value=given.spec.dtype, reason="the dtype of the weights", source="config.json")
+    return StrChoice(value=given.spec.dtype, reason="the dtype of the weights", source="config.json")

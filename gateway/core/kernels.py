@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
 from gateway.core.expert_traits import ExpertTraits
 from gateway.core.layers import Linear, per_rank
 from gateway.core.linear import LinearShape, Scheme, choose
@@ -10,7 +13,11 @@ from gateway.core.rules import Rules
 from gateway.core.weights import undivided
 from gateway.domain import LayerKernel, Refusal
 
+# How the engine was seen to refuse kernels that the rules accept: which (scheme as `described`, k, n, kernel), and the words.
+Seen = tuple[tuple[frozenset[tuple[str, str]], str], ...]
 
+
+@lru_cache(maxsize=512)  # a cut that is repaired, or a machine with the same GPUs, asks for the same layers again
 def layer_kernels(
     layers: tuple[Linear, ...],
     rules: Rules,
@@ -24,6 +31,7 @@ def layer_kernels(
     ep: bool = False,
     moe_backend: str | None = None,
     variables: frozenset[str] = frozenset(),
+    seen: Seen = (),
 ) -> tuple[LayerKernel, ...]:
     """One row for each kind of layer. Of experts `experts` says what their sizes do not; without it the
     rows of quantized ones are unknown.
@@ -34,7 +42,7 @@ def layer_kernels(
     def row(layer: Linear) -> LayerKernel:
         if layer.experts and experts is not None and rules.moe is not None and isinstance(layer.scheme, Scheme):
             return _experts(layer, layer.scheme, rules.moe, tp, dtype, capability, experts, ep, moe_backend, variables)
-        return _row(layer, rules, tp, dtype, capability, disabled, forced, experts.origin if experts else "")
+        return _row(layer, rules, tp, dtype, capability, disabled, forced, experts.origin if experts else "", seen)
 
     return tuple(row(layer) for layer in layers)
 
@@ -78,7 +86,7 @@ def _experts(
     crash = dict(choice.crashes).get("w13" if first else "w2")
     padded = None
     if choice.padded_to:
-        grown = shape.evolve(hidden=choice.padded_to[0], intermediate=choice.padded_to[1])
+        grown = replace(shape, hidden=choice.padded_to[0], intermediate=choice.padded_to[1])
         product = grown.w13 if first else grown.w2
         padded = (product.k, product.n) if (product.k, product.n) != (k, n) else None
     status = choice.status if choice.status != "crash" or crash else "ok"
@@ -105,6 +113,7 @@ def _row(
     disabled: frozenset[str],
     forced: str | None,
     origin: str,
+    seen: Seen,
 ) -> LayerKernel:
     sizes = per_rank(layer, tp)
     scheme = layer.scheme
@@ -121,8 +130,13 @@ def _row(
         return _plain(layer, k, n, "unknown", "kernels of this engine version are not known here")
     if reason := undivided(layer, scheme, k, n):
         return _plain(layer, k, n, "none", reason)
-    shape = LinearShape(k=k, n=n, scheme=scheme, dtype=dtype, full_k=layer.k, origin=origin)
-    choice = choose(rules.linear, shape, capability, None, disabled, forced)
+    shape = LinearShape(k, n, scheme, dtype, full_k=layer.k, full_n=layer.n, parts=_parts(layer, tp), origin=origin)
+
+    def before(kernel: str) -> str | None:
+        about = {("scheme", described(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel)} if seen else set()
+        return next((words for scope, words in seen if scope <= about), None)
+
+    choice = choose(rules.linear, shape, capability, None, disabled, forced, before)
     return LayerKernel(
         layer=layer.name,
         count=layer.count,
@@ -135,6 +149,14 @@ def _row(
         refused=choice.refused,
         note=choice.note,
     )
+
+
+def _parts(layer: Linear, tp: int) -> tuple[int, ...]:
+    """The outputs of each module on one rank; (): they are one to the engine, or its inputs are cut."""
+    if layer.shard in ("replicated", "row"):
+        return ()
+    repeated = max(1, tp // layer.kv_heads) if layer.shard == "qkv" and layer.kv_heads else 1
+    return tuple(part * (repeated if number else 1) // tp for number, part in enumerate(layer.parts))
 
 
 def _plain(layer: Linear, k: int | None, n: int | None, status: str, reason: str) -> LayerKernel:

@@ -99,6 +99,8 @@ def _holds(rule: MethodRule, named: str, block: Mapping[str, Any], user: str, mo
         return False
     if rule.min_capability and (capability is None or float(capability) < float(rule.min_capability)):
         return False
+    if rule.below_capability and (capability is None or float(capability) >= float(rule.below_capability)):
+        return False
     if rule.algorithm is not None and not re.fullmatch(rule.algorithm, _algorithm(block)):
         return False
     if rule.layer_algorithm is not None and not _some_layer(rule.layer_algorithm, block):

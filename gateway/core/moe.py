@@ -10,17 +10,19 @@ nothing asks its CUDA code beforehand: that is "crash".
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.core.conditions import Case, Check, MoeShape, numbers, refusal
+from gateway.core.conditions import Case, Check, MoeShape, first_refusal, numbers, refusal
 from gateway.domain import Refusal, Value
 
 __all__ = ["MoeChoice", "MoeRules", "MoeShape", "choose_moe"]
 
 
-class MoeChoice(Value):
+@dataclass(frozen=True, kw_only=True)
+class MoeChoice:
     """`none`: the engine will refuse the model. `crash`: it loads, and fails at the first request, as `note` says.
 
     `unknown`: these rules do not describe the layer.
@@ -86,6 +88,12 @@ class MoeRules(Value):
     methods: tuple[Method, ...]
     backends: dict[str, Backend]  # by scheme and name: "fp8 TRITON"
 
+    # Compared by identity: a version's rules are read once, and answers are remembered for each.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:
         for method in self.methods:
@@ -128,6 +136,8 @@ def choose_moe(
         return _none(method, Refusal(kernel="", reason=method.refuses))
     names = _ordered(method, case)
     if forced and forced != "auto" and forced not in method.ignores and "*" not in method.ignores:
+        if not method.forced:
+            return _unknown(f"what --moe-backend {forced} does with these experts is not known here")
         if forced not in method.forced:
             reason = f"is not a choice for {shape.scheme.kind} experts"
             return _none(method, Refusal(kernel=f"--moe-backend {forced}", reason=reason))
@@ -136,9 +146,9 @@ def choose_moe(
     for name in names:
         backend = rules.backends[name]
         shown = name.rpartition(" ")[2]
-        why = next((r for r in (refusal(check, case) for check in backend.requires) if r), None)
+        why = first_refusal(backend.requires, case)
         if why is None:
-            whole = next((r for r in (refusal(check, case) for check in (*method.requires, *backend.then)) if r), None)
+            whole = first_refusal((*method.requires, *backend.then), case)
             if whole:
                 return _none(method, *refused, Refusal(kernel=shown, reason=whole))
             return _taken(method, backend, shown, case, tuple(refused))
@@ -151,7 +161,7 @@ _ROUTINGS = ("renormalize", "default", "sigmoid", "minimax", "deepseek")
 
 def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *asked: Any) -> MoeChoice:
     """For a router that is not known: what every kind of router gets, if that is the same."""
-    choices = [choose_moe(rules, shape.evolve(routing=routing), *asked) for routing in _ROUTINGS]
+    choices = [choose_moe(rules, replace(shape, routing=routing), *asked) for routing in _ROUTINGS]
     if len({(choice.kernel, choice.status, choice.padded_to) for choice in choices}) > 1:
         return _unknown("the backend depends on how experts are chosen for a token, which is not known here of this family")
     return choices[0]
@@ -171,7 +181,7 @@ def _taken(method: Method, backend: Backend, name: str, case: Case, refused: tup
     assert case.experts is not None  # noqa: S101 - choose_moe made the case
     padded = _padded(backend.pads, case)
     hidden, intermediate = padded or (case.experts.hidden, case.experts.intermediate)
-    grown = case.experts.evolve(hidden=hidden, intermediate=intermediate)
+    grown = replace(case.experts, hidden=hidden, intermediate=intermediate)
     crashes = []
     for label, product in (("w13", grown.w13), ("w2", grown.w2)):
         there = Case(product, case.capability, case.packages, experts=grown, disabled=case.disabled)

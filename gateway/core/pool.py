@@ -16,16 +16,17 @@ _PROBE = 1 << 50
 
 @dataclass(frozen=True)
 class Pool:
-    """What one rank keeps of sequences: a pool of tokens without blocks, beside one of states that is a share of its bytes."""
+    """What one rank keeps of sequences: a pool of tokens in pages, beside one of states that is a share of its bytes."""
 
     rules: MemoryRules
     attention: tuple[AttentionGroup, ...]
     tp: int
     element_bytes: int
+    page: int = 1  # tokens that are given out at once
 
     def tokens(self, kv_bytes: int) -> int | None:
         """None: these layers are not known to these rules."""
-        return kv_tokens(self.rules, self.attention, kv_bytes, tp=self.tp, element_bytes=self.element_bytes)
+        return kv_tokens(self.rules, self.attention, kv_bytes, tp=self.tp, element_bytes=self.element_bytes, page=self.page)
 
     @property
     def bytes_per_token(self) -> int:
@@ -40,6 +41,11 @@ class Pool:
 
     def requests(self, kv_bytes: int, length: int, _batched_tokens: int) -> float:
         return (self.tokens(kv_bytes) or 0) / length if self.bytes_per_token else math.inf
+
+
+def whole(attention: tuple[AttentionGroup, ...]) -> tuple[AttentionGroup, ...]:
+    """Layers with a window as an engine keeps them that gives such a model no pool of their own: all of their tokens."""
+    return tuple(group.evolve(kind="full") if group.kind == "sliding" else group for group in attention)
 
 
 def model_of(spec: ModelSpec) -> Model:

@@ -39,6 +39,9 @@ class MemoryRules(Value):
     graph_batch_within_seqs: bool = Field(description="no graphs for more requests than --max-running-requests")
     eager_reserves_graphs: bool = Field(description="--disable-cuda-graph leaves as much aside as if there were graphs")
     swa_ratio: float = Field(description="tokens in the pool of sliding layers, as a share of those in the full pool")
+    hybrid_swa: tuple[str, ...] = Field(
+        description="architectures whose sliding layers have such a pool; others keep all tokens"
+    )
     mamba_ratio: float = Field(description="bytes of recurrent states, as a share of those of the KV cache")
     multimodal: tuple[str, ...] = Field(description="architectures that it takes for multimodal whatever their config says")
     text_only: tuple[str, ...] = Field(description="architectures whose towers it leaves out")

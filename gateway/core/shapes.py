@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from pydantic import Field
-
-from gateway.domain import Value
 
 Kind = Literal[
     "wna16", "w8a16", "fp8_tensor", "fp8_token", "fp8_block", "int8", "nvfp4", "mxfp4", "mxfp8", "w4a8", "bnb", "unquantized"
 ]  # fmt: skip
 
 
-class Scheme(Value):
+@dataclass(frozen=True)
+class Scheme:
     """How a layer is quantized. wna16 and w8a16 have integer weights; FP8 and FP4 are named by how weights are scaled."""
 
     kind: Kind
@@ -33,24 +31,28 @@ class Scheme(Value):
         return f"{self.bits}-bit {'symmetric' if self.symmetric else 'with zero points'}"
 
 
-class LinearShape(Value):
+@dataclass(frozen=True)
+class LinearShape:
     """One layer as one rank holds it: k inputs, n outputs."""
 
-    k: int = Field(ge=1)
-    n: int = Field(ge=1)
+    k: int
+    n: int
     scheme: Scheme
     dtype: str  # of activations: bfloat16, float16
     full_k: int | None = None  # inputs before sharding; None: as k
+    full_n: int | None = None  # outputs before sharding; None: as n
+    parts: tuple[int, ...] = ()  # outputs of each module merged into it, on this rank; (): of one
     origin: str = ""  # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody, or not told
 
 
-class MoeShape(Value):
+@dataclass(frozen=True, kw_only=True)
+class MoeShape:
     """The experts of one layer as one rank holds them. Their products: w13 (k hidden, n twice intermediate), w2 (the reverse)."""
 
-    hidden: int = Field(ge=1)
-    intermediate: int = Field(ge=1)  # after the cut
-    experts: int = Field(ge=1)  # of the model
-    per_token: int = Field(1, ge=1)
+    hidden: int
+    intermediate: int  # after the cut
+    experts: int  # of the model
+    per_token: int = 1
     scheme: Scheme
     origin: str = ""  # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody
     dtype: str  # of activations
@@ -58,7 +60,7 @@ class MoeShape(Value):
     bias: bool = False
     routing: str = ""  # renormalize, default (softmax alone), sigmoid, minimax (with a bias), deepseek (in groups); "": unknown
     family: str = ""  # model_type
-    tp: int = Field(1, ge=1)
+    tp: int = 1
     ep: bool = False  # ranks hold whole experts
 
     @property

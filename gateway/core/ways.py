@@ -35,6 +35,10 @@ class Refused(Exception):
         self.dtypes, self.cache = dtypes, cache
 
 
+# A trait of engine versions that hold all weights in 16 bits before they quantize the first: SGLang, load_weights_and_postprocess in
+# srt/model_loader/loader.py:697 of 0.5.10.post1, :1028 of 0.5.23.
+QUANTIZES_LATE = "quantizes_late"
+
 # How destructive each change is; a plan's changes add up, and of two plans that else are equal the smaller sum wins.
 _COST = {"disabled": 1, "backends": 1, "ep": 1, "pp": 1, "dtype": 2, "kv_dtype": 3, "careful": 4, "quantization": 8}
 # Changes of one way; more would be a search for its own sake.
@@ -122,10 +126,18 @@ def repairs(
     if refusal.verdict == "no_kernel" and way.tp > 1 and way.pp == 1 and not sizes and has(engine, "pipeline-parallel-size"):
         whole = way.changed("pp", way.tp, f"whole layers on each GPU, because a cut one has no kernel: {why}", refusal.source)
         yield replace(whole, tp=1)
+    server = rules.attention_backends if rules else None
+    if refusal.verdict == "no_backend" and server and not way.backend("attention-backend") and not _forced(args):
+        for name in server.repairs:
+            backends = (*way.backends, ("attention-backend", name))
+            yield way.changed("backends", backends, f"the engine's own choice of a backend would fail: {why}", refusal.source)
     for dtype in refusal.dtypes:
         # float32 would double every size for a method that exists to halve them.
         if dtype != "float32" and not way.dtype and "dtype" not in args:
             yield way.changed("dtype", dtype, f"activations that the quantization takes: {why}", refusal.source)
+    if refusal.verdict == "no_memory" and refusal.source == "fact" and not way.careful:
+        # What memory was short for may have been the batch or the graphs.
+        yield way.changed("careful", True, f"fewer demands, because memory ran out without this: {why}", "fact")
     if refusal.verdict == "no_memory":
         flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
         # SGLang has no plain name for the usual one of the two.
@@ -135,8 +147,13 @@ def repairs(
         if has(engine, "pipeline-parallel-size") and "pipeline-parallel-size" not in args and way.pp == 1:
             for stages in range(2, gpus // way.tp + 1):
                 yield way.changed("pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model")
-        if not quantized and not way.quantization and "quantization" not in args and engine.device == "cuda":
+        halved = not quantized and engine.device == "cuda" and QUANTIZES_LATE not in engine.traits
+        if halved and not way.quantization and "quantization" not in args:
             yield way.changed("quantization", "fp8", f"weights are halved while they load: {why}", "memory model")
+
+
+def _forced(args: Collection[str]) -> bool:
+    return any(flag.endswith("attention-backend") for flag in args)
 
 
 def has(engine: Engine, flag: str) -> bool:
@@ -156,6 +173,10 @@ def _other_kernel(
     known = engine.flags.get(engine.spelling.get(flag, flag))
     if flag in args or known is None or way.backend(flag):
         return
+    # What a backend does with experts is known of those that some method can be forced to.
+    forced = {name for method in rules.moe.methods for name in method.forced} if experts and rules.moe else None
     for name in known.choices or ():
+        if forced is not None and name not in forced:
+            continue
         if name != "auto" and kernel not in (rules.linear.backends if rules.linear else {}).get(name, ()):
             yield way.changed("backends", (*way.backends, (flag, name)), f"{kernel} is passed over: {why}", "fact")

@@ -66,6 +66,7 @@ class MethodRule(Value):
     unless: dict[str, tuple[Scalar | None, ...]] = Field({})
     models: tuple[str, ...] = Field((), description="model_type of config.json; empty: any")
     min_capability: str | None = None
+    below_capability: str | None = None
     renames: bool = Field(False, description="the block's method is called so from then on, and the search goes on")
     refuses: str = Field("", description="the engine refuses this, and why")
     source: str

@@ -50,7 +50,7 @@ def _compressed(q: Any) -> dict[str, Any]:
     if q.kind == "fp8_block":
         weights |= {"block_structure": [q.group, q.group], "group_size": None}
         acts = {**(acts or {}), "strategy": "group", "group_size": 128}
-    if q.kind == "fp8_tensor":
+    if q.kind == "fp8_tensor" or (q.kind == "int8" and q.static):
         acts = {**(acts or {}), "strategy": "tensor"}
     if q.kind in ("nvfp4", "mxfp4"):
         local = (

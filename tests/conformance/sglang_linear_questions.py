@@ -1,34 +1,161 @@
-"""Which integer checkpoints SGLang takes for Marlin, and whether its FP8 layers go there.
+"""Which product does each dense linear layer come to in SGLang? The questions, and how the engine is asked.
 
-The shapes that Marlin then refuses stand in its CUDA files, which nothing here can run.
+The engine's own layer is built on the meta device from the quantization block that a checkpoint would have, its weights are
+prepared as after loading, and it is called until it reaches a function that multiplies (engine/sglang_layers.py): the answer is that
+function's name. "method": the engine refuses the checkpoint as a whole; "none": it refuses the layer. The shapes that
+Marlin then refuses stand in its CUDA files, which nothing here can run.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
+import json
 from collections.abc import Iterator
-from itertools import product
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.conformance.engine import sglang_layers
+from tests.conformance.moe_blocks import block as quantization_block
 
 ENGINE = "sglang"
 VERSIONS = ("0.5.10.post1", "0.5.23")
-CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
+CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
+MODEL = Path(__file__).parent.parent / "models/llama-3.1-8b.json"
 
 
-def questions(version: str) -> Iterator[tuple[str, int, bool, int, bool]]:
-    """(method, bits, symmetric, group size, act-order)."""
+class Question(NamedTuple):
+    origin: str  # who quantized: the quant_method of the checkpoint; "online": --quantization fp8
+    kind: str
+    bits: int
+    group: int = -1
+    symmetric: bool = True
+    act_order: bool = False
+    static: bool = False
+    weight_only: bool = False
+    dtype: str = "bfloat16"
+    k: int = 4096  # of the whole layer
+    n: int = 4096
+    tp: int = 1
+    cut: str = ""  # what ranks divide: row (k), column (n), merged (n, of two modules)
+
+    @property
+    def parts(self) -> tuple[int, int, tuple[int, ...]]:
+        """(k, n, outputs of each module) of one rank."""
+        if self.cut == "row":
+            return self.k // self.tp, self.n, (self.n,)
+        n = self.n // self.tp
+        return self.k, n, (n // 2, n // 2) if self.cut == "merged" else (n,)
+
+
+SIZES = (
+    (4096, 4096, 1, ""),
+    (2048, 32, 1, ""),
+    (2048, 64, 2, "column"),
+    (2048, 100, 1, ""),
+    (2880, 2880, 1, ""),
+    (2112, 4096, 1, ""),
+    (1152, 4096, 2, "row"),
+    (11008, 4096, 4, "row"),
+    (18944, 3584, 8, "row"),
+    (4096, 1088, 2, "column"),
+    (4096, 22016, 2, "merged"),
+    (4096, 5760, 2, "merged"),
+    (128, 704, 1, ""),
+    (96, 128, 1, ""),
+    (192, 256, 1, ""),
+)
+
+
+def _schemes() -> Iterator[Question]:
+    for bits, group, act_order in itertools.product((4, 8), (-1, 32, 128), (False, True)):
+        yield Question("gptq", "wna16", bits, group, act_order=act_order)
+    for bits, group, symmetric in (
+        (4, 64, True),
+        (4, 16, True),
+        (4, 256, True),
+        (3, 128, True),
+        (4, 128, False),
+        (8, 128, False),
+    ):
+        yield Question("gptq", "wna16", bits, group, symmetric)
+    for group in (-1, 16, 32, 64, 128):
+        yield Question("awq", "wna16", 4, group, symmetric=False)
+    yield Question("awq", "wna16", 4, 128)
+    for bits, symmetric, group in itertools.product((4, 8), (True, False), (-1, 32, 128)):
+        yield Question("auto-round", "wna16", bits, group, symmetric)
+        yield Question("compressed-tensors", "wna16", bits, group, symmetric)
+    for origin in ("auto-round", "compressed-tensors"):
+        yield Question(origin, "wna16", 3, 128)
+    yield Question("compressed-tensors", "wna16", 4, 128, act_order=True)
+    for static in (False, True):
+        yield Question("fp8", "fp8_tensor", 8, static=static)
+        yield Question("compressed-tensors", "fp8_tensor", 8, static=static)
+        yield Question("compressed-tensors", "int8", 8, static=static)
+    yield Question("compressed-tensors", "fp8_token", 8)
+    yield Question("online", "fp8_tensor", 8)
+    for origin in ("fp8", "compressed-tensors"):
+        yield Question(origin, "fp8_block", 8, 128)
+    for kind in ("fp8_tensor", "fp8_token", "fp8_block"):
+        yield Question("compressed-tensors", kind, 8, 128 if kind == "fp8_block" else -1, weight_only=True)
+    yield Question("modelopt", "fp8_tensor", 8, static=True)
+    for origin, weight_only in itertools.product(("compressed-tensors", "modelopt"), (False, True)):
+        yield Question(origin, "nvfp4", 4, 16, weight_only=weight_only)
+    yield Question("modelopt", "mxfp8", 8, 32)
+    for kind in ("mxfp4", "mxfp8"):
+        yield Question("compressed-tensors", kind, 4 if kind == "mxfp4" else 8, 32)
+    yield Question("compressed-tensors", "w4a8", 4, 128)
+
+
+def questions(version: str) -> Iterator[Question]:
+    """The same of every version."""
     del version
-    yield from product(["gptq"], [2, 3, 4, 8], [True, False], [-1, 16, 32, 64, 128, 256], [True, False])
-    yield "fp8", 8, True, -1, False
+    for scheme in _schemes():
+        for k, n, tp, cut in SIZES:
+            yield scheme._replace(k=k, n=n, tp=tp, cut=cut)
+        for k, n, tp, cut in SIZES[:2]:
+            yield scheme._replace(k=k, n=n, tp=tp, cut=cut, dtype="float16")
 
 
-def answers(version: str) -> list[Any]:
-    return [_answer(*question) for question in questions(version)]
+def answers(version: str) -> list[str]:
+    """Ask the engine that this process has booted. Questions that share a configuration are asked together."""
+    asked = list(questions(version))
+    found: dict[Question, str] = {}
+    for _, group in itertools.groupby(sorted(asked, key=_configuration), key=_configuration):
+        some = list(group)
+        try:
+            config = _configured(some[0])
+        except sglang_layers.REFUSALS as error:
+            found |= dict.fromkeys(some, sglang_layers.refused("method", error))
+            continue
+        found |= {question: _answer(question, config) for question in some}
+    return [found[question] for question in asked]
 
 
-def _answer(method: str, bits: int, symmetric: bool, group: int, act_order: bool) -> Any:
-    if method == "fp8":
-        return bool(importlib.import_module("sglang.srt.layers.quantization.fp8_utils").can_auto_enable_marlin_fp8())
-    config = {"quant_method": "gptq", "bits": bits, "sym": symmetric, "group_size": group, "desc_act": act_order}
-    gptq: Any = importlib.import_module("sglang.srt.layers.quantization.gptq")
-    return gptq.GPTQMarlinConfig.override_quantization_method(config, None) == "gptq_marlin"
+def _configuration(q: Question) -> tuple[str, str, int]:
+    return json.dumps(quantization_block(q)), q.dtype, q.tp
+
+
+def _configured(q: Question) -> Any:
+    block = quantization_block(q)
+    config = json.loads(MODEL.read_text()) | ({"quantization_config": block} if block else {})
+    given = {"quantization": "fp8"} if q.origin == "online" else {}
+    return sglang_layers.configured(config, q.dtype, q.tp, arguments=given).quantization
+
+
+def _answer(q: Question, config: Any) -> str:
+    linear: Any = importlib.import_module("sglang.srt.layers.linear")
+    given = {"bias": False, "quant_config": config, "prefix": "model.layers.0.mlp.down_proj"}
+    try:
+        with sglang_layers.meta(q.dtype):
+            if q.cut == "row":
+                layer = linear.RowParallelLinear(q.k, q.n, **given)
+            elif q.cut == "column":
+                layer = linear.ColumnParallelLinear(q.k, q.n, **given)
+            elif q.cut == "merged":
+                layer = linear.MergedColumnParallelLinear(q.k, [q.n // 2] * 2, **given)
+            else:
+                layer = linear.ReplicatedLinear(q.k, q.n, **given)
+            return sglang_layers.product(layer, q.parts[0], q.dtype)
+    except sglang_layers.REFUSALS as error:
+        return sglang_layers.refused("none", error)

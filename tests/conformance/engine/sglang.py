@@ -9,12 +9,24 @@ import importlib
 import logging
 import os
 import sys
+from typing import Any
 
 from tests.conformance.engine import stubs
 
 GIB = 1 << 30
 IMAGE_HAS = {"triton", "flashinfer", "flashinfer_cubin", "sgl_kernel", "deep_gemm", "cutlass", "quack", "tilelang", "tvm_ffi"}
-IMAGE_HAS |= {"cuda", "cudnn", "humming", "torch_memory_saver", "torchao", "flash_attn", "flash_attn_4", "kernels", "nvidia"}
+IMAGE_HAS |= {
+    "cuda",
+    "cudnn",
+    "humming",
+    "triton_kernels",
+    "torch_memory_saver",
+    "torchao",
+    "flash_attn",
+    "flash_attn_4",
+    "kernels",
+    "nvidia",
+}
 IMAGE_LACKS = {
     "vllm",
     "aiter",
@@ -50,5 +62,8 @@ def boot(
     stubs.install(IMAGE_HAS | UNASKED, set(IMAGE_LACKS))
     stubs.fake_cuda(capability, memory_bytes, count, cuda)
     stubs.fake_ops(OPS, {})
+    # Older transformers have AutoImageProcessor only where torchvision is; SGLang registers classes with it, whatever the model.
+    dummy: Any = importlib.import_module("transformers.utils.import_utils").DummyObject
+    dummy.__getattribute__ = lambda cls, name: type.__getattribute__(cls, name) if name[0] == "_" else stubs.Anything(name)
     importlib.import_module("sglang.srt.utils")
     logging.disable(logging.WARNING)
