@@ -17,19 +17,7 @@ from gateway import __version__
 from gateway.cli_engine import app as engine_app
 from gateway.cli_facts import app as facts_app
 from gateway.cli_keys import app as keys_app
-from gateway.cli_options import (
-    Args,
-    Drafter,
-    Engines,
-    Json,
-    MaxContext,
-    MinContext,
-    Revision,
-    Speculative,
-    Tp,
-    absolute,
-    pairs,
-)
+from gateway.cli_options import Json, absolute, wishing
 from gateway.cli_plan import matrix, plan
 from gateway.client import call
 from gateway.errors import FitserveError
@@ -95,19 +83,14 @@ def probe(as_json: Json = False) -> None:
 
 
 @app.command()
+@wishing
 def add(
     name: Annotated[str, typer.Argument(help="Name that clients put in `model`.")],
     source: Annotated[str | None, typer.Argument(help="Model folder or Hugging Face repository.")] = None,
     endpoint: Annotated[list[str] | None, typer.Option(help="Base URL of an engine that runs elsewhere; repeatable.")] = None,
-    engine: Engines = None,
-    tp: Tp = None,
+    *,
+    wished: dict[str, Any],
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies; else as many as the plan finds useful.")] = None,
-    min_context: MinContext = None,
-    max_context: MaxContext = None,
-    arg: Args = None,
-    drafter: Drafter = None,
-    speculative: Speculative = None,
-    revision: Revision = None,
     allow_remote_code: Annotated[
         bool, typer.Option("--allow-remote-code", help="Let the engine run the repository's code.")
     ] = False,
@@ -118,22 +101,8 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Add a model to the running gateway."""
-    body: dict[str, Any] = {
-        "name": name,
-        "args": pairs(arg),
-        "engines": engine or [],
-        "endpoints": endpoint or [],
-    }
-    given = {
-        "source": absolute(source),
-        "revision": revision,
-        "tensor_parallel": tp,
-        "min_context": min_context,
-        "max_context": max_context,
-        "replicas": replicas,
-        "drafter": absolute(drafter),
-        "speculative": speculative,
-    }
+    given = {"source": absolute(source), "replicas": replicas}
+    body: dict[str, Any] = {"name": name, "endpoints": endpoint or [], **wished}
     body |= {key: value for key, value in given.items() if value is not None}
     if allow_remote_code:
         body["policy"] = {"allow_remote_code": True}

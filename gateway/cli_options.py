@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -23,6 +26,44 @@ Speculative = Annotated[str | None, typer.Option(help="Draft tokens without a dr
 Hardwares = Annotated[
     str | None, typer.Option("--hardware", help="Snapshots (2x3090, a file), comma-separated; else this machine.")
 ]
+
+
+def _wished(
+    engine: Engines = None,
+    tp: Tp = None,
+    min_context: MinContext = None,
+    max_context: MaxContext = None,
+    arg: Args = None,
+    drafter: Drafter = None,
+    speculative: Speculative = None,
+    revision: Revision = None,
+) -> dict[str, Any]:
+    """What the options that make a wish say, as fields of a Wish."""
+    given = {
+        "tensor_parallel": tp,
+        "min_context": min_context,
+        "max_context": max_context,
+        "drafter": absolute(drafter),
+        "speculative": speculative,
+        "revision": revision,
+    }
+    return {"engines": engine or [], "args": pairs(arg)} | {name: value for name, value in given.items() if value is not None}
+
+
+def wishing(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of `_wished` in the place of its parameter `wished`, which gets what they say."""
+    own, shared = signature(command, eval_str=True), signature(_wished, eval_str=True).parameters
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        wished = _wished(**{name: given.pop(name) for name in shared})
+        command(**given, wished=wished)
+
+    parameters = [
+        one for name, own_one in own.parameters.items() for one in (shared.values() if name == "wished" else [own_one])
+    ]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def pairs(items: list[str] | None) -> dict[str, str]:

@@ -8,50 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli_options import (
-    Args,
-    Drafter,
-    Engines,
-    Hardwares,
-    Json,
-    MaxContext,
-    MinContext,
-    Revision,
-    Speculative,
-    Tp,
-    absolute,
-    pairs,
-    read_wish,
-    usage,
-)
+from gateway.cli_options import Engines, Hardwares, Json, MaxContext, MinContext, read_wish, usage, wishing
 from gateway.present import show_decision, show_matrix
 
 
+@wishing
 def plan(
     model: Annotated[str, typer.Argument(help="Model folder or Hugging Face repository.")],
     hardware: Annotated[str | None, typer.Option(help="A snapshot (2x3090, a file) instead of this machine.")] = None,
-    engine: Engines = None,
-    tp: Tp = None,
-    min_context: MinContext = None,
-    max_context: MaxContext = None,
-    arg: Args = None,
-    drafter: Drafter = None,
-    speculative: Speculative = None,
-    revision: Revision = None,
+    *,
+    wished: dict[str, Any],
     as_json: Json = False,
 ) -> None:
     """Show how MODEL would be served, and why; start nothing. Exit code 3 when there is no way."""
-    wish = read_wish(
-        source=model,
-        revision=revision,
-        engines=tuple(engine or ()),
-        tensor_parallel=tp,
-        min_context=min_context,
-        max_context=max_context,
-        args=pairs(arg),
-        drafter=absolute(drafter),
-        speculative=speculative,
-    )
+    wish = read_wish(source=model, **wished)
     decision = _decisions(wish, [model], [hardware])[0][1]
     show_decision(decision, as_json=as_json)
     if not decision.plans:
@@ -88,7 +58,6 @@ def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list
     from gateway.catalog import read, read_drafter
     from gateway.core.plan import decide
     from gateway.hub import Hub
-    from gateway.probe import probe as look
     from gateway.profiles import Profiles
 
     environment = os.environ
@@ -98,7 +67,7 @@ def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list
     hub = Hub(environment.get("FITSERVE_HF_ENDPOINT"), environment.get("FITSERVE_HF_TOKEN"), data / "hub")
     found = []
     drafter = asyncio.run(read_drafter(wish.drafter, hub=hub)) if wish.drafter else None
-    here = [(name or "this machine", profiles.hardware(name) if name else look(Path.cwd())) for name in machines]
+    here = [(name or "this machine", profiles.hardware(name) if name else _this_machine()) for name in machines]
     for model in models:
         spec = asyncio.run(read(model, revision=wish.revision, hub=hub))
         for name, machine in here:
@@ -108,3 +77,9 @@ def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list
             found.append(([engine.ref for engine in engines], decision))
     profiles.documents.save()
     return found
+
+
+def _this_machine() -> Any:
+    from gateway.probe import probe
+
+    return probe(Path.cwd())

@@ -20,36 +20,18 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import re
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gateway.demo_tokenizer import BOS, EOS, SENTENCE, tokenizer, tokenizer_config, vocabulary
+
 __all__ = ["SENTENCE", "ModelShape", "make_model"]
 
-SENTENCE = "This tiny model knows one sentence and repeats it, word by word, for as long as it is asked to.\n"
 TOP_LOGIT = 20.0
 CODE_LENGTH = 64  # of the Walsh codes; the hidden size is a multiple of it
-
-BOS, EOS, SYSTEM, USER, ASSISTANT, END = (
-    "<|begin|>",
-    "<|end_of_text|>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|end|>",
-)
-SPECIAL_TOKENS = (BOS, EOS, SYSTEM, USER, ASSISTANT, END)
-
-CHAT_TEMPLATE = (
-    "{{ bos_token }}"
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
 
 
 class ModelShape(NamedTuple):
@@ -99,120 +81,19 @@ def make_model(
         raise ValueError(f"head_dim must be even, not {head_dim}")
     shape = ModelShape(layers, hidden, heads, kv_heads, head_dim, intermediate or 2 * hidden, max_len)
 
-    vocab, words = _vocabulary()
+    vocab, words = vocabulary()
+    if len(words) > CODE_LENGTH - 2:
+        raise ValueError("the sentence has more words than there are codes")
     path.mkdir(parents=True, exist_ok=True)
     _write_json(path / "config.json", _config(shape, vocab))
     _write_json(
         path / "generation_config.json",
         {"bos_token_id": vocab[BOS], "eos_token_id": vocab[EOS], "pad_token_id": vocab[EOS]},
     )
-    _write_json(path / "tokenizer.json", _tokenizer(vocab))
-    _write_json(path / "tokenizer_config.json", _tokenizer_config(shape))
+    _write_json(path / "tokenizer.json", tokenizer(vocab))
+    _write_json(path / "tokenizer_config.json", tokenizer_config(max_len))
     _write_safetensors(path / "model.safetensors", _tensors(shape, vocab, words, stop))
     return shape
-
-
-# --- tokenizer ---------------------------------------------------------------
-
-
-def _byte_alphabet() -> dict[int, str]:
-    """The visible character that stands for each byte in a byte-level tokenizer."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    alphabet: dict[int, str] = {}
-    spare = 0x100
-    for byte in range(0x100):
-        if byte in visible:
-            alphabet[byte] = chr(byte)
-        else:
-            alphabet[byte] = chr(spare)
-            spare += 1
-    return alphabet
-
-
-def _vocabulary() -> tuple[dict[str, int], list[int]]:
-    """The vocabulary, and the ids of the sentence's words in their order.
-
-    Text is read byte by byte: there are no merges, so the word tokens are only
-    ever written. A word that the sentence uses twice is two tokens, since a
-    token has one follower: the second carries its own spelling of the space.
-    """
-    alphabet = _byte_alphabet()
-    vocab = {symbol: byte for byte, symbol in alphabet.items()}
-    for token in SPECIAL_TOKENS:
-        vocab[token] = len(vocab)
-    words: list[int] = []
-    for piece in _pieces(SENTENCE):
-        symbol = "".join(alphabet[byte] for byte in piece.encode())
-        if symbol in vocab:
-            raise ValueError(f"{piece!r} would need two followers")
-        vocab[symbol] = len(vocab)
-        words.append(vocab[symbol])
-    if len(words) > CODE_LENGTH - 2:
-        raise ValueError("the sentence has more words than there are codes")
-    return vocab, words
-
-
-def _pieces(sentence: str) -> list[str]:
-    """Cut the sentence into words, growing a piece until it is a new one."""
-    pieces: list[str] = []
-    pending = ""
-    for word in re.findall(r"\s?\S+\n?", sentence):
-        pending += word
-        if len(pending) > 1 and pending not in pieces:
-            pieces.append(pending)
-            pending = ""
-    if pending:
-        raise ValueError("the sentence ends in words that it has already used")
-    return pieces
-
-
-def _tokenizer(vocab: dict[str, int]) -> dict[str, Any]:
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": vocab[token],
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for token in SPECIAL_TOKENS
-        ],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocab,
-            "merges": [],
-        },
-    }
-
-
-def _tokenizer_config(shape: ModelShape) -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": shape.max_len,
-        "bos_token": BOS,
-        "eos_token": EOS,
-        "pad_token": EOS,
-        "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-    }
 
 
 # --- model -------------------------------------------------------------------

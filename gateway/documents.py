@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gateway.errors import SettingsError
 class Documents:
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
-        self._known: dict[str, Any] = {}  # path -> [mtime_ns, size, documents]
+        self._known: dict[str, Any] = {}  # path, or what else is kept of it -> [mtime_ns, size, documents]
         self._fresh = False
         if cache is not None:
             with suppress(OSError, ValueError, RecursionError):
@@ -28,22 +29,25 @@ class Documents:
 
     def read(self, path: Path) -> list[Any]:
         """All documents of the file. Raises SettingsError for what is not YAML."""
-        state = path.stat()
-        stamp = [state.st_mtime_ns, state.st_size]
-        match self._known.get(str(path)):
-            case [mtime, size, list(documents)] if [mtime, size] == stamp:
-                return documents
-        documents = list(_parsed(path))
-        if self._cache is not None:
-            self._known[str(path)] = [*stamp, documents]
-            self._fresh = True
-        return documents
+        return self._documents(path, str(path), None)
 
     def first(self, path: Path) -> Any:
         """The first document of a file whose others are large."""
-        if str(path) in self._known:
-            return next(iter(self.read(path)), None)
-        return next(_parsed(path), None)
+        known = str(path) in self._known
+        return next(iter(self.read(path) if known else self._documents(path, f"{path} (first document)", 1)), None)
+
+    def _documents(self, path: Path, name: str, most: int | None) -> list[Any]:
+        """The documents of the file, or the first of them, which the cache knows by `name`."""
+        state = path.stat()
+        stamp = [state.st_mtime_ns, state.st_size]
+        match self._known.get(name):
+            case [mtime, size, list(documents)] if [mtime, size] == stamp:
+                return documents
+        documents = list(islice(_parsed(path), most))
+        if self._cache is not None:
+            self._known[name] = [*stamp, documents]
+            self._fresh = True
+        return documents
 
     def save(self) -> None:
         """Keep what was read for the next time. What JSON would change (a date, a number as a key) is left out."""

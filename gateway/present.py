@@ -165,9 +165,8 @@ def show_model(view: Any) -> None:
         typer.echo("\nAttempts")
         for attempt in view["attempts"]:
             started = datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC).astimezone().strftime("%F %T")
-            typer.echo(
-                f"  {attempt['id']}  {started}  {attempt['state']}  {attempt['engine']}  context {attempt['max_model_len']:,}"
-            )
+            words = [attempt["state"], attempt["engine"], f"context {attempt['max_model_len']:,}", attempt["otherwise"]]
+            typer.echo(f"  {attempt['id']}  {started}  {'  '.join(word for word in words if word)}")
             if failure := attempt["failure"]:
                 typer.echo(f"     {failure['kind']} while {failure['phase']}: {failure['message']} {failure['advice']}")
                 if failure["line"]:

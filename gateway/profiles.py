@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -26,13 +26,16 @@ from gateway.core.gpus import GpuTable
 from gateway.core.linear import LinearRules
 from gateway.core.moe import MoeRules
 from gateway.core.rules import Rules
+from gateway.core.sglang_attention_rules import BackendRules
 from gateway.core.sglang_memory import MemoryRules
-from gateway.core.signatures import Signature, Signatures
 from gateway.core.speculative import SpeculativeRules
 from gateway.documents import Documents
 from gateway.domain import Engine, Fact, Hardware, Value
 from gateway.errors import BadRequest, NotFound, SettingsError
-from gateway.xids import XidTable
+
+if TYPE_CHECKING:
+    from gateway.core.signatures import Signatures
+    from gateway.xids import XidTable
 
 V = TypeVar("V", bound=Value)
 
@@ -41,6 +44,7 @@ _RULES: dict[str, Any] = {
     "linear": LinearRules,
     "moe": MoeRules,
     "attention": AttentionRules,
+    "attention_backends": BackendRules,
     "speculative": SpeculativeRules,
     "memory": MemoryRules,
 }
@@ -178,12 +182,16 @@ class Profiles:
     @cached_property
     def xids(self) -> XidTable:
         """What the driver's error numbers mean; a user's file wins over ours."""
+        from gateway.xids import XidTable  # not before it is needed: a plan does without
+
         path = next(path for root in self.roots if (path := root / "xids.yaml").is_file())
         return _validate(path, XidTable, self._yaml(path))
 
     @cached_property
     def signatures(self) -> Signatures:
         """The failure signatures of every root, the user's before ours."""
+        from gateway.core.signatures import Signature, Signatures
+
         found: list[Signature] = []
         for root in self.roots:
             path = root / "failures.yaml"

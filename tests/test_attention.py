@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,24 +21,19 @@ from gateway.domain import AttentionGroup, LayerAttention, Recurrent
 from tests.conformance import attention_questions
 from tests.conformance.attention_questions import VERSIONS, Question, questions
 from tests.conformance.golden import golden
+from tests.engine_rules import read_rules
 
 pytestmark = pytest.mark.unit
 
-ROOT = Path(__file__).resolve().parent.parent
 # The engine's answers name what a backend refuses by these.
 CODES = {"multimodal_prefix": "prefix", "sliding_window": "window", "non_causal": "causal", "combination": "other"}
 
 
-def load(version: str) -> AttentionRules:
-    text = (ROOT / f"profiles/engines/vllm/{version}/attention.yaml").read_text()
-    return AttentionRules.model_validate(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-
-
-RULES = {version: load(version) for version in VERSIONS}
+RULES = {version: read_rules(AttentionRules, "attention", version) for version in VERSIONS}
 
 
 def query_of(q: Question) -> AttentionQuery:
-    return AttentionQuery.model_validate({name: value for name, value in q._asdict().items() if name != "forced"})
+    return AttentionQuery(**{name: value for name, value in q._asdict().items() if name != "forced"})
 
 
 def group(kind: Any, head_dim: int, **more: Any) -> AttentionGroup:

@@ -35,6 +35,17 @@ def test_what_was_kept_is_read_without_the_file(rules: Path, tmp_path: Path) -> 
     assert list((tmp_path / "made").iterdir()) == [tmp_path / "made" / CACHE]
 
 
+def test_a_first_document_is_kept_alone(rules: Path, tmp_path: Path) -> None:
+    first = Documents(tmp_path / CACHE)
+    assert first.first(rules) == {"a": 1}
+    first.save()
+    kept = json.loads((tmp_path / CACHE).read_text())
+    ((name, entry),) = kept.items()
+    (tmp_path / CACHE).write_text(json.dumps({name: [*entry[:2], ["from the cache"]]}))
+    assert Documents(tmp_path / CACHE).first(rules) == "from the cache"
+    assert Documents(tmp_path / CACHE).read(rules) == [{"a": 1}, {"b": [2, "x"]}]
+
+
 def test_a_file_that_changed_is_read_anew(rules: Path, tmp_path: Path) -> None:
     first = Documents(tmp_path / CACHE)
     first.read(rules)

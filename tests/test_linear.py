@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,32 +12,16 @@ from gateway.core.linear import KernelChoice, LinearRules, LinearShape, Scheme, 
 from tests.conformance import linear_questions
 from tests.conformance.golden import golden
 from tests.conformance.linear_questions import CAPABILITIES, VERSIONS, Question, questions
+from tests.engine_rules import SCHEMES, read_rules, scheme_of, tells_the_line
 
 pytestmark = pytest.mark.unit
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def load(version: str) -> LinearRules:
-    text = (ROOT / f"profiles/engines/vllm/{version}/linear.yaml").read_text()
-    return LinearRules.model_validate(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-
-
 ALL_PACKAGES = frozenset({"flashinfer", "humming", "deep_gemm", "conch", "b12x", "fbgemm_gpu", "quark"})
-RULES = {version: load(version) for version in VERSIONS}
+RULES = {version: read_rules(LinearRules, "linear", version) for version in VERSIONS}
 
 
 def shape_of(q: Question) -> LinearShape:
-    scheme = Scheme(
-        kind=q.kind,
-        bits=q.bits,
-        group=q.group,
-        symmetric=q.symmetric,
-        act_order=q.act_order,
-        static_activation=q.static,
-        weight_only=q.weight_only,
-    )
-    return LinearShape(k=q.k, n=q.n, scheme=scheme, dtype=q.dtype, full_k=q.full_k)
+    return LinearShape(k=q.k, n=q.n, scheme=scheme_of(q), dtype=q.dtype, full_k=q.full_k)
 
 
 def wna16(version: str, capability: str, k: int, n: int, group: int, dtype: str = "bfloat16", **how: Any) -> KernelChoice:
@@ -201,9 +183,7 @@ def test_the_rules_name_only_kernels_that_they_describe(version: str) -> None:
     assert {kernel for kernels in rules.backends.values() for kernel in kernels} <= set(rules.kernels)
     assert all(path.kernels or path.refuses for path in rules.paths)
     for source in [path.source for path in rules.paths] + [kernel.source for kernel in rules.kernels.values()]:
-        name, _, line = source.rpartition(":")
-        assert name.endswith(".py")
-        assert line.isdigit()
+        assert tells_the_line(source)
 
 
 def test_a_list_with_a_kernel_that_is_not_described_is_refused() -> None:
@@ -217,20 +197,11 @@ def test_a_list_with_a_kernel_that_is_not_described_is_refused() -> None:
         LinearRules.model_validate({"packages": [], "paths": [path], "kernels": described})
 
 
-schemes = st.builds(
-    Scheme,
-    bits=st.integers(-8, 64),
-    group=st.integers(-2, 512),
-    symmetric=st.booleans(),
-    act_order=st.booleans(),
-    static_activation=st.booleans(),
-    weight_only=st.booleans(),
-)
 shapes = st.builds(
     LinearShape,
     k=st.integers(1, 1 << 40),
     n=st.integers(1, 1 << 40),
-    scheme=schemes,
+    scheme=SCHEMES,
     dtype=st.sampled_from(["bfloat16", "float16", "float32", "", "int3"]),
     full_k=st.none() | st.integers(-4, 1 << 40),
 )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,36 +13,20 @@ from gateway.core.moe import MoeChoice, MoeRules, MoeShape, choose_moe
 from tests.conformance import moe_questions
 from tests.conformance.golden import golden
 from tests.conformance.moe_questions import CAPABILITIES, VERSIONS, Question, questions
+from tests.engine_rules import SCHEMES, read_rules, scheme_of, tells_the_line
 
 pytestmark = pytest.mark.unit
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def load(version: str) -> MoeRules:
-    text = (ROOT / f"profiles/engines/vllm/{version}/moe.yaml").read_text()
-    return MoeRules.model_validate(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-
-
-RULES = {version: load(version) for version in VERSIONS}
+RULES = {version: read_rules(MoeRules, "moe", version) for version in VERSIONS}
 
 
 def shape_of(q: Question) -> MoeShape:
-    scheme = Scheme(
-        kind=q.kind,
-        bits=q.bits,
-        group=q.group,
-        symmetric=q.symmetric,
-        act_order=q.act_order,
-        static_activation=q.static,
-        weight_only=q.weight_only,
-    )
     return MoeShape(
         hidden=q.hidden,
         intermediate=q.intermediate // (1 if q.ep else q.tp),
         experts=q.experts,
         per_token=q.per_token,
-        scheme=scheme,
+        scheme=scheme_of(q),
         origin="" if q.origin == "none" else q.origin,
         dtype=q.dtype,
         function=q.activation,
@@ -137,7 +119,8 @@ def test_gpt_oss_as_published_is_padded_and_runs(version: str) -> None:
 
 def wna16(version: str, intermediate: int, origin: str = "gptq", group: int = 32) -> MoeChoice:
     scheme = Scheme(kind="wna16", bits=4, group=group)
-    sizes = {"hidden": 2816, "intermediate": intermediate, "experts": 128, "dtype": "bfloat16", "routing": "renormalize"}
+    sizes: dict[str, Any] = {"hidden": 2816, "intermediate": intermediate, "experts": 128}
+    sizes |= {"dtype": "bfloat16", "routing": "renormalize"}
     return choose_moe(RULES[version], MoeShape(scheme=scheme, origin=origin, **sizes), "8.6")
 
 
@@ -199,9 +182,7 @@ def test_the_rules_name_only_backends_that_they_describe_and_describe_none_in_va
     assert used == set(rules.backends)
     assert all(method.backends or method.refuses for method in rules.methods)
     for source in [method.source for method in rules.methods] + [backend.source for backend in rules.backends.values()]:
-        name, _, line = source.rpartition(":")
-        assert name.endswith(".py")
-        assert line.isdigit()
+        assert tells_the_line(source)
 
 
 def test_a_list_with_a_backend_that_is_not_described_is_refused() -> None:
@@ -215,21 +196,12 @@ def test_a_list_with_a_backend_that_is_not_described_is_refused() -> None:
         MoeRules.model_validate({"packages": [], "methods": [method], "backends": described})
 
 
-schemes = st.builds(
-    Scheme,
-    bits=st.integers(-8, 64),
-    group=st.integers(-2, 512),
-    symmetric=st.booleans(),
-    act_order=st.booleans(),
-    static_activation=st.booleans(),
-    weight_only=st.booleans(),
-)
 shapes = st.builds(
     MoeShape,
     hidden=st.integers(1, 1 << 40),
     intermediate=st.integers(1, 1 << 40),
     experts=st.integers(1, 1 << 20),
-    scheme=schemes,
+    scheme=SCHEMES,
     origin=st.sampled_from(["", "gptq", "awq", "auto-round", "compressed-tensors", "fp8", "modelopt", "mxfp4", "frobq"]),
     dtype=st.sampled_from(["bfloat16", "float16", "float32", ""]),
     function=st.sampled_from(["silu", "gelu", "relu2_no_mul", "swigluoai", "frob"]),

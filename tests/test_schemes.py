@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.unit
 QKV = ("model.layers.3.self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj"))
 DOWN = ("model.layers.3.mlp.down_proj", ())
 WNA16 = Scheme(kind="wna16", bits=4, group=128)
-PACKED = WNA16.evolve(layout="gptq")
+PACKED = replace(WNA16, layout="gptq")
 GPTQ = {"bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 AWQ = {"bits": 4, "group_size": 128, "zero_point": True}
 ROUND = {"bits": 4, "group_size": 128, "sym": True}
@@ -42,14 +43,14 @@ def test_a_model_without_a_block_is_unquantized() -> None:
     ("changes", "expected"),
     [
         ({}, PACKED),
-        ({"bits": 8, "group_size": 32}, PACKED.evolve(bits=8, group=32)),
-        ({"sym": False}, PACKED.evolve(symmetric=False)),
-        ({"desc_act": True}, PACKED.evolve(act_order=True)),
-        ({"desc_act": True, "group_size": -1}, PACKED.evolve(group=-1)),
+        ({"bits": 8, "group_size": 32}, replace(PACKED, bits=8, group=32)),
+        ({"sym": False}, replace(PACKED, symmetric=False)),
+        ({"desc_act": True}, replace(PACKED, act_order=True)),
+        ({"desc_act": True, "group_size": -1}, replace(PACKED, group=-1)),
         ({"modules_in_block_to_quantize": ["mlp.up_proj"]}, UNQUANTIZED),
         ({"modules_in_block_to_quantize": [["mlp.up_proj"], ["mlp.down_proj"]]}, PACKED),
         ({"dynamic": {r"-:.*\.3\..*": {}}}, UNQUANTIZED),
-        ({"dynamic": {r"+:.*\.3\..*": {"bits": 8}}}, PACKED.evolve(bits=8)),
+        ({"dynamic": {r"+:.*\.3\..*": {"bits": 8}}}, replace(PACKED, bits=8)),
         ({"dynamic": {r".*\.4\..*": {"bits": 8}}}, PACKED),
     ],
 )
@@ -121,8 +122,8 @@ def test_a_packed_head_is_announced(method: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"modules_to_not_convert": ["visual"]}, WNA16.evolve(layout="awq", symmetric=False)),
-        ({"zero_point": False, "modules_to_not_convert": ["visual"]}, WNA16.evolve(layout="awq")),
+        ({"modules_to_not_convert": ["visual"]}, replace(WNA16, layout="awq", symmetric=False)),
+        ({"zero_point": False, "modules_to_not_convert": ["visual"]}, replace(WNA16, layout="awq")),
         ({"modules_to_not_convert": ["mlp"]}, UNQUANTIZED),
     ],
 )
@@ -137,9 +138,9 @@ def test_awq(changes: dict[str, Any], expected: Scheme) -> None:
         ({"block_name_to_quantize": "model.layers,model.visual"}, PACKED),
         ({"to_quant_block_names": ["model.visual"]}, UNQUANTIZED),
         ({"extra_config": {DOWN[0]: {"bits": 16}}}, UNQUANTIZED),
-        ({"extra_config": {r".*\.3\.mlp.*": {"bits": 8, "group_size": 32}}}, PACKED.evolve(bits=8, group=32)),
+        ({"extra_config": {r".*\.3\.mlp.*": {"bits": 8, "group_size": 32}}}, replace(PACKED, bits=8, group=32)),
         ({"extra_config": {"(": {"bits": 8}}}, PACKED),
-        ({"packing_format": "auto_round:auto_awq"}, WNA16.evolve(layout="awq")),
+        ({"packing_format": "auto_round:auto_awq"}, replace(WNA16, layout="awq")),
         ({"data_type": "mx_fp", "bits": 4}, Scheme(kind="mxfp4", bits=4, group=32)),
         ({"data_type": "fp", "bits": 8, "group_size": [128, 128]}, Scheme(kind="fp8_block", bits=8, group=128)),
     ],
@@ -308,3 +309,30 @@ def test_no_block_raises(method: str, block: dict[str, Any]) -> None:
     for name, parts in (QKV, DOWN, ("lm_head", ()), ("", ())):
         for experts in (False, True):
             assert isinstance(found.scheme_of(name, parts, experts=experts), Scheme | Unknown)
+
+
+@pytest.mark.parametrize(
+    ("block", "numbered"),
+    [
+        ({}, False),
+        ({"ignored_layers": ["lm_head", "mlp.gate"]}, False),
+        ({"ignored_layers": ["model.layers.3.mlp.down_proj"]}, True),
+        ({"ignored_layers": ["layers.3"]}, True),
+        ({"modules_to_not_convert": ["3.mlp"]}, True),
+    ],
+)
+def test_only_a_block_that_can_tell_layers_by_their_number_is_asked_for_each(block: dict[str, Any], numbered: bool) -> None:
+    assert parse(Quant(method="fp8", config=block)).numbered is numbered
+
+
+@pytest.mark.parametrize("entry", ["re:.*layers.1.mlp.*", "model.layers.*.mlp", "layers.[13].mlp"])
+def test_a_pattern_may_tell_them_by_their_number(entry: str) -> None:
+    assert parse(Quant(method="compressed-tensors", config={"ignore": [entry]})).numbered
+
+
+@given(st.lists(st.text("lm.13", min_size=1, max_size=4), max_size=3), st.sampled_from(["fp8", "awq", "modelopt"]))
+def test_layers_of_a_block_without_numbers_have_one_scheme(entries: list[str], method: str) -> None:
+    config = {"bits": 4, "group_size": 128, "quant_algo": "FP8", "exclude_modules": entries, "modules_to_not_convert": entries}
+    found = parse(Quant(method=method, config=config))
+    names = [f"l.{number}.m" for number in (1, 3, 11, 13, 31)]
+    assert found.numbered or len({found.scheme_of(name) for name in names}) == 1

@@ -103,3 +103,35 @@ def test_other_gpus_serve_copies_where_no_kernel_lets_them_share_one() -> None:
     assert (asked.replicas.value, asked.replicas.source) == (2, "user")
     # Where more GPUs could share a copy, the others stay free.
     assert searched("llama-3.1-8b", "4x3090", "vllm==0.33.0").plans[0].replicas.value == 1
+
+
+def test_a_kernel_that_the_engine_turns_one_layer_away_from_still_computes_the_others() -> None:
+    wanted: dict[str, Any] = {"quant": "w4a16"}
+    first = searched("llama-3.1-8b", "3090", "vllm==0.19.1", **wanted).plans[0]
+    rows = {row.layer.rpartition(".")[2]: row for row in first.kernels}
+    refused = rows["down_proj"]
+    assert refused.kernel == rows["qkv_proj"].kernel == "MarlinLinearKernel"
+    scope = {"engine": "vllm==0.19.1", "capability": "8.6", "kernel": refused.kernel, "scheme": refused.scheme}
+    scope |= {"k": str(refused.k), "n": str(refused.n)}
+    fact = Fact(kind="kernel_refuses", scope=scope, grade="failed", source="size_k = 14336 is not what it takes")
+    after = searched("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), **wanted).plans[0]
+    kernels = {row.layer.rpartition(".")[2]: row.kernel for row in after.kernels}
+    assert kernels["down_proj"] not in (None, "MarlinLinearKernel")
+    assert kernels["qkv_proj"] == "MarlinLinearKernel"
+    assert "VLLM_DISABLED_KERNELS" not in after.env
+    told = next(row for row in after.kernels if row.layer.endswith("down_proj"))
+    assert any("size_k = 14336" in one.reason for one in told.refused)
+    # On another GPU nothing is known of it.
+    assert searched("llama-3.1-8b", "4090", "vllm==0.19.1", (fact,), **wanted).plans[0].dtype == first.dtype
+
+
+def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says() -> None:
+    first = searched("llama-3.1-8b", "3090", "vllm==0.19.1", quant="w4a16").plans[0]
+    failing = next(row for row in first.kernels if row.layer.endswith("down_proj"))
+    scope = {"engine": "vllm==0.19.1", "kernel": str(failing.kernel), "k": str(failing.k), "n": str(failing.n)}
+    fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it crashed")
+    after = searched("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), quant="w4a16").plans[0]
+    assert after.env["VLLM_DISABLED_KERNELS"] == failing.kernel
+    assert "MarlinLinearKernel" not in {row.kernel for row in after.kernels}
+    (warning,) = [one for one in after.warnings if "for the whole model only" in one]
+    assert f"{sum(row.count for row in first.kernels if row.kernel == failing.kernel)} layers go without it" in warning

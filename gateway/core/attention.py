@@ -10,18 +10,20 @@ keeps every reason for which each backend before that one refused. What the rule
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 from gateway.core.attention_conditions import AttentionQuery, Gpu, Unknown, refusal
 from gateway.core.attention_rules import AttentionRules, Step, preferred_block, refusals
 from gateway.core.conditions import numbers
-from gateway.domain import AttentionGroup, LayerAttention, Refusal, Value
+from gateway.domain import AttentionGroup, LayerAttention, Refusal
 
 __all__ = ["AttentionQuery", "AttentionRules", "BackendChoice", "choose_backend", "layer_attention"]
 
 
-class BackendChoice(Value):
+@dataclass(frozen=True, kw_only=True)
+class BackendChoice:
     """`none`: the engine will refuse the model. `unknown`: these rules do not describe the layer, or too little is known of it."""
 
     backend: str | None
@@ -99,7 +101,7 @@ def layer_attention(
     step = None if drafter else _step(rules, queries, capability, architecture, forced)
     rows = []
     for group, query in zip(groups, queries, strict=True):
-        asked = query.evolve(causal=not ahead, flash_attention=step.flash_attention if step else None)
+        asked = replace(query, causal=not ahead, flash_attention=step.flash_attention if step else None)
         if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
             choice = _unknown("", f"{architecture} brings attention backends of its own")
         elif architecture in rules.plain_towers and group.kind == "vision":

@@ -5,12 +5,10 @@ Check (from a profile) + AttentionQuery (one layer on one rank) + Gpu -> why it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
-
-from pydantic import Field
 
 from gateway.core.conditions import numbers, of_family
 from gateway.domain import Value
@@ -19,7 +17,8 @@ Kind = Literal["full", "sliding", "mla", "recurrent", "encoder", "vision"]
 Role = Literal["decoder", "encoder", "encoder_only", "encoder_decoder"]
 
 
-class AttentionQuery(Value):
+@dataclass(frozen=True, kw_only=True)
+class AttentionQuery:
     """One layer as one rank holds it. None: not known (and then a backend that asks for it makes the answer unknown).
 
     mla: `head_dim` is latent_dim + rope_dim; `nope_dim`, `value_dim` are of the uncompressed heads. encoder: `role` says
@@ -32,11 +31,11 @@ class AttentionQuery(Value):
     kv_heads: int = 1
     dtype: str = "bfloat16"
     kv_dtype: str = "auto"
-    block_size: int | None = Field(None, description="only where --block-size names one")
+    block_size: int | None = None  # only where --block-size names one
     sinks: bool = False
     causal: bool = True
-    sparse: bool = Field(False, description="with an indexer (DeepSeek V3.2)")
-    multimodal_prefix: bool = Field(False, description="the tokens of an image see one another, as in Gemma 3")
+    sparse: bool = False  # with an indexer (DeepSeek V3.2)
+    multimodal_prefix: bool = False  # the tokens of an image see one another, as in Gemma 3
     softcap: bool = False
     role: Role = "decoder"
     nope_dim: int | None = None
@@ -44,7 +43,7 @@ class AttentionQuery(Value):
     value_dim: int | None = None
     latent_dim: int | None = None
     index_topk: int | None = None
-    flash_attention: int | None = Field(None, description="the version that is asked for, --attention-config")
+    flash_attention: int | None = None  # the version that is asked for, --attention-config
     recurrent: Literal["gdn", "kda", "mamba1", "mamba2"] | None = None
 
 
@@ -174,7 +173,8 @@ def _is(name: str, read: Callable[[AttentionQuery], bool]) -> Callable[[bool, At
     return lambda wanted, query, _: "" if read(query) == wanted else f"is {'' if wanted else 'not '}for {name}"
 
 
-def _or(wanted: Iterable[Any]) -> str:
+@lru_cache(maxsize=1024)
+def _or(wanted: tuple[Any, ...]) -> str:
     return " or ".join(map(str, wanted))
 
 

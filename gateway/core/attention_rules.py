@@ -8,6 +8,7 @@ The criteria are those of the engine's own `validate_configuration`, one field o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -69,7 +70,7 @@ def refusals(backend: Backend, asks: Iterable[Trait], query: AttentionQuery, gpu
 
 def preferred_block(backend: Backend, query: AttentionQuery, gpu: Gpu) -> int | None:
     """The least tokens of a block that the backend takes. get_preferred_block_size in vllm/v1/attention/backend.py."""
-    return next((size for size in _BLOCKS if not _first(backend.block, query.evolve(block_size=size), gpu)), None)
+    return next((size for size in _BLOCKS if not _first(backend.block, replace(query, block_size=size), gpu)), None)
 
 
 def _first(checks: tuple[Check, ...], query: AttentionQuery, gpu: Gpu) -> str | None:

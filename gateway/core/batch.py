@@ -8,8 +8,10 @@ from gateway.core.candidate import Candidate
 from gateway.core.memory import GIB, MIB, Load, runner_of
 from gateway.core.pool import model_of
 from gateway.core.sglang_memory import static_memory
-from gateway.domain import Choice
+from gateway.domain import BoolChoice, Choice, IntChoice
 
+# A careful plan goes no lower: blocks of some KV caches are as long as this, and have to fit into a batch.
+_LEAST_TOKENS = 2048
 _DEFAULTS = "vllm/engine/arg_utils.py get_batch_defaults"
 
 
@@ -36,21 +38,21 @@ def batch(candidate: Candidate) -> Batch:
 
 def _sized(candidate: Candidate, flag: str, default: int, reason: str, source: str) -> Choice[int]:
     if flag in candidate.args:
-        return Choice[int](value=int(candidate.args[flag]), reason="set by the user", source="user")
+        return IntChoice(value=int(candidate.args[flag]), reason="set by the user", source="user")
     if candidate.way.careful and flag == "max-num-seqs":
         why = "a smaller batch, because the plan with the usual one failed"
-        return Choice[int](value=max(1, default // 8), reason=why, source="fact")
-    return Choice[int](value=default, reason=reason, source=source)
+        return IntChoice(value=max(1, default // 8), reason=why, source="fact")
+    return IntChoice(value=default, reason=reason, source=source)
 
 
 def _eager(candidate: Candidate) -> Choice[bool]:
     if "enforce-eager" in candidate.args:
-        return Choice[bool](value=bool(candidate.args["enforce-eager"]), reason="set by the user", source="user")
+        return BoolChoice(value=bool(candidate.args["enforce-eager"]), reason="set by the user", source="user")
     if candidate.engine.device == "cpu":
-        return Choice[bool](value=True, reason="compiling for the CPU costs minutes at every start", source=candidate.source)
+        return BoolChoice(value=True, reason="compiling for the CPU costs minutes at every start", source=candidate.source)
     if candidate.way.careful:
-        return Choice[bool](value=True, reason="no graphs, because the plan with them failed", source="fact")
-    return Choice[bool](value=False, reason="CUDA graphs are faster", source="planner")
+        return BoolChoice(value=True, reason="no graphs, because the plan with them failed", source="fact")
+    return BoolChoice(value=False, reason="CUDA graphs are faster", source="planner")
 
 
 def _big(candidate: Candidate, least_gib: int = 70) -> bool:
@@ -68,6 +70,13 @@ def _seqs(candidate: Candidate) -> tuple[int, str, str]:
 
 def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
     value, reason, source = _default_tokens(candidate)
+    reads_whole = all(group.kind in ("encoder", "vision") for group in candidate.body.attention)
+    if candidate.way.careful and value > _LEAST_TOKENS and not reads_whole:
+        value, reason, source = (
+            max(_LEAST_TOKENS, value // 4),
+            "a smaller batch, because the plan with the usual one failed",
+            "fact",
+        )
     # Drafted tokens take their places in the batch first; the engine refuses to start when nothing is left beside them.
     drafted = candidate.speculation.slots * seqs
     if value <= drafted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.core.memory import GIB
+from gateway.core.peers import P2P_OFF
 from gateway.domain import Choice, Decision, Hardware, LayerAttention, LayerKernel, Memory, Plan, Refusal, Rejected
 
 
@@ -171,7 +172,7 @@ def others(plans: tuple[Plan, ...]) -> list[tuple[str, str, str, str, str]]:
             str(plan.engine),
             _layout(plan),
             f"{plan.max_model_len.value:,}",
-            _changes(plan) + (" (degraded)" if plan.verdict == "degraded" else ""),
+            changes(plan) + (" (degraded)" if plan.verdict == "degraded" else ""),
         )
         for plan in plans
     ]
@@ -182,7 +183,7 @@ def _layout(plan: Plan) -> str:
     return f"TP={plan.tensor_parallel.value}" + (f" PP={stages}" if stages > 1 else "")
 
 
-def _changes(plan: Plan) -> str:
+def changes(plan: Plan) -> str:
     """What a plan does otherwise than the engine by itself."""
     words = []
     if plan.cost:
@@ -190,8 +191,10 @@ def _changes(plan: Plan) -> str:
         words += [f"KV cache in {plan.kv_cache_dtype.value}"] if plan.kv_cache_dtype.value != "auto" else []
         words += [plan.kernel_overrides.value] if plan.kernel_overrides.value != "none" else []
         words += [f"{plan.dtype.value} activations"] if plan.dtype.source.startswith("profile") else []
-        words += [f"weights in {plan.quantization.value}"] if plan.quantization.source == "memory model" else []
+        words += [f"weights in {plan.quantization.value}"] if plan.halved else []
         words += ["no graphs, small batch"] if plan.enforce_eager.source == "fact" else []
+    words += ["no custom all-reduce"] if plan.custom_all_reduce.source == "fact" else []
+    words += ["no peer-to-peer access"] if plan.env.get(P2P_OFF[0]) == P2P_OFF[1] else []
     return ", ".join(words)
 
 

@@ -61,8 +61,14 @@ def compressed(block: Block) -> Quantization:
         # Every parallel layer's class name has this word in it; the experts' classes count as such.
         return next((targets[target] for target in targets if _matches("Linear", target, contains=True)), None)
 
+    names = frozenset(ignored)
+    expressions = [entry[3:] for entry in ignored if entry.startswith("re:")]
+
+    def skipped(name: str) -> bool:
+        return name in names or any(re.match(expression, name) for expression in expressions)
+
     def rule(layer: Layer) -> Known:
-        if layer.name in ignored or all_or_none(layer.modules, lambda name: any(_matches(name, entry) for entry in ignored)):
+        if layer.name in names or all_or_none(layer.modules, skipped):
             return UNQUANTIZED
         return target_of(layer) or UNQUANTIZED
 
@@ -155,16 +161,15 @@ def modelopt(block: Block) -> Quantization:
 
     def excluded(layer: Layer, skipped: list[str]) -> bool:
         names = (layer.name,) if layer.experts else layer.modules
-        plain = layer.name.removeprefix("language_model.")
         return (
             all_or_none(names, lambda name: name in skipped)
-            or any(entry in layer.name or entry in plain for entry in skipped)
-            or any(_like(layer.name, entry) for entry in skipped)
+            or any(entry in layer.name for entry in skipped)
+            or any("*" in entry and _like(layer.name, entry) for entry in skipped)
         )
 
     def rule(layer: Layer) -> Known:
         skip = excluded(layer, below)
-        if skip is not excluded(layer, prefixed):
+        if stars and skip is not excluded(layer, prefixed):
             return unknown("whether its `*` exclusions mean this layer depends on the engine version")
         if skip:
             return UNQUANTIZED
@@ -198,7 +203,7 @@ def _algorithm(name: str, group: object) -> Known:
 def fp8(block: Block) -> Quantization:
     """fp8.py, and is_layer_skipped of utils/quant_utils.py."""
     config = block.config
-    skipped = [block.renamed(entry) for entry in words(config, "ignored_layers", "modules_to_not_convert")]
+    skipped = frozenset(block.renamed(entry) for entry in words(config, "ignored_layers", "modules_to_not_convert"))
     blocks = config.get("weight_block_size")
     static = config.get("activation_scheme") == "static"
     base = of("fp8_block", 8, number(blocks[1])) if blocks else of("fp8_tensor", 8, static_activation=static)

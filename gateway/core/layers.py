@@ -17,7 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from gateway.core.blueprint import Blueprint, Built, Shard
-from gateway.core.families import RENAMES, blueprint
+from gateway.core.families import RENAMES, blueprint, varied
+from gateway.core.float_schemes import WEIGHTS_BY_GROUPS
 from gateway.core.linear import Scheme
 from gateway.core.quantization import UNQUANTIZED, Known, Quantization
 from gateway.core.schemes import parse
@@ -62,7 +63,7 @@ class Linear:
     bias: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity: engine versions that build alike share one
 class Body:
     """What one engine version builds of a model. `others` are the parameters that are not a linear layer's.
 
@@ -99,10 +100,21 @@ def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
     return (layer.k, layer.n // tp) if all(part % tp == 0 for part in layer.parts) else None
 
 
+def asked(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
+    """Those of an engine version's traits that what it builds of this model can depend on: versions that share them build alike."""
+    if varied(spec.config):
+        return frozenset(traits)
+    recurrent = any(group.kind == "recurrent" for group in spec.attention)
+    names = {WHOLE_GATES, NARROW_DECAY, CUT_PACKED_MIXERS} if recurrent else set()
+    modelopt = spec.quant is not None and spec.quant.method.lower().startswith("modelopt")
+    return frozenset(traits) & (names | {WEIGHTS_BY_GROUPS} if modelopt else names)
+
+
 def body(spec: ModelSpec, traits: Collection[str] = ()) -> Body:
     """`traits` are those of the engine version. Raises BadModel for fields of config.json that are missing or cannot be."""
     config, quant = _frozen(spec.config, spec.source), spec.quant and _frozen(spec.quant.model_dump(), spec.source)
-    built = frozenset(traits)
+    traits = asked(spec, traits)
+    built = traits if varied(spec.config) else frozenset()
     plan = _blueprint(config, spec.source, built)
     headers = spec.tensors if spec.tensors_from == "headers" else ()
     if plan is None or (spec.quant is None and headers and _contradicts(plan, spec, headers)):
@@ -110,9 +122,11 @@ def body(spec: ModelSpec, traits: Collection[str] = ()) -> Body:
     # What a GPTQ or AWQ checkpoint has quantized, its headers tell where its block does not.
     # Source: maybe_update_config in gptq_marlin.py and awq_marlin.py, which read them for that too.
     packed = frozenset(group.name.rpartition(".")[0] for group in headers if group.dtype not in _FLOATS)
-    linears, assumed = _linears(config, spec.source, spec.model_type, quant, packed, built, bool(headers))
+    grouped = traits & {WEIGHTS_BY_GROUPS}
+    schemes, quantization = _schemes(config, spec.source, spec.model_type, quant, packed, built, grouped, bool(headers))
+    linears = _schemed(plan.linears, schemes, quantization, traits)
     others = tuple(_held(group, traits) for group in _loaded(plan, spec))
-    return Body(linears, others, plan.attention, assumed=assumed)
+    return Body(linears, others, plan.attention, assumed=quantization.assumed)
 
 
 def _frozen(value: Mapping[str, Any], source: str) -> str:
@@ -129,30 +143,33 @@ def _blueprint(config: str, source: str, traits: frozenset[str]) -> Blueprint | 
 
 
 @lru_cache(maxsize=32)
-def _linears(
+def _schemes(
     config: str,
     source: str,
     model_type: str,
     quant: str | None,
     packed: frozenset[str],
-    traits: frozenset[str],
+    built: frozenset[str],
+    grouped: frozenset[str],
     read: bool,
-) -> tuple[tuple[Linear, ...], str]:
-    """The linear layers of a known family, and what of their quantization is assumed. `read`: there were headers."""
-    plan = _blueprint(config, source, traits)
+) -> tuple[tuple[dict[Known, int], ...], Quantization]:
+    """How many numbers of each layer of the blueprint have each scheme. `read`: there were headers."""
+    plan = _blueprint(config, source, built)
     block = None if quant is None else Quant.model_validate_json(quant)
-    quantization = parse(block, RENAMES.get(model_type, ()), packed, read, traits)
-    return (() if plan is None else _schemed(plan.linears, quantization, traits)), quantization.assumed
+    quantization = parse(block, RENAMES.get(model_type, ()), packed, read, grouped)
+    return tuple(_counted(item, quantization) for item in plan.linears) if plan else (), quantization
 
 
-def _schemed(layers: Iterable[Built], quantization: Quantization, traits: Collection[str]) -> tuple[Linear, ...]:
+def _schemed(
+    layers: Iterable[Built], schemes: Iterable[Mapping[Known, int]], quantization: Quantization, traits: Collection[str]
+) -> tuple[Linear, ...]:
     """One Linear for each scheme that the numbers of a layer have."""
     found: list[Linear] = []
-    for item in layers:
+    for item, counts in zip(layers, schemes, strict=True):
         whole = WHOLE_GATES in traits and item.modules == ("in_proj_b", "in_proj_a") and quantization.integer_checkpoint
         shard: Shard = "replicated" if whole else item.shard
         size = (item.k, sum(item.parts), shard, item.parts)
-        for scheme, count in _schemes(item, quantization).items():
+        for scheme, count in counts.items():
             packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
             mixer = item.shard == "qkv" and item.modules == ("in_proj",)
             heads = 1 if packed and mixer and CUT_PACKED_MIXERS not in traits else item.heads
@@ -160,15 +177,16 @@ def _schemed(layers: Iterable[Built], quantization: Quantization, traits: Collec
     return tuple(sorted(found, key=lambda linear: (linear.name, -linear.count)))
 
 
-def _schemes(item: Built, quantization: Quantization) -> dict[Known, int]:
+def _counted(item: Built, quantization: Quantization) -> dict[Known, int]:
     """How many numbers of this layer have each scheme."""
     if not item.quantizable:
         return {UNQUANTIZED: len(item.numbers)}
     counts: dict[Known, int] = {}
-    for number in item.numbers:
+    asked = item.numbers if quantization.numbered else item.numbers[:1]
+    for number in asked:
         name = item.name.replace("*", str(number), 1).removesuffix(".w13").removesuffix(".w2")
         scheme = quantization.scheme_of(name, item.modules, experts=item.experts > 0)
-        counts[scheme] = counts.get(scheme, 0) + 1
+        counts[scheme] = counts.get(scheme, 0) + len(item.numbers) // len(asked)
     return counts
 
 

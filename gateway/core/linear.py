@@ -9,17 +9,22 @@ each kernel before that one refused. A layer that the rules do not describe is "
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.core.conditions import Case, Check, Kind, LinearShape, Scheme, numbers, of_family, refusal
+from gateway.core.conditions import Case, Check, Kind, LinearShape, Scheme, first_refusal, numbers, of_family, refusal
 from gateway.domain import Refusal, Value
 
-__all__ = ["KernelChoice", "Kind", "LinearRules", "LinearShape", "Scheme", "choose"]
+__all__ = ["DISABLED", "KernelChoice", "Kind", "LinearRules", "LinearShape", "Scheme", "choose"]
+
+DISABLED = "disabled by VLLM_DISABLED_KERNELS"
 
 
-class KernelChoice(Value):
+@dataclass(frozen=True, kw_only=True)
+class KernelChoice:
     """`none`: the engine will refuse the model. `unknown`: these rules do not describe the layer."""
 
     kernel: str | None
@@ -78,6 +83,12 @@ class LinearRules(Value):
     paths: tuple[Path, ...]
     kernels: dict[str, Kernel]
 
+    # Compared by identity: a version's rules are read once, and answers are remembered for each.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:
         for path in self.paths:
@@ -98,11 +109,12 @@ def choose(
     packages: frozenset[str] | None = None,
     disabled: frozenset[str] = frozenset(),
     forced: str | None = None,
+    seen: Callable[[str], str | None] = lambda _: None,
 ) -> KernelChoice:
     """The kernel of this layer on a GPU of this capability ("8.6").
 
     packages: importable where the engine runs; None: what its official image has. disabled: VLLM_DISABLED_KERNELS.
-    forced: --linear-backend.
+    forced: --linear-backend. seen: how the engine was seen to refuse a kernel for such a layer, whatever these rules say.
     """
     case = Case(shape, capability, frozenset(rules.packages) if packages is None else packages, disabled)
     if forced == "auto":
@@ -127,13 +139,12 @@ def choose(
             return _none(Refusal(kernel=f"--linear-backend {forced}", reason=reason))
         names = chosen or names
     case = Case(shape, capability, case.packages, disabled, path.activation)
-    refused = []
+    refused: list[Refusal] = []
     for name in names:
         kernel = rules.kernels[name]
-        if name in disabled and path.disablable and kernel.disablable:
-            refused.append(Refusal(kernel=name, reason="disabled by VLLM_DISABLED_KERNELS"))
-            continue
-        why = next((r for r in (refusal(check, case) for check in kernel.requires) if r), None)
+        why = first_refusal(kernel.requires, case) or seen(name)
+        if why is None and name in disabled and path.disablable and kernel.disablable:
+            why = DISABLED
         if why is None:
             padded = _padded(kernel.pads, shape)
             return KernelChoice(kernel=name, padded_to=padded, refused=tuple(refused), status="ok", note=kernel.slow)

@@ -22,6 +22,9 @@ from gateway.core.ways import Refused, Way
 from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rejected, Wish
 from gateway.errors import BadFlag
 
+# A context that is shorter than this, and than what was wished for, helps nobody to keep the weights as they are.
+_LEAST_USEFUL = 4096
+
 
 def decide(
     spec: ModelSpec,
@@ -66,10 +69,12 @@ def decide(
 
 
 def _preference(given: Inputs, plan: Plan, order: Mapping[str, tuple[bool, int]]) -> tuple[Any, ...]:
-    """Smaller is better: what was wished for, proof, sound and fast kernels, few GPUs, few changes, an engine without known
-    weaknesses, a new one."""
+    """Smaller is better: a context of any use, the weights as they are, the context that was wished for, proof, sound and fast
+    kernels, few GPUs, few changes, an engine without known weaknesses, a new one."""
     wanted = min(COMFORTABLE_CONTEXT, given.spec.max_position, given.wish.max_context or given.spec.max_position)
     return (
+        plan.max_model_len.value < min(_LEAST_USEFUL, given.wish.min_context or wanted),
+        plan.halved,
         plan.max_model_len.value < (given.wish.min_context or wanted),
         plan.grade != "verified",
         plan.verdict == "degraded",

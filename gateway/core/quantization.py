@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.linear import Kind, Scheme
-from gateway.domain import Value
 
 
-class Unknown(Value):
+@dataclass(frozen=True)
+class Unknown:
     """A layer whose scheme these rules do not know, and why."""
 
     reason: str
@@ -53,6 +53,7 @@ class Quantization:
     assumed: str = ""
     # GPTQ, AWQ and AutoRound: engines treat some layers differently for these families.
     integer_checkpoint: bool = False
+    numbered: bool = True  # layers that differ only in their number may have different schemes
 
     def scheme_of(self, name: str, parts: Sequence[str] = (), *, experts: bool = False) -> Known:
         """The scheme of the layer `name`; `parts` are the last names of the modules fused into it."""

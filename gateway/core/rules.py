@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from gateway.core.attention_rules import AttentionRules
 from gateway.core.linear import LinearRules
 from gateway.core.moe import MoeRules
+from gateway.core.sglang_attention_rules import BackendRules
 from gateway.core.sglang_memory import MemoryRules
 from gateway.core.speculative import SpeculativeRules
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity: answers are remembered for each
 class Rules:
     """The files of profiles/engines/KIND/VERSION/, each of which may be missing: then what it decides is not known."""
 
     linear: LinearRules | None = None
     moe: MoeRules | None = None
     attention: AttentionRules | None = None
+    attention_backends: BackendRules | None = None
     speculative: SpeculativeRules | None = None
     memory: MemoryRules | None = None

@@ -7,7 +7,10 @@ layer comes with the last names of the checkpoint's modules it is made of, since
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from gateway.core.float_schemes import compressed, fp8, modelopt, mxfp4
 from gateway.core.integer_schemes import auto_round, awq, bitsandbytes, gptq
@@ -28,19 +31,38 @@ def parse(
     Online quantization (`--quantization fp8` of an unquantized checkpoint) is Quant(method="fp8") without a block.
     """
     if quant is None:
-        return Quantization(lambda _: UNQUANTIZED)
+        return Quantization(lambda _: UNQUANTIZED, numbered=False)
     method = quant.method.lower()
     reader = _METHODS.get(method)
     if reader is None:
         return Quantization(lambda _: unknown(f"no rules for the quantization method {method}"))
     try:
-        return reader(Block(quant.config, renames, packed, read, traits))
+        found = reader(Block(quant.config, renames, packed, read, traits))
+        return replace(found, numbered=bool(packed) or any(map(_NUMBERED.search, _texts(quant.config))))
     except Untamed as error:
         untamed = str(error)
         return Quantization(lambda _: unknown(untamed))
     except (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError, Warning) as error:
         reason = f"the {method} block of config.json is not understood ({type(error).__name__})"
         return Quantization(lambda _: unknown(reason))
+
+
+# What can tell layers by their number: a number between dots, as far as an entry goes, or a pattern. An entry without either
+# is compared with what stands before or after the number, which is the same for all of them.
+_NUMBERED = re.compile(r"(^|\.)\d+(\.|$)|^re:|[\\\[\](){}*?+^$|]")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a block, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
 
 
 _Reader = Callable[[Block], Quantization]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gateway.core.attention import layer_attention
@@ -19,21 +19,25 @@ from gateway.core.gates import (
     gate_dtype,
     gate_kernels,
     gate_kv,
-    gate_media,
     gate_method,
     gate_model,
+    gate_peers,
+    refused_before,
+    without_media,
 )
 from gateway.core.kernels import layer_kernels
 from gateway.core.kv_dtype import declared
-from gateway.core.layers import Body, body
+from gateway.core.layers import Body, asked, body
 from gateway.core.parallel import spare_groups
 from gateway.core.proposal import propose
 from gateway.core.quantization import Unknown
 from gateway.core.rules import Rules
+from gateway.core.sglang_attention import server_attention
+from gateway.core.sglang_attention_rules import BackendRules
 from gateway.core.sizing import sizes
 from gateway.core.speculative import Speculation, left_out, speculate
 from gateway.core.ways import Refused, Way, plain, repairs
-from gateway.domain import AttentionGroup, Choice, Engine, EngineRef, LayerAttention, Plan, Quant, Rejected, Scalar
+from gateway.domain import AttentionGroup, Engine, EngineRef, IntChoice, LayerAttention, Plan, Quant, Rejected, Scalar
 from gateway.errors import BadModel
 
 # An engine version is given up after so many ways; a search this long finds nothing that a user would want.
@@ -61,6 +65,8 @@ class Search:
     def run(self) -> None:
         given, engine = self.given, self.engine
         self.canonical = canonical(engine, self.args)
+        self.asked = asked(given.spec, engine.traits)
+        self.backends: dict[Hashable, tuple[LayerAttention, ...]] = {}
         gpus = len(given.hardware.gpus)
         kv_dtype = declared(given.spec.quant, engine)
         ways = deque(plain(engine, gpus, self.canonical, given.wish.tensor_parallel, kv_dtype))
@@ -104,7 +110,7 @@ class Search:
         for index, plan in enumerate(self.plans):
             copies = spare_groups(self.given.hardware, len(plan.gpus), plan.memory.budget_bytes, self.given.claims)
             if len(plan.gpus) == most and copies > 1:
-                replicas = Choice[int](value=copies, reason=reason, source=wider[0].source)
+                replicas = IntChoice(value=copies, reason=reason, source=wider[0].source)
                 self.plans[index] = plan.evolve(replicas=replicas)
 
     def _plan(self, way: Way, found: Found) -> Plan:
@@ -112,6 +118,7 @@ class Search:
         given, engine, rules = self.given, self.engine, self.rules
         built = self._body(way)
         group = gate_devices(given, engine, built, way.tp, way.pp, ep=way.ep)
+        gate_peers(given, engine, group)
         dtype = gate_dtype(given, group, self.canonical, way)
         capability = group[0].capability if group else None
         found.method = gate_method(given, engine, self.canonical, way, dtype.value, capability)
@@ -134,7 +141,6 @@ class Search:
             raise refusal or error from None
         if refusal is not None:
             raise refusal
-        gate_media(given, engine)
         try:
             return self._judged(plan)
         except Refused as error:
@@ -159,17 +165,18 @@ class Search:
 
     def _body(self, way: Way) -> Body:
         """What this version builds of the model. Raises Refused for a config.json that these rules cannot read."""
-        spec, engine, source = self.given.spec, self.engine, f"profile {self.engine.ref}"
+        key = self.asked, way.quantization
+        if key in self.bodies:
+            return self.bodies[key]
+        spec = self.given.spec
         if way.quantization == "fp8" and spec.quant is None:
             quant = Quant(method="fp8", config={"quant_method": "fp8", "activation_scheme": "dynamic"})
             spec = spec.evolve(quant=quant, config={**spec.config, "quantization_config": quant.config})
-        key = frozenset(engine.traits), way.quantization
         try:
-            if key not in self.bodies:
-                self.bodies[key] = body(spec, key[0])
+            built = self.bodies[key] = body(spec, self.asked)
         except BadModel as error:
-            raise Refused("unsupported_quantization", error.message, source) from None
-        return self.bodies[key]
+            raise Refused("unsupported_quantization", error.message, f"profile {self.engine.ref}") from None
+        return built
 
     def _readable(self, built: Body, way: Way) -> None:
         """These rules know how this version computes the quantized weights. Raises Refused."""
@@ -187,7 +194,7 @@ class Search:
 
     def _compute(self, way: Way, found: Found, built: Body, dtype: str, capability: str | None) -> None:
         """The kernel of every linear layer and the backend of every attention layer, on one rank."""
-        rules = self.rules
+        given, engine, rules = self.given, self.engine, self.rules
         if rules is None:
             return
         if capability is None:
@@ -201,10 +208,11 @@ class Search:
             capability,
             disabled - {""},
             way.backend("linear-backend"),
-            experts=expert_traits(self.given.spec, online=bool(way.quantization and self.given.spec.quant is None)),
+            experts=expert_traits(given.spec, online=bool(way.quantization and given.spec.quant is None)),
             ep=way.ep,
             moe_backend=way.backend("moe-backend"),
             variables=frozenset(name for name, value in self.env.items() if value.lower() in ("1", "true")),
+            seen=refused_before(given.facts, engine, capability),
         )
         found.attention = self._attention(built.attention, way, dtype, capability)
 
@@ -212,24 +220,39 @@ class Search:
         self, groups: tuple[AttentionGroup, ...], way: Way, dtype: str, capability: str | None, *, drafts: bool = False
     ) -> tuple[LayerAttention, ...]:
         """`drafts`: these are the layers of what drafts, the model's own or those of a drafter."""
-        rules = self.rules.attention if self.rules else None
-        if rules is None or capability is None:
+        if self.rules is None or capability is None:
+            return ()
+        if self.rules.attention_backends is not None and not drafts:
+            return self._server_attention(groups, self.rules.attention_backends, way, capability)
+        rules = self.rules.attention
+        if rules is None:
             return ()
         block, forced = self.canonical.get("block-size"), self.canonical.get("attention-backend")
         spec, own = self.given.spec, self.drafter if drafts else None
-        return layer_attention(
-            groups,
-            rules,
-            way.tp,
-            dtype,
-            way.kv_dtype,
-            capability,
-            None if block is None else int(block),
-            None if forced is None or drafts else str(forced),
-            drafter=drafts,
-            architecture=own.architecture if own else spec.architecture,
-            config=None if own else spec.config,
-        )
+        key = groups, way.tp, dtype, way.kv_dtype, capability, drafts
+        if key not in self.backends:
+            self.backends[key] = layer_attention(
+                groups,
+                rules,
+                way.tp,
+                dtype,
+                way.kv_dtype,
+                capability,
+                None if block is None else int(block),
+                None if forced is None or drafts else str(forced),
+                drafter=drafts,
+                architecture=own.architecture if own else spec.architecture,
+                config=None if own else spec.config,
+            )
+        return self.backends[key]
+
+    def _server_attention(
+        self, groups: tuple[AttentionGroup, ...], rules: BackendRules, way: Way, capability: str
+    ) -> tuple[LayerAttention, ...]:
+        spec, gpus = self.given.spec, self.given.groups.get(way.tp * way.pp) or ()
+        smallest = min((gpu.total_bytes or 0 for gpu in gpus), default=0)
+        args = {**dict(way.backends), **self.canonical}
+        return server_attention(groups, rules, spec.architecture, spec.config, way.kv_dtype, capability, smallest, args)
 
     def _speculation(self, way: Way, dtype: str, capability: str | None) -> Speculation:
         return speculate(
@@ -250,8 +273,13 @@ class Search:
         return {**self.env, "VLLM_DISABLED_KERNELS": ",".join([*users, *way.disabled])}
 
     def _judged(self, plan: Plan) -> Plan:
-        """The plan with what facts say of it. Raises Refused for one that failed here before."""
-        known = [fact for fact in self.given.facts if fact.scope.get("fingerprint") == plan.fingerprint]
+        """The plan as it is safe to start, with what facts say of it. Raises Refused for one that failed here before."""
+        plan = without_media(self.given, self.engine, self.rules, plan)
+        known = [fact for fact in self.given.facts if "fingerprint" in fact.scope]
+        if not known:
+            return plan
+        fingerprint = plan.fingerprint
+        known = [fact for fact in known if fact.scope["fingerprint"] == fingerprint]
         if bad := next((fact for fact in known if fact.kind == "plan_failed"), None):
             raise Refused("known_bad", f"this exact plan failed here before: {bad.source}", "fact")
         # With another driver or image nothing is proved.

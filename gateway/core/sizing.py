@@ -13,9 +13,9 @@ from gateway.core import memory as mem
 from gateway.core.batch import Batch, batch
 from gateway.core.budget import GRAPHS_IN_BUDGET, budget, divided, gib
 from gateway.core.candidate import Candidate
-from gateway.core.facts import holding
+from gateway.core.facts import batch_scope, holding
 from gateway.core.ways import Refused
-from gateway.domain import Choice, Memory, Scalar
+from gateway.domain import Choice, IntChoice, Memory, Scalar
 
 # A context that serves most chats and agents; among plans that all load, one that offers less ranks behind one that
 # offers it. Only a preference: `min_context` is the user's hard limit.
@@ -44,11 +44,14 @@ def sizes(candidate: Candidate) -> Sizes:
     wanted = min(_limit(candidate), max(COMFORTABLE_CONTEXT, candidate.given.wish.min_context or 0))
     bounds = budget(candidate, size.load, wanted)
     scope = candidate.scope | {"budget": bounds.words}
-    memory = found.memory = _seen(candidate, divided(candidate, size.load, bounds.bytes), size.load)
+    estimate = divided(candidate, size.load, bounds.bytes)
+    memory = found.memory = _seen(candidate, estimate, size)
     used = _used(candidate, memory, size.load)
     if used > bounds.bytes:
-        reason = f"{gib(used)} are needed beside the KV cache, and {gib(bounds.bytes)} are to be had ({bounds.words})"
-        raise Refused("no_memory", reason, "memory model")
+        learned = _used(candidate, estimate, size.load) < used
+        needed = "were needed here" if learned else "are needed"
+        reason = f"{gib(used)} {needed} beside the KV cache, and {gib(bounds.bytes)} are to be had ({bounds.words})"
+        raise Refused("no_memory", reason, "fact" if learned else "memory model")
     # On a CPU never left out: without a size the engine takes nearly all memory, even for a model that keeps no cache.
     flags = {"kv-cache-memory-bytes": max(memory.kv_bytes, _LEAST_KV)} if engine.device == "cpu" else bounds.flags
     context, warnings = _context(candidate, memory.kv_bytes, size.load.batched_tokens, scope)
@@ -66,16 +69,16 @@ def _used(candidate: Candidate, memory: Memory, load: mem.Load) -> int:
     return used + (memory.graph_bytes if GRAPHS_IN_BUDGET in candidate.engine.traits and load.runner == 1 else 0)
 
 
-def _seen(candidate: Candidate, memory: Memory, load: mem.Load) -> Memory:
+def _seen(candidate: Candidate, memory: Memory, size: Batch) -> Memory:
     """What earlier starts showed: more is needed than was estimated, or, of a good start, just how much.
 
     A good start makes the band narrow, but gives no room back: the plan that worked stays the plan.
     """
-    about = candidate.scope | {"max_num_batched_tokens": str(load.batched_tokens)}
+    about = candidate.scope | batch_scope(size.tokens.value, size.seqs.value, eager=size.eager.value)
     facts = list(holding(candidate.given.facts, "needs_memory", about))
     if not facts:
         return memory
-    estimate, per_token = _used(candidate, memory, load), memory.kv_bytes_per_token
+    estimate, per_token = _used(candidate, memory, size.load), memory.kv_bytes_per_token
     exact = [fact.value or 0 for fact in facts if fact.grade == "verified"]
     used = max(estimate, *(fact.value or 0 for fact in facts))
     kv = max(0, memory.budget_bytes - used) if per_token else 0
@@ -109,7 +112,7 @@ def _context(
             raise Refused(
                 "no_memory", f"--max-model-len {asked} was set, and the KV cache holds {fits} tokens", source, cache=True
             )
-        return Choice[int](value=asked, reason="set by the user", source="user"), ()
+        return IntChoice(value=asked, reason="set by the user", source="user"), ()
     context, least = min(limit, fits), wish.min_context or 1
     if context < least:
         reason = f"a context of {least} tokens was asked for, and {context} fit"
@@ -119,9 +122,9 @@ def _context(
         raise Refused("no_memory", reason, source, cache=limit >= least)
     if fits >= limit:
         own = f"the model's own limit is {spec.max_position}" if limit == spec.max_position else "the most that was asked for"
-        return Choice[int](value=context, reason=own, source="config.json"), ()
+        return IntChoice(value=context, reason=own, source="config.json"), ()
     reason = f"the largest that fits into {gib(kv_bytes)} of KV cache"
     if source != "memory model":
         reason = "the largest that the engine itself said fits"
     warning = f"The context is {context} tokens; the model could do {limit} with more memory."
-    return Choice[int](value=context, reason=reason, source=source), (warning,)
+    return IntChoice(value=context, reason=reason, source=source), (warning,)

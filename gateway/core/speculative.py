@@ -16,7 +16,7 @@ from pydantic import Field
 from gateway.core.drafter import Drafter
 from gateway.core.fields import Fields
 from gateway.core.mtp import Mtp, drafting_bytes, drafting_groups, drafting_layers
-from gateway.domain import AttentionGroup, Choice, Engine, LayerAttention, ModelSpec, Refusal, Value, Wish
+from gateway.domain import AttentionGroup, Choice, Engine, IntChoice, LayerAttention, ModelSpec, Refusal, StrChoice, Value, Wish
 
 # Which backends compute these layers of a drafter, by the attention rules of the engine version on the GPU at hand:
 # `layer_attention(..., drafter=True)` of core/attention.py with all but the groups given.
@@ -101,7 +101,7 @@ def _with_ngrams(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Specula
         return _dropped("ngram", engine, [_no_method("ngram", engine, rules)])
     tokens = _tokens(wish, _NGRAM, "as many as the n-grams that are looked up are long", rules.methods["ngram"])
     return Speculation(
-        method=Choice[str](value="ngram", reason="set by the user", source="user"),
+        method=StrChoice(value="ngram", reason="set by the user", source="user"),
         tokens=tokens,
         config={"method": "ngram", "num_speculative_tokens": tokens.value},
     )
@@ -142,7 +142,7 @@ def _with_own_layers(
         warnings.append("How large the layers that draft are is not known; memory may turn out scarcer than planned.")
     why = "the checkpoint has layers that draft" if wish.speculative == "auto" else "set by the user"
     return Speculation(
-        method=Choice[str](value="mtp", reason=why, source=rules.mtp.source if wish.speculative == "auto" else "user"),
+        method=StrChoice(value="mtp", reason=why, source=rules.mtp.source if wish.speculative == "auto" else "user"),
         tokens=tokens,
         config={"method": "mtp", "num_speculative_tokens": tokens.value},
         weights_bytes=size or 0,
@@ -186,7 +186,7 @@ def _with_drafter(
         config["parallel_drafting"] = True
     ahead = drafter.parallel or drafter.method in rules.parallel
     return Speculation(
-        method=Choice[str](value=drafter.method, reason=f"the drafter {drafter.source} was named", source="user"),
+        method=StrChoice(value=drafter.method, reason=f"the drafter {drafter.source} was named", source="user"),
         tokens=tokens,
         config=config,
         weights_bytes=drafter.rank_bytes(tp, dtype),
@@ -260,8 +260,8 @@ def _unfit(spec: ModelSpec, drafter: Drafter, tp: int) -> list[Refusal]:
 
 def _tokens(wish: Wish, default: int, reason: str, source: str) -> Choice[int]:
     if wish.num_speculative_tokens is not None:
-        return Choice[int](value=wish.num_speculative_tokens, reason="set by the user", source="user")
-    return Choice[int](value=default, reason=reason, source=source)
+        return IntChoice(value=wish.num_speculative_tokens, reason="set by the user", source="user")
+    return IntChoice(value=default, reason=reason, source=source)
 
 
 def _text_type(spec: ModelSpec) -> str:
@@ -291,14 +291,14 @@ def left_out(speculation: Speculation, engine: Engine, reason: str) -> Speculati
 
 
 def _none(reason: str, source: str, refused: tuple[Refusal, ...] = ()) -> Speculation:
-    return Speculation(method=Choice[str](value="none", reason=reason, source=source), refused=refused)
+    return Speculation(method=StrChoice(value="none", reason=reason, source=source), refused=refused)
 
 
 def _dropped(what: str, engine: Engine, failed: list[Refusal], rows: tuple[LayerAttention, ...] = ()) -> Speculation:
     """The model alone, and why each way to draft is closed."""
     table = "; ".join(f"{refusal.kernel}: {refusal.reason}" for refusal in failed)
     return Speculation(
-        method=Choice[str](value="none", reason=f"{what} cannot draft here: {table}", source=f"profile {engine.ref}"),
+        method=StrChoice(value="none", reason=f"{what} cannot draft here: {table}", source=f"profile {engine.ref}"),
         attention=rows,
         refused=tuple(failed),
         warnings=(f"The model is served without speculative decoding, because {what} cannot draft on {engine.ref}: {table}.",),

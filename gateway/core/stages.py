@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from gateway.core.layers import Body
 
 
+@lru_cache(maxsize=64)
 def stage(body: Body, stages: int) -> Body:
     """The fullest of `stages` stages: its share of the layers rounded up, and one of embedding and output head.
 

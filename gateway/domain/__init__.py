@@ -8,10 +8,23 @@ Observation -> Failure -> Fact                                         back into
 from __future__ import annotations
 
 from gateway.domain.engine import Advisory, Engine, EngineRef, Flag, Install, Method, MethodRule
-from gateway.domain.facts import Fact, Failure, Grade
+from gateway.domain.facts import Fact, FactKind, Failure, Grade
 from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
 from gateway.domain.model import AttentionGroup, Experts, ModelSpec, Quant, Recurrent, Shard, TensorGroup
-from gateway.domain.plan import Choice, Decision, LayerAttention, LayerKernel, Memory, ModelRef, Plan, Refusal, Rejected
+from gateway.domain.plan import (
+    BoolChoice,
+    Choice,
+    Decision,
+    IntChoice,
+    LayerAttention,
+    LayerKernel,
+    Memory,
+    ModelRef,
+    Plan,
+    Refusal,
+    Rejected,
+    StrChoice,
+)
 from gateway.domain.running import Attempt, AttemptState, Instance, LaunchSpec, Mount, Observation
 from gateway.domain.value import MOST_BYTES, Scalar, Task, Value
 from gateway.domain.wish import NAME_PATTERN, Policy, Wish
@@ -23,12 +36,14 @@ __all__ = [
     "Attempt",
     "AttemptState",
     "AttentionGroup",
+    "BoolChoice",
     "Choice",
     "Decision",
     "Engine",
     "EngineRef",
     "Experts",
     "Fact",
+    "FactKind",
     "Failure",
     "Flag",
     "Gpu",
@@ -37,6 +52,7 @@ __all__ = [
     "Hardware",
     "Install",
     "Instance",
+    "IntChoice",
     "LaunchSpec",
     "LayerAttention",
     "LayerKernel",
@@ -57,6 +73,7 @@ __all__ = [
     "Rejected",
     "Scalar",
     "Shard",
+    "StrChoice",
     "Task",
     "TensorGroup",
     "Value",

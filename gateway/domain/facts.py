@@ -9,6 +9,17 @@ from pydantic import Field
 from gateway.domain.value import Scalar, Value
 
 Grade = Literal["predicted", "checked", "verified", "failed"]
+FactKind = Literal[
+    "max_context",
+    "plan_failed",
+    "plan_verified",
+    "kernel_fails",
+    "kernel_refuses",
+    "engine_fails",
+    "needs_memory",
+    "spare_memory",
+    "peers_fail",
+]
 
 
 class Fact(Value):
@@ -16,12 +27,14 @@ class Fact(Value):
 
     max_context: the engine said that `value` tokens fit. plan_failed, plan_verified: the plan of this fingerprint.
     kernel_fails: this kernel loads and then fails; its scope names `kernel`, and of engine, capability, scheme, k and n
-    (per rank) what the evidence covers; of an attention backend head_dim. engine_fails: this engine version cannot do what its
+    (per rank) what the evidence covers; of an attention backend head_dim. kernel_refuses: the engine's own check turns a layer of
+    this size away from this kernel, which other layers get. engine_fails: this engine version cannot do what its
     scope names of capability, architecture and quantization. needs_memory: `value` bytes of each device were in use before
     there was a KV cache. spare_memory: `value` bytes more of each device had to be left free beside the engine's share.
+    peers_fail: these `gpus` cannot reach each other `by` one of the ways of core/peers.py.
     """
 
-    kind: Literal["max_context", "plan_failed", "plan_verified", "kernel_fails", "engine_fails", "needs_memory", "spare_memory"]
+    kind: FactKind
     scope: dict[str, str]
     value: int | None = None
     grade: Grade
@@ -41,6 +54,6 @@ class Failure(Value):
     line_number: int | None = None
     culprit: dict[str, Scalar] = Field({})
     advice: str = ""
-    proves: Literal["kernel", "context", "memory", "engine", "plan", "nothing"] = Field(
+    proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = Field(
         "plan", description="what it teaches about future plans"
     )

@@ -21,6 +21,10 @@ class Choice(Value, Generic[T]):
     source: str
 
 
+# Looking a parametrized model up costs more than making one.
+IntChoice, StrChoice, BoolChoice = Choice[int], Choice[str], Choice[bool]
+
+
 class Memory(Value):
     """Predicted bytes per device. `low`..`high` bounds everything but the KV cache."""
 
@@ -117,6 +121,11 @@ class Plan(Value):
     cost: int = Field(0, description="how much of the engine's own choices was changed; of equal plans the smaller wins")
     warnings: tuple[str, ...] = ()
     advice: str = Field("", description="published weaknesses of this engine version, and which version is without them")
+
+    @property
+    def halved(self) -> bool:
+        """Whether the planner, not the user or the checkpoint, quantizes the weights, because memory is short."""
+        return self.quantization.source == "memory model"
 
     @property
     def fingerprint(self) -> str:

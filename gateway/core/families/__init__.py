@@ -109,6 +109,13 @@ def blueprint(config: Mapping[str, Any], source: str, traits: Collection[str] = 
     return Blueprint(inner.linears + linears, inner.attention + around.attention, inner.others + around.others)
 
 
+def varied(config: Mapping[str, Any]) -> bool:
+    """Whether engine versions may build this config.json differently: its family, or what nests it, asks for traits."""
+    text = config.get("text_config")
+    names = [fields.get("model_type") for fields in (config, text) if isinstance(fields, Mapping)]
+    return any(isinstance(name, str) and (name in VARIED or (name in NESTED and NESTED[name].plain)) for name in names)
+
+
 def completed(fields: Fields) -> Fields:
     """With the sizes that a published config.json leaves to the configuration classes of transformers."""
     family = fields.config.get("model_type")

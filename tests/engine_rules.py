@@ -1,0 +1,49 @@
+"""What tests of several kinds of rules share: the rule files of vLLM's versions, and the schemes that rules are asked about."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
+
+from gateway.core.shapes import Scheme
+from gateway.documents import Documents
+from gateway.domain import Value
+from gateway.profiles import shipped
+
+V = TypeVar("V", bound=Value)
+
+# Any scheme, also those that no checkpoint has.
+SCHEMES = st.builds(
+    Scheme,
+    bits=st.integers(-8, 64),
+    group=st.integers(-2, 512),
+    symmetric=st.booleans(),
+    act_order=st.booleans(),
+    static_activation=st.booleans(),
+    weight_only=st.booleans(),
+)
+
+
+def read_rules(kind: type[V], name: str, version: str) -> V:
+    """What profiles/engines/vllm/VERSION/NAME.yaml says."""
+    return kind.model_validate(Documents().first(shipped() / "engines" / "vllm" / version / f"{name}.yaml"))
+
+
+def scheme_of(question: Any) -> Scheme:
+    """How the layer is quantized that the engine was asked about."""
+    return Scheme(
+        kind=question.kind,
+        bits=question.bits,
+        group=question.group,
+        symmetric=question.symmetric,
+        act_order=question.act_order,
+        static_activation=question.static,
+        weight_only=question.weight_only,
+    )
+
+
+def tells_the_line(source: str) -> bool:
+    """Whether it is `file.py:12`."""
+    name, _, line = source.rpartition(":")
+    return name.endswith(".py") and line.isdigit()
