@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gateway.core.learn import learn, proved
+from gateway.core.learn import judged, learn, proved
+from gateway.core.reconcile import failures_in_a_row
 from gateway.domain import Attempt, Failure
 from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.fleet import Model, Slot
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("fitserve.loop")
 
-_LAST_WORDS_S = 1.0
+# How long the last words of a broken engine may take, in turns of the event loop: whoever reads its log then has as many turns,
+# however little of the processor there is.
+_LAST_WORDS, _TURN_S = 10, 0.1
 _PORT_TRIES = 100
 # Between two looks at whether a pull or a download still moves.
 _STALL_POLL_S = 5.0
@@ -114,7 +117,10 @@ class Effects:
         else:
             if failure.kind == "verification_failed":
                 # A crash shows in the log a moment after the connection breaks, and names the cause better.
-                await asyncio.sleep(_LAST_WORDS_S)
+                turn = 0
+                while turn < _LAST_WORDS or watcher.judging:
+                    await asyncio.sleep(_TURN_S)
+                    turn += 1
             watcher.fail(failure)
 
     async def publish(self, slot: Slot, attempt: Attempt) -> None:
@@ -127,6 +133,7 @@ class Effects:
 
     async def fail(self, slot: Slot, attempt: Attempt, failure: Failure) -> None:
         now = time.time()
+        failure = judged(attempt, failure, failures_in_a_row(tuple(slot.history)), now)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))
         self._live.remove(instance_name(attempt))

@@ -23,6 +23,9 @@ TOKENS = 16
 BURST_PROMPT = 16
 BURST_TOKENS = 4
 _SNIPPET = 200
+# How full an engine says its KV cache is: vLLM 0.33.0 v1/metrics/loggers.py, SGLang 0.5.23 srt/observability/metrics_collector.py (with --enable-metrics).
+CACHE_USAGE = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+_METRICS_S = 5.0
 
 
 class _Refuted(Exception):
@@ -54,17 +57,31 @@ async def verify(
 
 
 async def alive(client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float) -> bool:
-    """Whether the engine answers the smallest request in time, whatever it says: a refusal shows life too."""
+    """Whether the engine answers the smallest request in time, whatever it says: a refusal shows life too. Or else whether its cache
+    fills: while it reads a long prompt, that takes all tokens of every step, and the smallest request waits for the end."""
     import httpx
 
     path, body = "/v1/completions", _completion(name, "1", 1)
     if plan.model.task != "generate":
         path, body = "/v1/embeddings", {"model": name, "input": "1"}
+    before = await _cache_usage(client, url)
     try:
         await client.post(f"{url}{path}", json=body, timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5)))
     except httpx.HTTPError:
-        return False
+        after = await _cache_usage(client, url)
+        return bool(before and after) and after != before
     return True
+
+
+async def _cache_usage(client: httpx.AsyncClient, url: str) -> list[str]:
+    """What the engine's metrics say of it; empty where they say nothing."""
+    import httpx
+
+    try:
+        answer = await client.get(f"{url}/metrics", timeout=_METRICS_S)
+    except httpx.HTTPError:
+        return []
+    return [line for line in answer.text.splitlines() if line.startswith(CACHE_USAGE)] if answer.is_success else []
 
 
 async def _generates(
@@ -172,7 +189,7 @@ async def _post(client: httpx.AsyncClient, url: str, body: dict[str, Any], timeo
     import httpx
 
     try:
-        response = await client.post(url, json=body, timeout=httpx.Timeout(timeout_s, connect=5))
+        response = await client.post(url, json=body, timeout=timeout_s)
     except httpx.HTTPError as error:
         raise _Refuted("verification_failed", f"The engine broke off while it was verified: {type(error).__name__}.") from None
     if response.status_code != 200:

@@ -73,6 +73,11 @@ class Watcher:
         """What the engine's log says was left for its KV cache."""
         return self._reader.cache_bytes
 
+    @property
+    def judging(self) -> bool:
+        """Whether the log has named a failure that is not told yet."""
+        return self._proving is not None
+
     def note(self, **changes: object) -> None:
         """Change the observation and wake the loop."""
         self.observation = self.observation.evolve(**changes)
@@ -86,6 +91,7 @@ class Watcher:
     async def close(self) -> None:
         if self._proving is not None:
             self._proving.cancel()
+            self._proving = None
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -153,6 +159,7 @@ class Watcher:
                             phase=self.observation.phase,
                             message=f"The engine answered no health check for {seconds} seconds, though its process lives.",
                             advice="The engine is replaced.",
+                            proves="nothing",
                         )
                     )
             elif now - self._last_sign > self._settings.start_timeout_s:
@@ -190,6 +197,7 @@ class Watcher:
                 message=f"The engine gave no token for {round(silent)} seconds and did not answer {_CANARIES} requests for one "
                 "token, though it says it is healthy.",
                 advice="The engine is replaced.",
+                proves="nothing",
             )
         )
 

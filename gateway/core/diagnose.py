@@ -13,12 +13,11 @@ from gateway.core.logreader import Reader
 from gateway.core.signatures import Signatures
 from gateway.domain import Failure, Instance
 
-# Causes outside the plan: the same plan may work the next time, so they teach nothing about it.
+# Causes outside the plan: the same plan may work the next time, so they teach nothing about it. A hang is one the first time.
 ENVIRONMENTAL = frozenset(
     {
         "killed",
         "exited",
-        "hang",
         "port_in_use",
         "gpu_shared",
         "ram_shared",
@@ -40,6 +39,11 @@ PHASES = {
     "compile": "compiling",
     "graphs": "capturing graphs",
 }
+
+
+def environmental(failure: Failure) -> bool:
+    """Whether the same plan may be started again."""
+    return failure.kind in ENVIRONMENTAL or failure.proves == "nothing"
 
 
 def diagnose(pieces: Iterable[bytes], signatures: Signatures, engine: str | None = None) -> tuple[Failure, Reader]:

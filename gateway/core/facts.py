@@ -14,6 +14,11 @@ def holding(facts: Iterable[Fact], kind: str, about: Mapping[str, str | None]) -
             yield fact
 
 
+def batch_scope(batched_tokens: int, seqs: int, *, eager: bool) -> dict[str, str]:
+    """What a fact about the memory of an engine that computes is about, beside its plan's scope."""
+    return {"max_num_batched_tokens": str(batched_tokens), "max_num_seqs": str(seqs), "graphs": "off" if eager else "on"}
+
+
 def gone(fact: Fact, driver: str | None, images: Collection[str]) -> str | None:
     """Why the fact is stale, or None. driver: of this machine, None: not known, then nothing is judged by it. images: of the
     engines that can be planned."""

@@ -1,5 +1,6 @@
 """What a failure proves about future plans, with a scope no wider than the evidence. Pure.
 
+    judged(attempt, failure, earlier, at)  the failure, with what it proves beside those before it
     learn(attempt, failure, at)  of a start that the gateway made: its plan says on what
     proved(attempt, at)          of one that generated tokens
     told(failure, scope)         of a log alone: only what stands in it
@@ -10,38 +11,62 @@ them, and by its fingerprint where it does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+import re
+from collections.abc import Iterable, Iterator
 
-from gateway.core.diagnose import ENVIRONMENTAL
-from gateway.domain import Attempt, Fact, Failure, LayerKernel, Plan
+from gateway.core import peers
+from gateway.core.diagnose import environmental
+from gateway.core.facts import batch_scope
+from gateway.core.reconcile import FORGIVE_S
+from gateway.domain import Attempt, Fact, FactKind, Failure, LayerKernel, Plan
 
-Kind = Literal["max_context", "plan_failed", "plan_verified", "kernel_fails", "engine_fails", "needs_memory", "spare_memory"]
 # Of an OOM in these phases the cache was not there yet: what was in use is what the engine needs beside it.
 _BEFORE_CACHE = ("starting", "load", "profile")
+# The last that an engine says before its ranks first meet: vllm/distributed/parallel_state.py and
+# device_communicators/pynccl.py and custom_all_reduce.py; the same files of sglang/srt/distributed.
+_MEETING = re.compile(r"nccl|all_?reduce|parallel_state", re.IGNORECASE)
 _MIB = 2**20
+
+
+def judged(attempt: Attempt, failure: Failure, earlier: Iterable[Attempt], at: float) -> Failure:
+    """The failure, with what it proves beside the `earlier` ones in a row.
+
+    One hang may be the machine's; the second one of the same plan is the plan's: of ranks that wait for each other, else of all of it.
+    """
+    several, proves = len(attempt.plan.gpus) > 1, failure.proves
+    if failure.kind == "start_timeout" and several and _MEETING.search(failure.line or ""):
+        proves = "peers"
+    served_well = attempt.ready_at is not None and at - attempt.ready_at >= FORGIVE_S
+    if failure.kind == "hang" and failure.proves == "nothing" and not served_well:
+        before = [one.failure for one in earlier if one.fingerprint == attempt.fingerprint]
+        if any(one is not None and one.kind == "hang" for one in before):
+            proves = "peers" if several else "plan"
+    seen: Failure = failure.evolve(proves=proves)
+    return seen
 
 
 def learn(attempt: Attempt, failure: Failure, at: float) -> tuple[Fact, ...]:
     """The facts that the failure of this attempt proves; none where its cause lies outside the plan."""
-    if failure.kind in ENVIRONMENTAL or failure.proves == "nothing":
+    if environmental(failure):
         return ()
     plan = attempt.plan
-    found: list[tuple[Kind, dict[str, str], int | None]] = []
+    found: list[tuple[FactKind, dict[str, str], int | None]] = []
     if failure.proves == "context":
         limit = maximum(failure)
         # A limit that the plan keeps already changes nothing.
         found += [("max_context", plan.scope, limit)] if limit and limit < plan.max_model_len.value else []
     elif failure.proves == "kernel" or failure.culprit.get("kernel"):
-        found += [("kernel_fails", scope, None) for scope in _kernels(plan, failure)]
+        found += [(kind, scope, None) for kind, scope in _kernels(plan, failure)]
     certain = bool(found)
+    if failure.proves == "peers" and (scope := peers.scope(plan)) is not None:
+        found.append(("peers_fail", scope, None))
     if failure.proves == "engine" and not certain:
         scope = {**_where(plan), **_about(failure)}
         found += [("engine_fails", scope, None)] if len(scope) > 1 else []
     if failure.proves == "memory":
-        found += [(kind, _memory_scope(plan, kind), value) for kind, value in _memory(failure)]
+        found += [(kind, _memory_scope(plan, kind, failure.phase), value) for kind, value in _memory(failure)]
     if not certain:
-        # Also beside what was learned of memory or the engine, which changes the next plan mostly, but need not.
+        # Also beside what was learned of memory, peers or the engine, which changes the next plan mostly, but need not.
         found.append(("plan_failed", {"fingerprint": attempt.fingerprint}, None))
     source = failure.line or failure.message
     return tuple(
@@ -59,13 +84,13 @@ def proved(attempt: Attempt, at: float, cache_bytes: int | None = None) -> tuple
     if plan.grade == "verified":
         return ()
     source = f"{plan.engine} generated tokens with this plan"
-    found: list[tuple[Kind, dict[str, str], int | None, str]] = [
+    found: list[tuple[FactKind, dict[str, str], int | None, str]] = [
         ("plan_verified", {"fingerprint": attempt.fingerprint}, None, source)
     ]
     if cache_bytes is not None and 0 < cache_bytes < plan.memory.budget_bytes:
         measured = f"{plan.engine} had {cache_bytes / 2**30:.2f} GiB left for its KV cache"
         used = plan.memory.budget_bytes - cache_bytes
-        found.append(("needs_memory", _memory_scope(plan, "needs_memory"), used, measured))
+        found.append(("needs_memory", _memory_scope(plan, "needs_memory", "kv"), used, measured))
     return tuple(
         Fact(kind=kind, scope=scope, value=value, under=plan.under, grade="verified", source=why, attempt=attempt.id, at=at)
         for kind, scope, value, why in found
@@ -77,12 +102,12 @@ def told(failure: Failure, scope: dict[str, str]) -> tuple[Fact, ...]:
 
     On which GPU it was a log mostly does not say: such a fact holds nowhere until somebody fills its capability in.
     """
-    if failure.kind in ENVIRONMENTAL or failure.proves == "nothing" or "engine" not in scope:
+    if environmental(failure) or "engine" not in scope:
         return ()
     culprit = failure.culprit
     engine = {"engine": scope["engine"]}
     gpu = {"capability": _dotted(culprit["capability"]) if "capability" in culprit else "unknown"}
-    found: list[tuple[Kind, dict[str, str], int | None]] = []
+    found: list[tuple[FactKind, dict[str, str], int | None]] = []
     if failure.proves == "context" and "model" in scope and (limit := maximum(failure)):
         found.append(("max_context", scope, limit))
     elif failure.proves == "kernel" and culprit.get("kernel"):
@@ -109,8 +134,12 @@ def _where(plan: Plan) -> dict[str, str]:
     return {"engine": f"{plan.engine.kind}=={plan.engine.version}"} | ({"capability": capability} if capability else {})
 
 
-def _kernels(plan: Plan, failure: Failure) -> Iterator[dict[str, str]]:
-    """The scopes of kernels that the plan has and the failure names: by size where it tells sizes, else by name alone."""
+def _kernels(plan: Plan, failure: Failure) -> Iterator[tuple[FactKind, dict[str, str]]]:
+    """What it proves of kernels that the plan has and the failure names: by size where it tells sizes, else by name alone.
+
+    A kernel that the engine chose and that failed would be chosen again. One that it turned a dense layer away from would not:
+    there only our rules were wrong, and only about layers of this size.
+    """
     culprit, where = failure.culprit, _where(plan)
     sizes = {key: culprit[key] for key in ("k", "n") if isinstance(culprit.get(key), int)}
     # An engine that found no kernel of this size disproves whichever the plan had for it.
@@ -124,12 +153,13 @@ def _kernels(plan: Plan, failure: Failure) -> Iterator[dict[str, str]]:
         scope = {**where, "kernel": row.kernel} | (_row_scope(row) if sizes else {})
         if scope not in seen:
             seen.append(scope)
-            yield scope
+            turned_away = failure.kind == "no_kernel" and sizes and ".experts" not in row.layer
+            yield "kernel_refuses" if turned_away else "kernel_fails", scope
     for layers in plan.attention:
         scope = {**where, "kernel": layers.backend or "", "head_dim": str(layers.head_dim)}
         if layers.backend and name and _same(str(name), layers.backend) and scope not in seen:
             seen.append(scope)
-            yield scope
+            yield "kernel_fails", scope
 
 
 def _row_scope(row: LayerKernel) -> dict[str, str]:
@@ -151,7 +181,7 @@ def _about(failure: Failure) -> dict[str, str]:
     return about | ({"capability": _dotted(culprit["capability"])} if "capability" in culprit else {})
 
 
-def _memory(failure: Failure) -> Iterator[tuple[Kind, int]]:
+def _memory(failure: Failure) -> Iterator[tuple[FactKind, int]]:
     """Bytes that were needed beside the cache, or that should have been left free, per device."""
     size = {name: value for name, value in failure.culprit.items() if isinstance(value, int)}
     tried = size.get("tried_bytes", 0)
@@ -162,10 +192,11 @@ def _memory(failure: Failure) -> Iterator[tuple[Kind, int]]:
         yield "spare_memory", max(tried - size.get("free_bytes", 0), 64 * _MIB)
 
 
-def _memory_scope(plan: Plan, kind: Kind) -> dict[str, str]:
+def _memory_scope(plan: Plan, kind: FactKind, phase: str) -> dict[str, str]:
+    """Once the engine computes, its batch and its graphs have their part in it; what the weights alone need, they need always."""
     scope = {key: value for key, value in plan.scope.items() if key != "budget"}
-    if kind == "needs_memory":
-        scope["max_num_batched_tokens"] = str(plan.max_num_batched_tokens.value)
+    if kind == "needs_memory" and phase not in ("starting", "load"):
+        scope |= batch_scope(plan.max_num_batched_tokens.value, plan.max_num_seqs.value, eager=plan.enforce_eager.value)
     return scope
 
 

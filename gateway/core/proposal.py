@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from gateway.core.advisories import advice
 from gateway.core.candidate import Candidate
 from gateway.core.command import spelled
+from gateway.core.linear import DISABLED
 from gateway.core.parallel import peers_without_p2p
+from gateway.core.peers import CUSTOM, P2P, P2P_OFF, failing
 from gateway.core.shapes import Scheme
 from gateway.core.sizing import Sizes
-from gateway.domain import Choice, EngineRef, ModelRef, Plan, Scalar
+from gateway.domain import BoolChoice, Choice, EngineRef, Fact, IntChoice, ModelRef, Plan, Scalar, StrChoice
 
 
 def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     engine, way, found, speculation = candidate.engine, candidate.way, candidate.found, candidate.speculation
-    reduce = _all_reduce(candidate)
+    silent = failing(candidate.given.facts, engine, candidate.group)
+    reduce = _all_reduce(candidate, silent)
     whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
     return Plan(
         model=_model(candidate),
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
         gpus=tuple(gpu.uuid for gpu in candidate.group),
         tensor_parallel=_tensor_parallel(candidate),
-        pipeline_parallel=Choice[int](value=way.pp, **_why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")),
-        expert_parallel=Choice[bool](value=way.ep, **_why(candidate, "ep", "enable-expert-parallel", whole)),
+        pipeline_parallel=IntChoice(value=way.pp, **_why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")),
+        expert_parallel=BoolChoice(value=way.ep, **_why(candidate, "ep", "enable-expert-parallel", whole)),
         replicas=_replicas(candidate),
         dtype=candidate.dtype,
         quantization=_quantization(candidate),
-        kv_cache_dtype=Choice[str](
+        kv_cache_dtype=StrChoice(
             value=way.kv_dtype,
             **_why(
                 candidate,
@@ -39,7 +43,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         kernel_overrides=_overrides(candidate),
         speculation=speculation.method,
         num_speculative_tokens=speculation.tokens
-        or Choice[int](value=0, reason=speculation.method.reason, source=speculation.method.source),
+        or IntChoice(value=0, reason=speculation.method.reason, source=speculation.method.source),
         drafter=_drafter(candidate),
         max_model_len=sizes.context,
         max_num_seqs=sizes.batch.seqs,
@@ -52,10 +56,10 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         verdict="degraded" if _degraded(candidate) else "ok",
         cost=way.cost,
         argv=spelled(engine, {**_flags(candidate, sizes, reduce.value), **candidate.args}),
-        env={**(engine.eager_env if sizes.batch.eager.value else {}), **env},
+        env={**(engine.eager_env if sizes.batch.eager.value else {}), **(dict([P2P_OFF]) if P2P in silent else {}), **env},
         scope=sizes.scope,
         under={"image": engine.image} | ({"driver": driver} if (driver := candidate.given.hardware.driver) else {}),
-        warnings=(*sizes.warnings, *_warnings(candidate)),
+        warnings=(*sizes.warnings, *_warnings(candidate), *_through_the_host(silent)),
         advice=advice(engine),
     )
 
@@ -98,6 +102,21 @@ def _degraded(candidate: Candidate) -> bool:
     return unsure or any(row.status == "unknown" or row.note for row in rows)
 
 
+def _through_the_host(silent: Mapping[str, Fact]) -> list[str]:
+    if P2P not in silent:
+        return []
+    name, value = P2P_OFF
+    return [f"The GPUs talk through the host's memory ({name}={value}), which is slower: {silent[P2P].source}"]
+
+
+def _without(candidate: Candidate, kernel: str) -> int:
+    """How many layers would get this kernel, and do not, because the engine's switch for it knows no layers."""
+    passed = [
+        row for row in candidate.found.kernels if any(one.kernel == kernel and one.reason == DISABLED for one in row.refused)
+    ]
+    return sum(row.count for row in passed)
+
+
 def _replaced(candidate: Candidate) -> str:
     """Why the engine is kept from the kernel that it would choose."""
     because = candidate.way.because
@@ -108,6 +127,11 @@ def _warnings(candidate: Candidate) -> list[str]:
     spec, found, body = candidate.given.spec, candidate.found, candidate.body
     warnings = [f"{row.layer}: {row.note}." for row in found.kernels if row.note]
     warnings += [f"Not the kernel that the engine would choose: {why}."] if (why := _replaced(candidate)) else []
+    warnings += [
+        f"The engine can leave out {kernel} for the whole model only: {count} layers go without it, and may be slower."
+        for kernel in candidate.way.disabled
+        if (count := _without(candidate, kernel)) > 1
+    ]
     warnings += candidate.speculation.warnings
     if unknown := [row.layer for row in found.kernels if row.status == "unknown"]:
         warnings.append(f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell.")
@@ -153,21 +177,21 @@ def _why(candidate: Candidate, name: str, flag: str, plain: str) -> dict[str, st
 def _tensor_parallel(candidate: Candidate) -> Choice[int]:
     tp = candidate.way.tp
     if candidate.given.wish.tensor_parallel or "tensor-parallel-size" in candidate.args:
-        return Choice[int](value=tp, reason="set by the user", source="user")
+        return IntChoice(value=tp, reason="set by the user", source="user")
     if candidate.engine.device == "cpu":
-        return Choice[int](value=1, reason="the engine runs on the CPU", source=candidate.source)
+        return IntChoice(value=1, reason="the engine runs on the CPU", source=candidate.source)
     if tp == 1:
         fits = "the model fits one GPU" if candidate.way.pp == 1 else "each stage fits one GPU"
-        return Choice[int](value=1, reason=fits, source="memory model")
+        return IntChoice(value=1, reason=fits, source="memory model")
     heads = "/".join(str(group.heads) for group in candidate.body.attention if group.kind not in ("vision", "recurrent"))
-    return Choice[int](value=tp, reason=f"{heads} attention heads and the weights divide by {tp}", source="config.json")
+    return IntChoice(value=tp, reason=f"{heads} attention heads and the weights divide by {tp}", source="config.json")
 
 
 def _replicas(candidate: Candidate) -> Choice[int]:
     asked = candidate.given.wish.replicas
     if asked:
-        return Choice[int](value=asked, reason="as asked for", source="user")
-    return Choice[int](value=1, reason="one copy; other GPUs stay free", source="planner")
+        return IntChoice(value=asked, reason="as asked for", source="user")
+    return IntChoice(value=1, reason="one copy; other GPUs stay free", source="planner")
 
 
 def _loaded_as(candidate: Candidate, named: str) -> str:
@@ -179,13 +203,13 @@ def _loaded_as(candidate: Candidate, named: str) -> str:
 def _quantization(candidate: Candidate) -> Choice[str]:
     quant, way = candidate.given.spec.quant, candidate.way
     if "quantization" in candidate.args:
-        return Choice[str](value=way.quantization, reason="set by the user", source="user")
+        return StrChoice(value=way.quantization, reason="set by the user", source="user")
     if way.quantization:
         reason, source = way.because["quantization"]
-        return Choice[str](value=way.quantization, reason=reason, source=source)
+        return StrChoice(value=way.quantization, reason=reason, source=source)
     if quant is None:
-        return Choice[str](value="none", reason="the weights are not quantized", source="config.json")
-    return Choice[str](value=quant.method, reason=_loaded_as(candidate, quant.method), source="config.json")
+        return StrChoice(value="none", reason="the weights are not quantized", source="config.json")
+    return StrChoice(value=quant.method, reason=_loaded_as(candidate, quant.method), source="config.json")
 
 
 def _overrides(candidate: Candidate) -> Choice[str]:
@@ -194,15 +218,22 @@ def _overrides(candidate: Candidate) -> Choice[str]:
     words = [f"without {name}" for name in way.disabled] + [f"--{flag}={value}" for flag, value in way.backends]
     reasons = [way.because[name] for name in ("disabled", "backends") if name in way.because]
     if not words:
-        return Choice[str](value="none", reason="the engine's own choice of kernels is sound", source="planner")
+        return StrChoice(value="none", reason="the engine's own choice of kernels is sound", source="planner")
     reason = "; ".join(reason for reason, _ in reasons) or "set by the user"
-    return Choice[str](value=", ".join(words), reason=reason, source=reasons[0][1] if reasons else "user")
+    return StrChoice(value=", ".join(words), reason=reason, source=reasons[0][1] if reasons else "user")
 
 
-def _all_reduce(candidate: Candidate) -> Choice[bool]:
+def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool]:
+    if "disable-custom-all-reduce" in candidate.args:
+        return BoolChoice(value=not candidate.args["disable-custom-all-reduce"], reason="set by the user", source="user")
     pair = peers_without_p2p(candidate.given.hardware, candidate.group)
+    fact = silent.get(CUSTOM) or silent.get(P2P)
+    if pair is None and fact is not None:
+        return BoolChoice(
+            value=False, reason=f"with it, the GPUs could not talk to each other here: {fact.source}", source="fact"
+        )
     if pair is None:
         reason = "one device" if candidate.way.tp == 1 else "every pair has NVLink or working peer-to-peer access"
-        return Choice[bool](value=True, reason=reason, source="probe")
+        return BoolChoice(value=True, reason=reason, source="probe")
     reason = f"GPUs {pair[0]} and {pair[1]} have neither NVLink nor proven peer-to-peer access"
-    return Choice[bool](value=False, reason=reason, source="probe")
+    return BoolChoice(value=False, reason=reason, source="probe")

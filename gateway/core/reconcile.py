@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.core.diagnose import ENVIRONMENTAL, HOPELESS, ended
+from gateway.core.diagnose import HOPELESS, ended, environmental
 from gateway.domain import Attempt, Failure, Instance, Observation, Policy
 
 # Good minutes after which earlier failures no longer count.
@@ -163,10 +163,10 @@ def _between_attempts(replica: Replica, now: float, backoff_s: float, backoff_ma
             return Rest("quarantined", f"no other plan helps against {cause} {last.failure.advice}".rstrip())
         # A GPU that is known to be lost is not planned for: there is nothing to wait for.
         elsewhere = last.failure is not None and last.failure.kind == "gpu_lost" and "uuid" in last.failure.culprit
-        if last.failure is not None and last.failure.kind in ENVIRONMENTAL and not elsewhere:
+        if last.failure is not None and environmental(last.failure) and not elsewhere:
             same = 0
             for attempt in reversed(streak):
-                if attempt.failure is None or attempt.failure.kind not in ENVIRONMENTAL:
+                if attempt.failure is None or not environmental(attempt.failure):
                     break
                 same += 1
             # `ended_at` is wall time; a clock set back must not stretch the wait beyond its own length.

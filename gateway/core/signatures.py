@@ -41,7 +41,7 @@ class Signature(Value):
     warned: bool = False
     when: Literal["starting", "always"] = "starting"
     phase: str | None = None
-    proves: Literal["kernel", "context", "memory", "engine", "plan", "nothing"] = "plan"
+    proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = "plan"
     engines: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
     message: str = ""

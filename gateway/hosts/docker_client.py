@@ -50,6 +50,16 @@ def available(base_url: str | None = None) -> bool:
     return True
 
 
+def present(base_url: str | None = None) -> bool:
+    """Whether something listens on Docker's socket. Just started, or on a busy machine, it may be long in answering."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(socket_path(base_url))
+    except (HostError, OSError):
+        return False
+    return True
+
+
 def cgroup_driver(base_url: str | None = None) -> str | None:
     """What manages the cgroups of containers, "systemd" or "cgroupfs"; None where Docker does not tell."""
     from docker.api import APIClient

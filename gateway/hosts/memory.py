@@ -20,7 +20,7 @@ from typing import Literal
 from gateway.domain import EngineRef, Instance, LaunchSpec
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.host import MAX_LINE
-from gateway.hosts.twin import EngineScript, FakeEngine
+from gateway.hosts.twin import DEAF, EngineScript, FakeEngine
 
 Method = Literal["prepare", "start", "list", "stop", "follow", "allocate_port"]
 SIGKILLED = -9
@@ -67,7 +67,9 @@ class TwinEngine:
 
     async def end(self, grace_s: float) -> None:
         """As SIGTERM does, then SIGKILL to the whole family after `grace_s`."""
-        if self.main_runs and not self.script.ignore_term:
+        if self.main_runs and self.script.ignore_term:
+            self.say(DEAF)
+        elif self.main_runs:
             self._exit(0)
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):

@@ -7,8 +7,7 @@
     DATA/home/                   its HOME, for caches of compiled kernels; the user's own may hold secrets
 
 An engine leads a session of its own, holds no pipe to us and is found again by pid, start time and boot. A gateway that
-died between spawn and record is made up for by a marker in the environment of the young process. (Not the normal way:
-engines overwrite their environment when they rename themselves.)
+died between spawn and record is made up for by the log: whoever writes into it is the engine.
 """
 
 from __future__ import annotations
@@ -38,9 +37,6 @@ from gateway.hosts.records import Record, Records
 POLL_S = 0.05
 FOLLOW_S = 0.1
 """How often a log at rest is looked at: ten of them cost about 1 % of a core."""
-SETTLE_S = 1.0
-"""How old a record without pid must be until its process, not found, was never born: between fork and exec a process does
-not carry our marker yet."""
 KILL_S = 10.0
 """How long SIGKILL may take. Longer means a process stuck in a driver."""
 
@@ -169,11 +165,12 @@ class ProcessHost:
         """A record without pid: being spawned right now, or by a gateway that died in the middle."""
         if record.name in self._spawning:
             return record
-        while record.boot_id == procfs.boot_id():
-            if (process := procfs.find_leader(self._marker(record.name))) is not None:
-                return self._observe(self._records.write(record.evolve(pid=process.pid, start_ticks=process.start_ticks)))
-            if abs(time.time() - self._records.written_at(record.name)) > SETTLE_S:
-                break
+        while record.boot_id == procfs.boot_id() and (writers := procfs.writers(self._log(record.name))):
+            # One that is still in the session of its gateway is between fork and exec, and will not be there for long.
+            if engines := [process for process in writers if process.session != record.born_in]:
+                leader = procfs.read(engines[0].session)
+                ticks = leader.start_ticks if leader is not None else 0
+                return self._observe(self._records.write(record.evolve(pid=engines[0].session, start_ticks=ticks)))
             time.sleep(POLL_S)
         self._forget(record)
         return None
@@ -202,9 +199,6 @@ class ProcessHost:
 
     # --- processes ---
 
-    def _marker(self, name: str) -> str:
-        return f"FITSERVE_INSTANCE={self._id}/{name}"
-
     def _environment(self, spec: LaunchSpec) -> dict[str, str]:
         variables = {name: os.environ[name] for name in PASSED if name in os.environ}
         # Helpers of the engine (ninja, for one) live beside its python.
@@ -214,8 +208,7 @@ class ProcessHost:
         variables |= spec.env
         if spec.gpus:
             variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus)}
-        name, _, value = self._marker(spec.name).partition("=")
-        return {**variables, name: value}
+        return variables
 
     def _spawn(self, spec: LaunchSpec) -> Record:
         record = Record(
@@ -225,6 +218,7 @@ class ProcessHost:
             fingerprint=spec.fingerprint,
             port=spec.port,
             boot_id=procfs.boot_id(),
+            born_in=os.getsid(0),
         )
         self._spawning.add(spec.name)
         try:

@@ -62,16 +62,24 @@ def session(leader: int) -> list[Process]:
     return [process for process in everything() if process.session == leader and process.alive]
 
 
-def find_leader(variable: str) -> Process | None:
-    """The session leader that was started with `variable` ("NAME=value") in its environment."""
-    wanted = variable.encode()
-    for process in everything():
-        if process.pid == process.session and process.alive:
-            # Other users' environments are closed to us; those processes are not ours.
+def writers(file: Path) -> list[Process]:
+    """The processes that have this file open to write to it. Other users' are closed to us; those are not ours."""
+    with suppress(FileNotFoundError):
+        wanted = file.stat()
+        return [process for process in everything() if process.alive and _writes(process.pid, wanted)]
+    return []
+
+
+def _writes(pid: int, wanted: os.stat_result) -> bool:
+    with suppress(OSError), os.scandir(PROC / str(pid) / "fd") as entries:
+        for entry in entries:
+            # It may be closed meanwhile.
             with suppress(OSError):
-                if wanted in (PROC / str(process.pid) / "environ").read_bytes().split(b"\0"):
-                    return process
-    return None
+                if os.path.samestat(entry.stat(), wanted):
+                    flags = (PROC / str(pid) / "fdinfo" / entry.name).read_text().partition("flags:")[2].split()[0]
+                    if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
+                        return True
+    return False
 
 
 def send(process: Process, number: signal.Signals) -> None:

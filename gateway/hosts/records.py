@@ -14,7 +14,8 @@ from gateway.hosts import procfs
 
 
 class Record(Value):
-    """What we remember of an instance. `pid` is None between the decision to start it and its start.
+    """What we remember of an instance. `pid` is None between the decision to start it and its start. `born_in`: the session of
+    the gateway that starts it, which the engine leaves before it is an engine.
 
     Unknown fields are let through: engines that a later version of the gateway started are still ours.
     """
@@ -29,6 +30,7 @@ class Record(Value):
     boot_id: str
     pid: int | None = None
     start_ticks: int | None = None
+    born_in: int = 0
     exited: bool = False
     exit_code: int | None = None
 
@@ -94,9 +96,6 @@ class Records:
             raise ForeignInstance(
                 f"{path} holds the name {name}, but is not a record of ours.", hint="Look at it; remove it if nothing needs it."
             ) from None
-
-    def written_at(self, name: str) -> float:
-        return self.path(name).stat().st_mtime
 
     def write(self, record: Record) -> Record:
         durable.write(self.path(record.name), record.model_dump_json(indent=1).encode())

@@ -1,4 +1,4 @@
-"""Which host to use: Docker where its engine answers, else processes."""
+"""Which host to use: Docker where its engine runs, else processes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from gateway.settings import Settings
 
 
 async def choose_host(settings: Settings, instance: str) -> Host:
-    """The host that the settings ask for. A Docker Engine that was asked for and is away is waited for, and /readyz says so."""
+    """The host that the settings ask for. A Docker Engine that was asked for and is away is waited for, and /readyz says so; and so is
+    one that is there and does not answer yet: engines of an earlier run may be in it, which must not get twins."""
     kind = settings.host_kind
     if kind in ("auto", "docker"):
-        from gateway.hosts.docker import DockerHost, available
+        from gateway.hosts.docker import DockerHost
+        from gateway.hosts.docker_client import present
 
-        if kind == "docker" or await asyncio.to_thread(available):
+        if kind == "docker" or await asyncio.to_thread(present):
             return DockerHost(network=settings.docker_network, instance=instance)
     if kind == "memory":
         from gateway.hosts.memory import MemoryHost

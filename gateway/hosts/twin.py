@@ -3,7 +3,7 @@
     async with FakeEngine(EngineScript(model="demo"), print) as engine: engine.port
 
 Standard library only, so that this one file also runs where the package is not installed (see tests/fake_engine.py).
-Serves GET /health, GET /v1/models, POST /v1/completions, /v1/chat/completions (streamed or not), /v1/embeddings, /v1/rerank.
+Serves GET /health, /metrics, /v1/models, POST /v1/completions, /v1/chat/completions (streamed or not), /v1/embeddings, /v1/rerank.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from types import TracebackType
 from typing import Any, cast
 
 WORDS = ("an", "engine", "without", "weights", "still", "has", "much", "to", "say", "of", "what", "it", "was", "asked")
+DEAF = "told to stop, and deaf to it"
+_HOLD_POLL_S = 0.1
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
 
 
@@ -38,6 +40,7 @@ class EngineScript:
     """Exits by itself with this code, `exit_after_s` after its lines."""
     exit_after_s: float = 0
     ignore_term: bool = False
+    """It says DEAF at SIGTERM, and goes on."""
     workers: int = 0
     """Processes of the engine beside its main one; they ignore SIGTERM."""
     tokens_per_second: float = 0
@@ -55,9 +58,11 @@ class EngineScript:
     crash_lines: tuple[str, ...] = ()
     """Printed at such a crash."""
     prefill_tokens_per_second: float = 0
-    """How fast prompts are read; 0: at once. Short requests are answered beside a long one."""
+    """How fast prompts are read, one after the other; 0: at once."""
     max_model_len: int = 4096
     embed_dim: int = 8
+    hold: Path | None = None
+    """While this file is there, no answer goes beyond its first token."""
     record: Path | None = None
     """Every raw request is appended here, and `closed TIME` when a client leaves before its answer is complete."""
 
@@ -71,8 +76,8 @@ class Refused(Exception):
         self.body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
 
 
-Answer = dict[str, Any] | AsyncIterator[dict[str, Any]] | None
-"""A JSON body, the chunks of a stream, or an empty body."""
+Answer = dict[str, Any] | AsyncIterator[dict[str, Any]] | str | None
+"""A JSON body, the chunks of a stream, a text, or an empty body."""
 
 
 class FakeEngine:
@@ -84,6 +89,8 @@ class FakeEngine:
         self.host = host
         self.port = port
         self.requests = 0
+        self.cached = 0
+        self._reading = asyncio.Lock()
         self.connections: set[Connection] = set()
         self.dead = False
         self._server: asyncio.Server | None = None
@@ -113,6 +120,8 @@ class FakeEngine:
         if (method, path) == ("GET", "/health"):
             return None
         self.log(f'INFO:     "{method} {path} HTTP/1.1"')
+        if (method, path) == ("GET", "/metrics"):
+            return f"vllm:kv_cache_usage_perc {self.cached}\n"
         if (method, path) == ("GET", "/v1/models"):
             model = {"id": self.script.model, "object": "model", "created": 0, "owned_by": "fake"}
             return {"object": "list", "data": [{**model, "max_model_len": self.script.max_model_len}]}
@@ -153,7 +162,10 @@ class FakeEngine:
             self.abort()
             await asyncio.Event().wait()
         if self.script.prefill_tokens_per_second:
-            await asyncio.sleep(max(reply.prompt_lengths) / self.script.prefill_tokens_per_second)
+            async with self._reading:
+                for _ in range(max(reply.prompt_lengths)):
+                    await asyncio.sleep(1 / self.script.prefill_tokens_per_second)
+                    self.cached += 1
         return reply.stream() if reply.asked.get("stream") else await reply.whole()
 
     async def _embed(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -208,6 +220,8 @@ class Reply:
     async def tokens(self) -> AsyncIterator[str]:
         for number in range(0 if self.script.empty else self.max_tokens):
             await asyncio.sleep(1 / self.script.tokens_per_second if self.script.tokens_per_second else 0)
+            while number and self.script.hold is not None and self.script.hold.exists():  # noqa: ASYNC110
+                await asyncio.sleep(_HOLD_POLL_S)
             self.completion_tokens += 1
             yield "!" if self.script.gibberish else " " + WORDS[number % len(WORDS)]
 
@@ -323,18 +337,19 @@ class Connection(asyncio.Protocol):
             try:
                 answer = await self.engine.answer(method, path, body)
             except Refused as refused:
-                self._write_json(refused.status, refused.body)
+                self._write_whole(refused.status, refused.body)
             else:
-                if answer is None or isinstance(answer, dict):
-                    self._write_json(200, answer)
+                if answer is None or isinstance(answer, dict | str):
+                    self._write_whole(200, answer)
                 else:
                     await self._write_stream(answer)
             if not keep:
                 self.transport.close()
 
-    def _write_json(self, status: int, value: dict[str, Any] | None) -> None:
-        body = b"" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-        head = f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    def _write_whole(self, status: int, value: dict[str, Any] | str | None) -> None:
+        text = value or "" if not isinstance(value, dict) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        kind, body = "text/plain" if isinstance(value, str) else "application/json", text.encode()
+        head = f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
         self.transport.write(head.encode() + body)
 
     async def _write_stream(self, chunks: AsyncIterator[dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -16,14 +17,17 @@ import httpx
 
 from tests.e2e.conftest import Gateway
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
+from tests.patience import HANG_S
 from tests.running import model_folder
 
 STREAMS = 100
+TOKENS, TOKENS_PER_S = 3000, 20
+assert TOKENS / TOKENS_PER_S > 2 * HANG_S
 
 
 async def _stream(client: httpx.AsyncClient, url: str, begun: asyncio.Semaphore) -> tuple[str, float]:
     """What came, and when the connection ended."""
-    body = {"model": "m", "prompt": "hi", "max_tokens": 3000, "stream": True}
+    body = {"model": "m", "prompt": "hi", "max_tokens": TOKENS, "stream": True}
     text = ""
     async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
         async for chunk in response.aiter_text():
@@ -34,18 +38,21 @@ async def _stream(client: httpx.AsyncClient, url: str, begun: asyncio.Semaphore)
 
 
 async def one_death(gateway: Gateway) -> dict[str, float]:
-    """Seconds until every client was told, and until a new one was told to come back. Raises AssertionError."""
+    """Seconds until every client was told, and until a new one was told to come back. Raises AssertionError.
+
+    No engine is started meanwhile, and one that lived would go on for longer than clients wait.
+    """
     begun = asyncio.Semaphore(0)
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=60) as client:
+    async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=HANG_S) as client:
         tasks = [asyncio.create_task(_stream(client, gateway.url, begun)) for _ in range(STREAMS)]
         for _ in range(STREAMS):
-            await asyncio.wait_for(begun.acquire(), 30)
+            await asyncio.wait_for(begun.acquire(), HANG_S)
         for pids in engines(gateway).values():
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
-        ended = await asyncio.gather(*tasks)
+        ended = await asyncio.wait_for(asyncio.gather(*tasks), HANG_S)
         answer = await client.post(f"{gateway.url}/v1/completions", json={"model": "m", "prompt": "hi"})
         refused = time.monotonic() - killed
         for text, _ in ended:
@@ -59,17 +66,20 @@ async def one_death(gateway: Gateway) -> dict[str, float]:
 
 
 async def deaths(folder: Path, rounds: int) -> list[dict[str, float]]:
-    gateway = scripted_gateway(folder, ["--tokens-per-second", "20"])
-    gateway.start()
-    source = str(model_folder(folder / "model"))
-    body = {"name": "m", "source": source, "engines": [ENGINE], "policy": {"max_attempts": 20}}
-    gateway.client.post("/admin/models", json=body)
     figures = []
-    for _ in range(rounds):
-        await asyncio.to_thread(gateway.until, "m", "ready", 60)
-        figures.append(await one_death(gateway))
-        gateway.client.post("/admin/models/m/retry")
-    gateway.close()
+    # The next engine is started when it is asked for.
+    made = scripted_gateway(
+        folder, ["--tokens-per-second", str(TOKENS_PER_S)], FITSERVE_BACKOFF_S="3600", FITSERVE_BACKOFF_MAX_S="3600"
+    )
+    with contextlib.closing(made) as gateway:
+        gateway.start()
+        body = {"name": "m", "source": str(model_folder(folder / "model")), "engines": [ENGINE]}
+        gateway.client.post("/admin/models", json=body | {"policy": {"max_attempts": 20}})
+        for _ in range(rounds):
+            await asyncio.to_thread(gateway.until, "m", "ready")
+            figures.append(await one_death(gateway))
+            await asyncio.to_thread(gateway.until, "m", "backing_off")
+            gateway.client.post("/admin/models/m/retry")
     return figures
 
 

@@ -1,51 +1,71 @@
 """A gateway that is killed again and again while models come and go; then a look at what is left.
 
-`python -m tests.e2e.storm --rounds 200` prints what docs/reliability.md quotes.
+`python -m tests.e2e.storm --rounds 200` prints what docs/reliability.md quotes. Where something is wrong, the folder with the
+database, all logs, the records, and what the machine looked like then, is kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import random
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 
+from gateway.failpoint import POINTS
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
+from tests.patience import HANG_S
 from tests.running import model_folder
 
 NAMES = ("a", "b", "c")
+BUSY = "while True: pass"
 
 
 class Storm:
     """`wanted` is what was acknowledged: name -> whether the last change that got an answer added it."""
 
-    def __init__(self, folder: Path, chance: random.Random) -> None:
+    def __init__(self, folder: Path, chance: random.Random, *, failpoints: bool = False) -> None:
+        """failpoints: in every second round the gateway kills itself, at an effect that is chosen at random."""
+        self.folder = folder
         self.gateway = scripted_gateway(folder, FITSERVE_STOP_GRACE_S="0.5")
         self.chance = chance
+        self.failpoints = failpoints
         self.source = model_folder(folder / "model")
         self.wanted: dict[str, bool] = {}
         self.unsure: set[str] = set()
         self.kills = 0
+        self.suicides = 0
         self.adopted_s: list[float] = []
 
     def rounds(self, count: int) -> None:
         for _ in range(count):
             began = time.monotonic()
             running = engines(self.gateway)
-            self.gateway.start()
-            if running:
-                self._time_adoption(began)
+            if self.failpoints and self.chance.random() < 0.5:
+                self.gateway.environment["FITSERVE_FAILPOINT"] = self.chance.choice(POINTS)
+            self.gateway.launch()
+            wait_for("the gateway answers, or is dead", lambda: self.gateway.dead() or self.gateway.answers(), HANG_S, 0.02)
+            with contextlib.suppress(httpx.HTTPError):
+                if running:
+                    self._time_adoption(began)
             until = time.monotonic() + self.chance.uniform(0, 1.2)
-            while time.monotonic() < until:
+            while time.monotonic() < until and not self.gateway.dead():
                 self._change()
+            self.suicides += self.gateway.dead()
             self.gateway.kill()
             self.kills += 1
+            self.gateway.environment.pop("FITSERVE_FAILPOINT", None)
 
     def _time_adoption(self, began: float) -> None:
         """Only of models that were ready: what was still starting has yet to be verified."""
@@ -77,15 +97,8 @@ class Storm:
         """Start once more and wait until nothing moves. Raises AssertionError for a lost change, an orphan or a twin."""
         self.gateway.start()
         wanted = {name for name, there in self.wanted.items() if there and name not in self.unsure}
-        try:
-            listed = wait_for("all models settle", self._settled, 60)
-        except AssertionError as error:
-            states = {
-                one["name"]: (one["state"], one["detail"]) for one in self.gateway.client.get("/admin/models").json()["data"]
-            }
-            log = self.gateway.log.read_text()[-6000:]
-            raise AssertionError(f"{error}: {states}, engines {engines(self.gateway)}\n{log}") from None
-        names = {model["name"] for model in listed}
+        wait_for("all models settle", self._settled, 2 * HANG_S)
+        names = {model["name"] for model in self._listed()}
         lost, extra = wanted - names, names - wanted - self.unsure
         assert not lost, f"acknowledged and lost: {lost}"
         assert not extra, f"removed and still there: {extra}"
@@ -95,13 +108,64 @@ class Storm:
         assert all(len(pids) == 1 for pids in running.values()), running
         return {"models": len(names), "engines": len(running)}
 
-    def _settled(self) -> list[dict[str, str]] | None:
+    def _listed(self) -> list[dict[str, str]]:
         data: list[dict[str, str]] = self.gateway.client.get("/admin/models").json()["data"]
-        return data if all(model["state"] == "ready" for model in data) and len(engines(self.gateway)) == len(data) else None
+        return data
+
+    def _settled(self) -> bool:
+        """Nothing moves; there may be nothing left to move."""
+        data = self._listed()
+        return all(model["state"] == "ready" for model in data) and len(engines(self.gateway)) == len(data)
+
+    def evidence(self) -> None:
+        """Beside what is in the folder anyway: how the gateway sees it, which processes there are and who listens."""
+        with contextlib.suppress(httpx.HTTPError):
+            shown = [self.gateway.show(one["name"]) for one in self.gateway.client.get("/admin/models").json()["data"]]
+            (self.folder / "shown.json").write_text(json.dumps(shown, indent=1))
+        known = {"wanted": self.wanted, "unsure": sorted(self.unsure), "kills": self.kills, "engines": engines(self.gateway)}
+        (self.folder / "known.json").write_text(json.dumps(known, indent=1))
+        for name, command in {
+            "processes": ["ps", "-eo", "pid,ppid,sid,stat,lstart,time,args"],
+            "sockets": ["ss", "-ltnp"],
+        }.items():
+            with contextlib.suppress(OSError), (self.folder / name).open("wb") as file:
+                subprocess.run(command, stdout=file, check=False)
+
+    def end(self) -> None:
+        """Leave nothing running, whatever is wrong with it."""
+        if self.gateway.process is not None:
+            self.gateway.kill()
+        for pids in engines(self.gateway).values():
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         self.gateway.close()
         assert not engines(self.gateway), "engines of removed models run on"
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many processes that take all the time they get."""
+    hogs = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+def run(storm: Storm, rounds: int, settle_every: int) -> int:
+    """How often it settled."""
+    settled = 0
+    while storm.kills < rounds:
+        storm.rounds(min(settle_every, rounds - storm.kills))
+        storm.settle()
+        settled += 1
+        storm.gateway.kill()
+    storm.close()
+    return settled
 
 
 def main() -> None:
@@ -109,24 +173,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--settle-every", type=int, default=10)
+    parser.add_argument("--failpoints", action="store_true", help="in every second round it dies at an effect")
+    parser.add_argument("--hogs", type=int, default=0, help="processes that keep the machine busy meanwhile")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        storm = Storm(Path(folder), random.Random(args.seed))
-        settled = 0
-        while storm.kills < args.rounds:
-            storm.rounds(min(args.settle_every, args.rounds - storm.kills))
-            storm.settle()
-            settled += 1
-            storm.gateway.kill()
-        storm.close()
+    folder = Path(tempfile.mkdtemp(prefix="storm-"))
+    storm = Storm(folder, random.Random(args.seed), failpoints=args.failpoints)
+    try:
+        with busy(args.hogs):
+            settled = run(storm, args.rounds, args.settle_every)
+    except BaseException:
+        storm.evidence()
+        storm.end()
+        sys.stderr.write(f"round {storm.kills}: everything is kept in {folder}\n")
+        raise
+    shutil.rmtree(folder)
     adopted = sorted(storm.adopted_s)
-    slowest = f"{adopted[-1]:.2f}" if adopted else "-"
-    sys.stdout.write(
-        json.dumps(
-            {"kills": storm.kills, "settled": settled, "orphans": 0, "twins": 0, "lost": 0, "slowest adoption s": slowest}
-        )
-        + "\n"
-    )
+    figures: dict[str, object] = {
+        "kills": storm.kills,
+        "at an effect": storm.suicides,
+        "settled": settled,
+        "orphans": 0,
+        "twins": 0,
+        "lost": 0,
+    }
+    figures |= {"slowest adoption s": f"{adopted[-1]:.2f}" if adopted else "-"}
+    sys.stdout.write(json.dumps(figures) + "\n")
 
 
 if __name__ == "__main__":

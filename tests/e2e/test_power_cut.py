@@ -1,0 +1,21 @@
+"""Power cuts, a few; `python -m tests.e2e.power_cut` makes many."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.power_cut import cuts, record
+
+pytestmark = [pytest.mark.local, pytest.mark.skipif(shutil.which("strace") is None, reason="strace records what is written")]
+
+
+def test_what_was_acknowledged_outlives_a_power_cut(tmp_path: Path) -> None:
+    recorded = record(tmp_path, 60)
+    figures = cuts(tmp_path / "cuts", recorded, 40)
+    assert (figures["changes"], figures["cuts"]) == (60, 40)
+    # A store that syncs nothing is found out.
+    with pytest.raises(AssertionError):
+        cuts(tmp_path / "unsynced", [call for call in recorded if call.name != "sync"], 40)
