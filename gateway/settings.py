@@ -35,7 +35,7 @@ class Settings(BaseSettings):
     hf_token: SecretStr | None = Field(None, description="for downloads only; engines never get it")
     hf_endpoint: str | None = Field(None, description="another Hugging Face Hub; default: the public one")
     host_kind: Literal["auto", "docker", "process", "memory"] = Field(
-        "auto", description="where engines run; auto: Docker where it answers, else processes; memory: pretended ones"
+        "auto", description="where engines run; auto: Docker where it runs, else processes; memory: pretended ones"
     )
     docker_network: str = Field("fitserve-engines", description="internal network of the engines' containers")
     start_timeout_s: float = Field(1800, gt=0, description="longest time without a new log line until a start counts as failed")
@@ -65,7 +65,7 @@ class Settings(BaseSettings):
     )
     failpoint: str = Field("", description="for tests of recovery: the gateway kills itself there, as at `Launch.before`")
     access_log: bool = Field(
-        False, description="one line of JSON per inference request on standard error; never its words or keys"
+        False, description="one line of JSON per request on standard error, the admin API's too; never its words or keys"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
 

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import FitserveError, ModelNotFound, NotReady, Overloaded
+from gateway.errors import FitserveError, ModelNotFound, NotFound, NotReady, Overloaded
+from gateway.keys import SCOPES
+from gateway.serve.auth import ANYONE, Key
+from gateway.serve.responses import Responses
 from gateway.serve.routes import Call, ModelRoute, Replica, Routes, RouteTable
 from gateway.serve.waiting import Pace
 
@@ -94,12 +97,26 @@ def test_a_pick_is_in_the_route_has_room_and_is_not_the_one_to_avoid(
 
 def test_what_goes_on_from_a_response_goes_to_its_maker_and_to_any_other_when_that_is_gone() -> None:
     routes = Routes()
-    routes.made("resp_1", "m", B)
+    routes.responses.made(b"resp_1", ANYONE, B.seed)
     routes.begin(B, 10_000)
-    assert pick(routes, route(A, B, C), tokens=100, previous="resp_1") is B
-    assert pick(routes, route(A, C), tokens=100, previous="resp_1") in (A, C)
-    assert pick(routes, route(A, B), tokens=100, previous="resp_2") is A
-    assert routes.model_of("resp_1") == "m"
+    maker = routes.responses.maker_of("resp_1", ANYONE)
+    assert pick(routes, route(A, B, C), tokens=100, maker=maker) is B
+    assert pick(routes, route(A, C), tokens=100, maker=maker) in (A, C)
+    assert pick(routes, route(A, B), tokens=100) is A
+    routes.table = RouteTable({"m": route(A, B)})
+    assert routes.model_of("resp_1", maker) == "m"
+    routes.table = RouteTable({"m": route(A)})
+    with pytest.raises(NotFound):
+        routes.model_of("resp_1", maker)
+
+
+def test_a_response_is_known_to_the_key_that_made_it_alone() -> None:
+    responses, one, another = Responses(), *(Key(name, name.encode() * 32, SCOPES) for name in "ab")
+    responses.made(b"resp_1", one, B.seed)
+    assert responses.maker_of("resp_1", one) == B.seed
+    for key, response in ((another, "resp_1"), (ANYONE, "resp_1"), (one, "resp_2"), (one, "\ud800")):
+        with pytest.raises(NotFound, match=f"There is no response {response}."):
+            responses.maker_of(response, key)
 
 
 def test_pick_goes_round_among_equals() -> None:
@@ -259,8 +276,7 @@ def test_nobody_overtakes_those_who_wait() -> None:
 
 def test_who_waits_for_the_maker_of_a_response_keeps_nobody_from_another_replica() -> None:
     routes = full(SMALL, OTHER)
-    routes.made("resp_1", "m", SMALL)
-    bound, free = Waiting(routes, previous="resp_1", body=b"{}"), Waiting(routes)
+    bound, free = Waiting(routes, maker=SMALL.seed, body=b"{}"), Waiting(routes)
     settle(lambda: come(routes, bound, free))
     settle(lambda: routes.end(OTHER))
     assert (bound.replica, free.replica) == (None, OTHER)
@@ -268,10 +284,9 @@ def test_who_waits_for_the_maker_of_a_response_keeps_nobody_from_another_replica
     assert bound.replica is SMALL
 
 
-@pytest.mark.parametrize("call", [Call("tokenize", "m", b"{}"), Call("responses", "m", previous="resp_1")])
+@pytest.mark.parametrize("call", [Call("tokenize", "m", b"{}"), Call("responses", "m", maker=SMALL.seed)])
 def test_what_takes_no_place_does_not_wait(call: Call) -> None:
     routes = full(SMALL)
-    routes.made("resp_1", "m", SMALL)
     come(routes, Waiting(routes))
     assert routes.pick(routes.table.find("m"), call) is SMALL
 

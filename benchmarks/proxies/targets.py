@@ -27,7 +27,7 @@ from gateway.settings import Settings
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 ENVIRONMENTS = ROOT / ".cache" / "proxies"
-KEY = "sk-bench-0123456789abcdef"
+KEY = "fs-bench-0123456789abcdefghijklmnopqrstuvwxyz"  # as long as those that the gateway makes
 
 NGINX = """
 worker_processes 1; worker_rlimit_nofile {files}; daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx.err crit;

@@ -1,14 +1,22 @@
-"""The access log: one line of JSON per inference request on standard error, as it ends. Never a prompt, an answer or a key; a key's name."""
+"""The access log: one line of JSON per request on standard error, as it ends: of inference (`AccessLog`) and of the admin API (`Visit`).
+
+Never a prompt, an answer, a query or a key; a key's name. Of a path to the admin API the row of the route, and only where something was
+found under it the path itself: what was not may be anything, a key that was put in the wrong place too.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.types import Message, Scope, Send
 
 from gateway.serve.metrics import Metrics
+from gateway.serve.protocol import request_id
+from gateway.serve.scopes import Scopes
 
 if TYPE_CHECKING:
     from gateway.errors import FitserveError
@@ -24,7 +32,7 @@ class AccessLog(Metrics):
 
     def turned_away(self, error: FitserveError, id_: str, address: str) -> None:
         super().turned_away(error, id_, address)
-        _write({"id": id_, "address": address, "status": error.status, "outcome": "refused", "code": error.code})
+        _write("request", {"id": id_, "address": address, "status": error.status, "outcome": "refused", "code": error.code})
 
     def finished(self, exchange: Answer) -> None:
         super().finished(exchange)
@@ -35,6 +43,7 @@ class AccessLog(Metrics):
         started, first = exchange.started, exchange.first_byte_at
         prompt, completion = exchange.usage
         _write(
+            "request",
             {
                 "id": exchange.id,
                 "address": exchange.front.client[0] if exchange.front.client else "",
@@ -52,11 +61,52 @@ class AccessLog(Metrics):
                 "completion_tokens": completion,
                 "received_bytes": exchange.received,
                 "sent_bytes": exchange.sent,
-            }
+            },
         )
 
 
-def _write(fields: dict[str, Any]) -> None:
-    line = {"event": "request", "timestamp": datetime.now(UTC).isoformat(), **fields}
+class Visit:
+    """A request to the application. `send` stands for the one it was given; whoever lets it in writes `key` into the scope, the name."""
+
+    def __init__(self, scope: Scope, send: Send, scopes: Scopes) -> None:
+        self._scope = scope
+        self._send = send
+        _, self._route = scopes.find(scope)
+        self._began = time.monotonic()
+        self._status: int | None = None
+        self._sent = 0
+        self._id = request_id(scope)
+        # An error that is answered names the same one.
+        scope["headers"] = [(b"x-request-id", self._id.encode()), *scope["headers"]]
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        else:
+            self._sent += len(message.get("body", b""))
+        await self._send(message)
+
+    def tell(self) -> None:
+        """It has ended. Without a status when its client left before the answer."""
+        client = self._scope.get("client")
+        found = self._status is not None and self._status < 400
+        _write(
+            "admin",
+            {
+                "id": self._id,
+                "address": client[0] if client else "",
+                "key": self._scope.get("key"),
+                "method": self._scope["method"],
+                "route": self._route,
+                "path": self._scope["path"] if found else None,
+                "status": self._status,
+                "duration_s": round(time.monotonic() - self._began, 6),
+                "sent_bytes": self._sent,
+            },
+        )
+
+
+def _write(event: str, fields: dict[str, Any]) -> None:
+    line = {"event": event, "timestamp": datetime.now(UTC).isoformat(), **fields}
     sys.stderr.write(msgspec.json.encode(line).decode() + "\n")
     sys.stderr.flush()

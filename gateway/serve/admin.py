@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import AnyHttpUrl, ConfigDict, Field, TypeAdapter, ValidationError
 
+from gateway.core.explain import changes
 from gateway.domain import Attempt, Decision, Failure, Hardware, Plan, Value, Wish
 from gateway.errors import BadRequest, NotFound
 from gateway.fleet import Model, Slot, status
@@ -66,6 +67,7 @@ class AttemptView(Value):
     engine: str
     fingerprint: str
     max_model_len: int
+    otherwise: str = Field(description="what its plan does otherwise than the engine by itself")
     instance: str
     started_at: float
     ready_at: float | None
@@ -223,6 +225,7 @@ def _attempt(attempt: Attempt) -> AttemptView:
         engine=str(attempt.plan.engine),
         fingerprint=attempt.fingerprint,
         max_model_len=attempt.plan.max_model_len.value,
+        otherwise=changes(attempt.plan),
         instance=instance_name(attempt),
         started_at=attempt.started_at,
         ready_at=attempt.ready_at,

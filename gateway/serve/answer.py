@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from gateway.errors import FitserveError, UpstreamError
 from gateway.serve import limits
 from gateway.serve.auth import Key
-from gateway.serve.heads import answer_head
-from gateway.serve.meter import usage
+from gateway.serve.heads import answer_head, whole_answer
+from gateway.serve.meter import TAIL_BYTES, usage
 from gateway.serve.patience import Client, Kept, Wait
 from gateway.serve.protocol import error_event
 from gateway.serve.routes import Call, Replica
@@ -45,6 +45,7 @@ class Answer:
     id: str
     keep: bool  # the client's connection may live on
     chunks: bool  # the client understands chunks
+    lines: bytes  # of its head that go to the engine
     client: Client = field(init=False)
     call: Call = field(init=False)
     body: bytes | bytearray = b""  # what is here and not yet sent
@@ -54,7 +55,6 @@ class Answer:
     status: int = 0
     events: bool = False  # the answer is an event stream
     promised: bool = False  # the head of one was written while the request waited
-    heard: bool = False  # the engine said something since the last sweep
     started: float = 0.0
     first_byte_at: float = 0.0
     outcome: Outcome = ""
@@ -72,9 +72,6 @@ class Answer:
     _retried: bool = False
     _quiet_since: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.client = self.front.transport
-
     @property
     def sent(self) -> int:
         """Bytes of the answer's body so far."""
@@ -89,7 +86,8 @@ class Answer:
     def usage(self) -> tuple[int | None, int | None]:
         """Prompt and completion tokens, as the answer told them; None where it did not."""
         if self._usage is None:
-            self._usage = usage(self.tail) if 200 <= self.status < 300 else (None, None)
+            link = self._link
+            self._usage = usage(link.tail) if link is not None and 200 <= self.status < 300 else (None, None)
         return self._usage
 
     # --- the engine's side ---
@@ -132,8 +130,8 @@ class Answer:
         plane.meter.first_byte(self)
         if self.replica is not None:
             plane.routes.progress(self.replica)
-            if self.endpoint.name == "responses" and (match := _RESPONSE_ID.search(data, 0, 4096)):
-                plane.routes.made(match[1].decode(), self.call.model, self.replica)
+            if self.endpoint.path == "/v1/responses" and self.status < 300 and (match := _RESPONSE_ID.search(data, 0, 4096)):
+                plane.routes.responses.made(match[1], self.key, self.replica.seed)
 
     def end(self, link: Link, *, reusable: bool) -> None:
         """The answer is complete."""
@@ -142,12 +140,26 @@ class Answer:
         link.flush()
         if self._kept is not None:
             self._last_event(self._kept.event(self.endpoint.shape))
+        self._part(link, reusable=reusable)
+
+    def _part(self, link: Link, *, reusable: bool) -> None:
+        """All of the answer is written."""
         self._finish("answered")
         if reusable and self.whole and not link.transport.get_write_buffer_size():
             link.pool.give(link)
         else:
             link.drop()
         self.front.answered(self)
+
+    def answered(self, link: Link, status: int, lines: bytes, body: bytes) -> None:
+        """The answer came whole, with a head that is known: as `head`, `first_byte` and `end`."""
+        self.status = status
+        link.sent = len(body)
+        if body:
+            link.tail.append(body[-TAIL_BYTES:])
+            self.first_byte(body)
+        self.client.write(whole_answer(status, lines, self.own_headers(), self.id.encode(), body))
+        self._part(link, reusable=True)
 
     def broke(self, link: Link, reason: str) -> None:
         """The engine broke off, or cannot be understood."""

@@ -32,9 +32,11 @@ from gateway.runner import Runner
 from gateway.salvage import installation, open_store
 from gateway.serve import admin, facts, gauges
 from gateway.serve import keys as admin_keys
-from gateway.serve.access import AccessLog
+from gateway.serve.access import AccessLog, Visit
 from gateway.serve.auth import Keys
 from gateway.serve.guard import Limits
+from gateway.serve.guesses import Guesses
+from gateway.serve.memory import Memory
 from gateway.serve.metrics import Metrics
 from gateway.serve.plane import Plane
 from gateway.serve.protocol import request_id, send_error
@@ -58,22 +60,42 @@ class Door:
     Authorisation looks at `scope["path"]`, the same value that routing uses, so no spelling of a URL tells them apart.
     """
 
-    def __init__(self, inner: ASGIApp, keys: Keys, scopes: Scopes, plane: Plane, workers: Workers | None = None) -> None:
+    def __init__(
+        self,
+        inner: ASGIApp,
+        keys: Keys,
+        scopes: Scopes,
+        plane: Plane,
+        workers: Workers | None = None,
+        *,
+        access_log: bool = False,
+    ) -> None:
         self.plane = plane
         self.workers = workers
         self.scopes = scopes
         self._inner = inner
         self._keys = keys
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._inner(scope, receive, send)
-            return
+        elif scope["type"] == "http" and self._access_log and self.scopes.needed(scope) != "open":
+            visit = Visit(scope, send, self.scopes)
+            try:
+                await self._let_in(scope, receive, visit.send)
+            finally:
+                visit.tell()
+        else:
+            await self._let_in(scope, receive, send)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             websocket = scope["type"] == "websocket"
             need = "inference" if is_inference(scope["path"]) else "admin" if websocket else self.scopes.needed(scope)
             if need != "open":
-                self._keys.admit(scope["headers"], need, scope["client"][0] if scope.get("client") else "")
+                key = self._keys.admit(scope["headers"], need, scope["client"][0] if scope.get("client") else "")
+                scope["key"] = key.name
         except FitserveError as error:
             if websocket:
                 await send({"type": "websocket.close", "code": 1008})
@@ -87,17 +109,18 @@ def create_app(
     settings: Settings,
     host: Host | None = None,
     gpus: GpuWatch | None = None,
-    shared: tuple[list[socket.socket], Path] | None = None,
+    shared: tuple[Memory, list[socket.socket], Path] | None = None,
 ) -> Door:
     """The whole gateway: an ASGI application, and the data plane beside it; their parts are made when the server starts it.
 
-    host, gpus: another host or machine than the settings and this computer give. shared: where there are workers, a listening
-    socket for each, and the path at which they ask this process; the data plane is theirs then.
+    host, gpus: another host or machine than the settings and this computer give. shared: where there are workers, their memory, a
+    listening socket for each, and the path at which they ask this process; the data plane is theirs then.
     """
     profiles = Profiles(settings.profiles_dir)
     # Made on first use: importing httpx is a tenth of the whole start.
     client = cache(_control_client)
-    keys = Keys(_secret(settings.admin_key), _secret(settings.api_key))
+    guesses = Guesses(memory=shared[0] if shared is not None else None)
+    keys = Keys(_secret(settings.admin_key), _secret(settings.api_key), guesses=guesses)
     limits = Limits(
         body_bytes=settings.body_limit_bytes,
         connections=settings.max_connections,
@@ -188,7 +211,7 @@ def create_app(
         return JSONResponse({"status": "not ready" if problems else "ok", "problems": problems}, 503 if problems else 200)
 
     scopes = Scopes([*app.routes, *(route for router in routers for route in router.routes)])
-    return Door(app, keys, scopes, plane, workers)
+    return Door(app, keys, scopes, plane, workers, access_log=settings.access_log)
 
 
 def _control_client() -> httpx.AsyncClient:

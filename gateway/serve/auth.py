@@ -81,13 +81,13 @@ class Table:
 class Keys:
     """The keys: those of the settings, and those that were made. The table is swapped whole, so that keys change while requests come."""
 
-    def __init__(self, admin: str | None, api: str | None, made: Iterable[Key] = ()) -> None:
+    def __init__(self, admin: str | None, api: str | None, made: Iterable[Key] = (), guesses: Guesses | None = None) -> None:
         fixed: tuple[tuple[str, str | None, frozenset[Scope]], ...]
         fixed = (("api", api, frozenset({"inference"})), ("admin", admin, SCOPES))
         self._fixed = tuple(
             Key(name, digest_of(key), scopes, guessable=len(key) < _LONG) for name, key, scopes in fixed if key is not None
         )
-        self._guesses = Guesses()
+        self._guesses = guesses or Guesses()
         self.swap(made)
 
     def swap(self, made: Iterable[Key], *, closed: bool = False) -> None:

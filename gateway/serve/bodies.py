@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.errors import BadRequest
 from gateway.serve import balance, form
 from gateway.serve.auth import Key
 from gateway.serve.protocol import no_model, read_asked, read_fields, read_named, with_model
@@ -26,11 +27,15 @@ def read_call(
         if named is not None:
             route = table.find(named.model, key)
             if len(route.replicas) < 2:
-                call = Call(endpoint.name, named.model, body, named.stream is True, named.previous_response_id)
+                call = Call(endpoint.name, named.model, body, named.stream is True)
+                if endpoint.name == "responses":
+                    call.maker = _maker(named.request_id is not None, named.previous_response_id, routes, key)
                 return call, route, content
         asked = read_asked(body)
-        call = Call(endpoint.name, asked.name(), body, asked.streams(), asked.previous())
+        call = Call(endpoint.name, asked.name(), body, asked.streams())
         route = table.find(call.model, key)
+        if endpoint.name == "responses":
+            call.maker = _maker(asked.names_itself(), asked.previous(), routes, key)
         if len(route.replicas) > 1:
             call.tokens, call.prefix = balance.weigh(asked, len(body)), balance.prefix(asked)
         return call, route, content
@@ -41,8 +46,21 @@ def read_call(
             raise no_model()
         call, content = Call(endpoint.name, field.value), b'content-type: multipart/form-data; boundary="%b"\r\n' % boundary
     else:
-        call, content = Call(endpoint.name, routes.model_of(endpoint.id, key), previous=endpoint.id), b""
+        maker = routes.responses.maker_of(endpoint.id, key)
+        call, content = Call(endpoint.name, routes.model_of(endpoint.id, maker), maker=maker), b""
     return call, table.find(call.model, key), content
+
+
+def _maker(names_itself: bool, previous: str | None, routes: Routes, key: Key) -> int | None:
+    """The seed of the replica that made the response from which another one goes on. Raises NotFound, BadRequest."""
+    if names_itself:
+        # The engines take it as the response's id, and would write over another one of that id.
+        raise BadRequest(
+            "`request_id` would be the id of the response, which only the engine may choose.",
+            hint="Leave it out; the header x-request-id may be chosen.",
+            param="request_id",
+        )
+    return None if previous is None else routes.responses.maker_of(previous, key)
 
 
 def may_stream(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes, key: Key) -> bool:

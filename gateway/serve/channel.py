@@ -5,8 +5,6 @@ Begin       control   first: how to serve, and the tables in force; the worker t
 Table       control   the routes have changed
 KeyTable    control   the keys have changed
 Elsewhere   control   twice a second, where it has changed: what the other workers have in flight
-Spent       both      within SPENT_S: what keys with limits have used, for the other workers
-Made        both      at once: which replica made a response, for the other workers
 Report      worker    twice a second
 
 Each is a whole value that replaces the one before. What is not one of these is an error (msgspec checks the types): then the two are
@@ -25,9 +23,9 @@ from gateway.serve.auth import Key, Keys
 from gateway.serve.guard import Limits
 from gateway.serve.metrics import Sample
 from gateway.serve.routes import ModelRoute, RouteTable
+from gateway.serve.shares import Rows
 
 REPORT_S = 0.5
-SPENT_S = 0.05
 _LENGTH_BYTES = 4
 
 
@@ -38,10 +36,11 @@ class Table(msgspec.Struct, frozen=True, tag=True):
 
 
 class KeyTable(msgspec.Struct, frozen=True, tag=True):
-    """`gateway.serve.auth.Table`: digests, never a key."""
+    """`gateway.serve.auth.Table`: digests, never a key. `rows`: of those with limits (`gateway.serve.shares`)."""
 
     keys: tuple[Key, ...]
     closed: bool
+    rows: dict[bytes, int]
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -64,29 +63,6 @@ class Elsewhere(msgspec.Struct, frozen=True, tag=True):
     in_flight: dict[str, int]
 
 
-class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """`requests` and `tokens` since the message before; `in_flight` now."""
-
-    requests: int
-    tokens: int
-    in_flight: int
-
-
-class Spent(msgspec.Struct, frozen=True, tag=True):
-    """By digest of the key. `worker`: whose it is."""
-
-    worker: int
-    keys: dict[bytes, Usage]
-
-
-class Made(msgspec.Struct, frozen=True, tag=True):
-    """`gateway.serve.routes.Routes.made`."""
-
-    response: str
-    model: str
-    replica: str
-
-
 class Load(msgspec.Struct, frozen=True, array_like=True):
     """What a worker has in flight at one replica. `silent_s`: since the replica gave it a byte."""
 
@@ -101,12 +77,11 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     samples: tuple[Sample, ...] | None
 
 
-ToWorker = Begin | Table | KeyTable | Elsewhere | Spent | Made
-ToControl = Report | Spent | Made
+ToWorker = Begin | Table | KeyTable | Elsewhere
 
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_TO_CONTROL: msgspec.msgpack.Decoder[ToControl] = msgspec.msgpack.Decoder(ToControl)
+_REPORT: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
 
 class Channel:
@@ -120,7 +95,7 @@ class Channel:
     async def of(cls, end: socket.socket) -> Channel:
         return cls(*await asyncio.open_unix_connection(sock=end))
 
-    def send(self, message: ToWorker | ToControl) -> None:
+    def send(self, message: ToWorker | Report) -> None:
         """Without waiting; what the other end does not read is kept until it does, or is gone."""
         if not self._writer.is_closing():
             self._writer.write(frame(message))
@@ -134,9 +109,9 @@ class Channel:
         """The next message. Raises EOFError at the end, OSError, msgspec.ValidationError."""
         return _TO_WORKER.decode(await self._receive())
 
-    async def to_control(self) -> ToControl:
+    async def report(self) -> Report:
         """As `to_worker`."""
-        return _TO_CONTROL.decode(await self._receive())
+        return _REPORT.decode(await self._receive())
 
     def close(self) -> None:
         self._writer.transport.abort()
@@ -147,7 +122,7 @@ class Channel:
         return await self._reader.readexactly(length)
 
 
-def frame(message: ToWorker | ToControl) -> bytes:
+def frame(message: ToWorker | Report) -> bytes:
     data = _ENCODER.encode(message)
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
@@ -186,5 +161,6 @@ def _text(said: str) -> str:
     return said.encode(errors="replace").decode()
 
 
-def keys_of(keys: Keys) -> KeyTable:
-    return KeyTable(tuple(keys.table.keys.values()), keys.table.closed)
+def keys_of(keys: Keys, rows: Rows) -> KeyTable:
+    known = tuple(keys.table.keys.values())
+    return KeyTable(known, keys.table.closed, rows.of(known))

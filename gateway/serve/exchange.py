@@ -44,6 +44,7 @@ class Exchange(Answer):
     def start(self) -> None:
         """Its turn has come, and enough of the body is here. Raises FitserveError as long as no engine was asked."""
         plane = self.front.plane
+        self.client = self.front.transport
         self.started = plane.loop.time()
         content_type = self.found.get(b"content-type")
         self.call, route, self._content_type = bodies.read_call(self.endpoint, content_type, self.body, plane.routes, self.key)
@@ -95,15 +96,17 @@ class Exchange(Answer):
 
     def sweep(self, now: float) -> None:
         """Twice a second: an engine that has said nothing for very long is given up. A prefill is silent too."""
+        link = self._link
         if self.state == "queued" and self._wait is not None:
             self._wait.sweep(now)
-        elif self.state not in ("asked", "answering") or self.heard:
-            if self.heard and self.state == "answering" and self.replica is not None:
-                self.front.plane.routes.progress(self.replica)
-            self.heard = False
+        elif link is None or link.heard:
             self._quiet_since = now
-        elif now - self._quiet_since > self.front.plane.limits.engine_silence_s and self._link is not None:
-            self.broke(self._link, "it has been silent for too long")
+            if link is not None:
+                link.heard = False
+                if self.state == "answering" and self.replica is not None:
+                    self.front.plane.routes.progress(self.replica)
+        elif now - self._quiet_since > self.front.plane.limits.engine_silence_s:
+            self.broke(link, "it has been silent for too long")
 
     def stop(self) -> None:
         """The gateway stops before the answer is complete."""
@@ -141,7 +144,6 @@ class Exchange(Answer):
         self._dial = None
         self._link = link
         self.state = "asked"
-        self.heard = True
         body = self.body
         if self.replica is not None and self.replica.served_name != self.call.model:
             body = bodies.renamed(self.endpoint, self.found.get(b"content-type"), body, self.replica.served_name)
@@ -154,7 +156,7 @@ class Exchange(Answer):
         else:
             described += b"transfer-encoding: chunked\r\n"
             body = b"%x\r\n%b\r\n" % (len(body), bytes(body))
-        head = request_head(self.endpoint, link.pool.prefix, link.pool.authority, self.id.encode(), described, self.found)
+        head = request_head(self.endpoint, link.pool.prefix, link.pool.authority, self.id.encode(), described, self.lines)
         self.body = self.call.body = b""
         link.ask(self, head, body)
         if self.large or not self.whole:

@@ -16,16 +16,17 @@ import logging
 import math
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.errors import BadRequest, Busy, FitserveError
 from gateway.serve import form, guard, repeats, surface
 from gateway.serve.auth import Key
 from gateway.serve.exchange import Exchange
+from gateway.serve.heads import request_lines
 from gateway.serve.line import Line
 from gateway.serve.plane import Plane
 from gateway.serve.protocol import known_id, new_id, too_large
 from gateway.serve.surface import Shape
-from gateway.serve.upstream import watch_peer
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +39,27 @@ class _Ahead:
 
 def front(plane: Plane) -> type[Front]:
     """The protocol class for `uvicorn.Config(http=...)`: uvicorn makes one object per connection, all of which share `plane`."""
-    return type("Front", (Front,), {"plane": plane})
+    return type("Front", (Front,), {"shared": plane, "__slots__": ()})
+
+
+def _address(name: object) -> tuple[str, int] | None:
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
 
 
 class Front(Line):
     """One client's connection, as far as requests go."""
 
+    __slots__ = ()
+
     # --- the transport's side ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        watch_peer(transport)
+        # As in uvicorn, which asks the kernel for the addresses that uvloop knows.
+        self.connections.add(self)
+        self.transport = transport
+        self.flow = FlowControl(transport)
+        self.scheme = "http"
+        self.client, self.server = (_address(transport.get_extra_info(which)) for which in ("peername", "sockname"))
         self._address = self.client[0] if self.client else ""
         self.plane.opened(self, self.loop)
         self._deadline = self.loop.time() + guard.FIRST_BYTE_S
@@ -101,9 +112,10 @@ class Front(Line):
         if body is None or len(body) > self.plane.limits.body_bytes:
             return False
         self._deadline = math.inf
-        exchange = self._exchange = Exchange(self, repeat.endpoint, repeat.found, repeat.key, new_id(), True, True)
-        exchange.body, exchange.whole = body, True
-        self._run(exchange)
+        self._exchange = Exchange(
+            self, repeat.endpoint, repeat.found, repeat.key, new_id(), True, True, repeat.lines, body, whole=True
+        )
+        self._run(self._exchange)
         return True
 
     def _parse(self, data: bytes) -> bool:
@@ -171,7 +183,7 @@ class Front(Line):
             self._hang_up(error, shape, id_)
             return
         keep = version == "1.1" and self.parser.should_keep_alive()
-        exchange = Exchange(self, endpoint, found, key, id_, keep, version != "1.0")
+        exchange = Exchange(self, endpoint, found, key, id_, keep, version != "1.0", request_lines(found))
         self._incoming = exchange
         if self._busy():
             self._turns.append(exchange)

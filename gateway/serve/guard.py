@@ -36,6 +36,8 @@ BODY_S = 30.0
 STALL_S = 120.0
 LINGER_S = 5.0
 SWEEP_S = 0.5
+# What waits in the kernel for a client that reads slowly, beside what is on its way.
+UNSENT_BYTES = 128 * 1024
 # A body up to here needs no room of its own.
 SMALL_BYTES = 1024 * 1024
 # Requests that may wait behind one that is being answered on the same connection.
@@ -46,6 +48,7 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]
 _ONCE = frozenset({b"host", b"authorization", b"origin", b"x-api-key", b"content-type", b"content-length", b"expect"})
 _READ = _ONCE | {b"accept", b"traceparent", b"tracestate", b"x-request-id", b"transfer-encoding"}
 _ESTABLISHED = 1
+_AT_ONCE = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,12 @@ def read_head(target: bytes, headers: list[tuple[bytes, bytes]], version: str, r
     return found
 
 
+def hold_little(listener: socket.socket) -> None:
+    """Has the kernel take only so much ahead of what a client reads; by itself it takes megabytes, which are counted nowhere here.
+    What a socket accepts that listens holds as much as it does itself."""
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
 def head_too_large() -> HeadTooLarge:
     return HeadTooLarge(f"The head of the request is over {HEAD_BYTES} bytes.", hint="Send fewer or shorter headers.")
 
@@ -112,13 +121,17 @@ class Stall:
         self._left = -1
 
     def over(self, now: float) -> bool:
-        """Whether it took no byte for STALL_S."""
+        """Whether it took no byte for STALL_S. Then its connection is to be closed, and the kernel keeps nothing for it either: else
+        that would go on offering what was written, for minutes, to a client that has never read."""
         connection: socket.socket = self._transport.get_extra_info("socket")
         queued = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
         left = queued + self._transport.get_write_buffer_size()
         if left != self._left:
             self._left, self._since = left, now
-        return now - self._since > STALL_S
+        if now - self._since <= STALL_S:
+            return False
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        return True
 
 
 class Room:

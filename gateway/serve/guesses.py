@@ -6,50 +6,50 @@ that could be guessed (one that a person made up) counts from such an address on
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
 from gateway.errors import RateLimited
+from gateway.serve.memory import GUESSES, ROWS, Memory, Table
 
 MOST = 10
 WINDOW_S = 60.0
-# The oldest ones are forgotten.
-_ADDRESSES = 10_000
+# The number of the lock.
+_LOCK = ROWS
 
 
 class Guesses:
-    """Only the event loop that serves requests touches it."""
+    """`memory`: that of several processes, which count as one; None: of this one alone. The oldest addresses are forgotten."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, memory: Memory | None = None) -> None:
         self._clock = clock
-        self._wrong: OrderedDict[str, tuple[float, int]] = OrderedDict()  # when the minute began, and how many since
-        self._right: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        # By address, when the minute began, and how many since; and which keys were right from where.
+        self._table = memory.guesses if memory is not None else Table(GUESSES)
+        self._lock = memory.lock(_LOCK) if memory is not None else contextlib.nullcontext()
 
     def wrong(self, address: str) -> None:
         """Raises RateLimited when that was one too many."""
         now, where = self._clock(), _network(address)
-        since, count = self._wrong.get(where, (now, 0))
-        if now - since >= WINDOW_S:
-            since, count = now, 0
-        self._wrong[where] = (since, count + 1)
-        _forget(self._wrong)
+        with self._lock:
+            count, since = self._table.get(where)
+            if not count or now - since >= WINDOW_S:
+                since, count = int(now), 0
+            self._table.put(where, count + 1, since)
         if count >= MOST:
             raise _too_many(since + WINDOW_S - now)
 
     def right(self, address: str, digest: bytes) -> None:
         """A key that could be guessed was right. Raises RateLimited where that may be because it was."""
-        known = (address, digest) in self._right
-        if not known and self._wrong:
-            now = self._clock()
-            since, count = self._wrong.get(_network(address), (now, 0))
-            if count > MOST and now - since < WINDOW_S:
-                raise _too_many(since + WINDOW_S - now)
-        if not known:
-            self._right[address, digest] = None
-            _forget(self._right)
+        now, here = self._clock(), address.encode() + digest
+        if self._table.get(here)[0]:
+            return
+        count, since = self._table.get(_network(address))
+        if count > MOST and now - since < WINDOW_S:
+            raise _too_many(since + WINDOW_S - now)
+        self._table.put(here, 1, int(now))
 
 
 def _too_many(wait_s: float) -> RateLimited:
@@ -60,17 +60,12 @@ def _too_many(wait_s: float) -> RateLimited:
     )
 
 
-def _network(address: str) -> str:
+def _network(address: str) -> bytes:
     """Of IPv6, the /64 that one customer has."""
     if ":" not in address:
-        return address
+        return address.encode()
     try:
         found = ipaddress.IPv6Address(address)
     except ValueError:
-        return address
-    return str(found.ipv4_mapped or ipaddress.IPv6Address(int(found) >> 64 << 64))
-
-
-def _forget(table: OrderedDict[str, tuple[float, int]] | OrderedDict[tuple[str, bytes], None]) -> None:
-    if len(table) > _ADDRESSES:
-        table.popitem(last=False)
+        return address.encode()
+    return str(found.ipv4_mapped or ipaddress.IPv6Address(int(found) >> 64 << 64)).encode()

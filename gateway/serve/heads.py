@@ -17,29 +17,19 @@ from gateway.serve.surface import Endpoint
 Headers = tuple[tuple[bytes, bytes], ...]
 
 _PLAIN = re.compile(rb"[\x20-\x7e]{0,512}").fullmatch
-_TRACE = (b"traceparent", b"tracestate")
+_PASSED = (b"accept", b"traceparent", b"tracestate")
 
 
-def request_head(endpoint: Endpoint, prefix: bytes, host: bytes, id_: bytes, body: bytes, found: dict[bytes, bytes]) -> bytes:
-    """`body`: the header lines that describe it; `found`: the client's headers."""
-    trace = (
-        b"".join([_line(name, found.get(name)) for name in _TRACE])
-        if b"traceparent" in found or b"tracestate" in found
-        else b""
-    )
-    return b"%b %b%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\nx-request-id: %b\r\n%b%b%b\r\n" % (
-        *(endpoint.method_bytes, prefix, endpoint.target, host),
-        *(id_, body, _accept(found.get(b"accept")), trace),
-    )
+def request_head(endpoint: Endpoint, prefix: bytes, host: bytes, id_: bytes, body: bytes, lines: bytes) -> bytes:
+    """`body`: the header lines that describe it; `lines`: the client's, as `request_lines` gives them."""
+    return b"%b %b%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\nx-request-id: %b\r\n%b%b\r\n" % (
+        endpoint.method_bytes, prefix, endpoint.target, host, id_, body, lines,
+    )  # fmt: skip
 
 
-@lru_cache(maxsize=256)
-def _accept(value: bytes | None) -> bytes:
-    return _line(b"accept", value)
-
-
-def _line(name: bytes, value: bytes | None) -> bytes:
-    return b"%b: %b\r\n" % (name, value) if value is not None and _PLAIN(value) else b""
+def request_lines(found: dict[bytes, bytes]) -> bytes:
+    """Of the client's headers those that go to the engine."""
+    return b"".join([b"%b: %b\r\n" % (name, found[name]) for name in _PASSED if name in found and _PLAIN(found[name])])
 
 
 @dataclass(slots=True)
@@ -53,7 +43,7 @@ class AnswerHead:
 
 
 @lru_cache(maxsize=256)
-def _passed(headers: Headers) -> tuple[bytes, bool]:
+def passed(headers: Headers) -> tuple[bytes, bool]:
     """The lines for the client, and whether an event stream follows. Engines say the same few over and over."""
     plain = [(name, value) for name, value in headers if _PLAIN(value)]
     events = any(name == b"content-type" and value[:17].lower() == b"text/event-stream" for name, value in plain)
@@ -73,7 +63,7 @@ def answer_head(
 ) -> AnswerHead:
     """`headers`: the engine's, of those that may be passed on; `length`: its content-length; `own`: the server's lines; `chunks`: the
     client understands them."""
-    lines, events = _passed(headers)
+    lines, events = passed(headers)
     framing, framed = b"", False
     if length is not None and length.isdigit() and not events:
         framing = b"content-length: %b\r\n" % length
@@ -83,7 +73,13 @@ def answer_head(
         framing = b"transfer-encoding: chunked\r\n" if chunks else b""
     closes = b"" if keep else b"connection: close\r\n"
     data = b"%b%b%b%bx-request-id: %b\r\nx-gateway-source: %b\r\n%b\r\n" % (
-        *(STATUS_LINE[status], own, lines, framing),
-        *(id_, source, closes),
-    )
+        STATUS_LINE[status], own, lines, framing, id_, source, closes,
+    )  # fmt: skip
     return AnswerHead(data, events, framed, keep)
+
+
+def whole_answer(status: int, lines: bytes, own: bytes, id_: bytes, body: bytes) -> bytes:
+    """Head and body of an engine's answer after which the connection is kept; `lines`: as `passed` gives them."""
+    return b"%b%b%bcontent-length: %d\r\nx-request-id: %b\r\nx-gateway-source: engine\r\n\r\n%b" % (
+        STATUS_LINE[status], own, lines, len(body), id_, body,
+    )  # fmt: skip

@@ -36,12 +36,10 @@ class Bucket:
         self._at = now
 
     def level(self, now: float) -> float:
-        self._level = min(self.size, self._level + (now - self._at) * self.size / MINUTE_S)
-        self._at = now
-        return self._level
+        return min(self.size, self._level + (now - self._at) * self.size / MINUTE_S)
 
     def take(self, count: int, now: float) -> None:
-        self._level = self.level(now) - count
+        self._level, self._at = self.level(now) - count, now
 
     def wait_s(self, level: float, now: float) -> float:
         """Until there is so much."""
@@ -52,10 +50,17 @@ class Account:
     """What one key has used."""
 
     def __init__(self, limit: Limit, now: float) -> None:
-        self.in_flight = 0
+        self._under_way = 0
         self.most = limit.in_flight
         self.requests = Bucket(limit.requests_per_minute, now) if limit.requests_per_minute else None
         self.tokens = Bucket(limit.tokens_per_minute, now) if limit.tokens_per_minute else None
+
+    def under_way(self) -> int:
+        return self._under_way
+
+    def count(self, change: int) -> None:
+        """As many more are under way."""
+        self._under_way += change
 
     def admit(self, shape: Shape, now: float) -> None:
         """Takes a request. Raises RateLimited."""
@@ -63,11 +68,17 @@ class Account:
             if bucket is not None and bucket.level(now) < 1:
                 wait_s = bucket.wait_s(1, now)
                 raise self._refusal(f"more than its {bucket.size} {what} per minute", wait_s, shape, now)
-        if self.most is not None and self.in_flight >= self.most:
+        if self.most is not None and self.under_way() >= self.most:
             raise self._refusal(f"as many requests under way as it may have, {self.most}", 1, shape, now)
-        self.in_flight += 1
+        self.count(1)
         if self.requests is not None:
             self.requests.take(1, now)
+
+    def end(self, tokens: int, now: float) -> None:
+        """Of a request that was taken."""
+        self.count(-1)
+        if self.tokens is not None:
+            self.tokens.take(tokens, now)
 
     def _refusal(self, why: str, wait_s: float, shape: Shape, now: float) -> RateLimited:
         seconds = max(1, math.ceil(wait_s))
@@ -102,9 +113,7 @@ class Permit:
         return b"".join(b"%b: %b\r\n" % pair for pair in self.account.headers(self.shape, now))
 
     def end(self, tokens: int, now: float) -> None:
-        self.account.in_flight -= 1
-        if self.account.tokens is not None:
-            self.account.tokens.take(tokens, now)
+        self.account.end(tokens, now)
 
 
 class Limiter:
@@ -119,9 +128,12 @@ class Limiter:
             return None
         account = self._accounts.get(key.digest)
         if account is None:
-            account = self._accounts[key.digest] = Account(key.limit, now)
+            account = self._accounts[key.digest] = self._open(key.digest, key.limit, now)
         account.admit(shape, now)
         return Permit(account, shape)
+
+    def _open(self, digest: bytes, limit: Limit, now: float) -> Account:  # noqa: ARG002 - where the memory is shared
+        return Account(limit, now)
 
     def keep(self, digests: Iterable[bytes]) -> None:
         """Forgets the accounts of keys that are gone."""

@@ -34,7 +34,12 @@ log = logging.getLogger(__name__)
 class Line(HttpToolsProtocol):
     """One client's connection, as far as answers go."""
 
-    plane: ClassVar[Plane]
+    # Python keeps 30 attributes of an object together and close to it, which uvicorn's are; these beside them are not to be more.
+    __slots__ = (
+        *("_address", "_deadline", "_deaf", "_exchange", "_ignores_upgrade", "_in_body", "_in_head", "_incoming"),
+        *("_last_words", "_received", "_repeat", "_running", "_size", "_stall", "_turns", "plane"),
+    )
+    shared: ClassVar[Plane]
 
     def __init__(
         self,
@@ -44,6 +49,7 @@ class Line(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.plane = self.shared
         self._exchange: Exchange | None = None  # the one whose turn it is
         self._incoming: Exchange | None = None  # the one that is being read; None: ASGI, or none
         self._running: RequestResponseCycle | None = None  # the ASGI cycle whose turn it is

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 if TYPE_CHECKING:
     from gateway.errors import FitserveError
@@ -17,6 +19,19 @@ TAIL_PIECES = 4
 _PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})').search
 _CACHED = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,12})').findall
 _COMPLETION = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})').search
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
+
+
+class _Usage(msgspec.Struct):
+    """The block of OpenAI's shape, where there are no blocks within it."""
+
+    prompt_tokens: _Count
+    completion_tokens: _Count
+
+
+_USAGE = msgspec.json.Decoder(_Usage)
 
 
 class Meter:
@@ -51,6 +66,12 @@ def usage(tail: Iterable[bytes]) -> tuple[int | None, int | None]:
     at = data.rfind(b'"usage"')
     if at < 0:
         return None, None
+    try:
+        told = _USAGE.decode(data[data.find(b"{", at) : data.find(b"}", at) + 1])
+    except msgspec.DecodeError:
+        pass
+    else:
+        return told.prompt_tokens, told.completion_tokens
     prompt, completion = _PROMPT(data, at), _COMPLETION(data, at)
     # In Anthropic's shape what came from a cache stands beside `input_tokens`; in OpenAI's it is among the prompt's.
     cached = sum(map(int, _CACHED(data, at))) if prompt and data.find(b'"cache_', at) >= 0 else 0

@@ -128,7 +128,7 @@ class Metrics(Meter):
         self._upstream: dict[tuple[str, str], int] = {}
 
     def begun(self, exchange: Answer) -> None:
-        series = self._of(exchange)
+        series = self._series.get((exchange.model, exchange.endpoint.name)) or self._of(exchange)
         exchange.counted = series
         series.in_flight += 1
 
@@ -154,22 +154,22 @@ class Metrics(Meter):
             self._failed(exchange.model, "unreachable")
 
     def finished(self, exchange: Answer) -> None:
-        series, outcome, status = exchange.counted or self._of(exchange), exchange.outcome, exchange.status // 100
+        outcome, status = exchange.outcome, exchange.status // 100
         if outcome == "refused":
             return  # `refused` follows
-        what = (outcome, status)
+        series, what = exchange.counted or self._of(exchange), (outcome, status)
         series.outcomes[what] = series.outcomes.get(what, 0) + 1
         took = exchange.front.plane.loop.time() - exchange.started
         series.duration.counts[bisect_left(DURATIONS, took)] += 1
         series.duration.total += took
         if status == 2:
             prompt, completion = exchange.usage
-            if prompt:
-                series.prompt += prompt
-            if completion:
-                series.completion += completion
+            series.prompt += prompt or 0
+            series.completion += completion or 0
         elif status == 5:
             self._failed(exchange.model, "5xx")
+        if outcome == "answered":
+            return
         if outcome == "broken":
             self._failed(exchange.model, "broken")
         elif outcome == "left":

@@ -47,7 +47,8 @@ class Plane:
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # known with the first connection
         self._pools: dict[str, Pool] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._date: tuple[list[tuple[bytes, bytes]], bytes] = ([], b"")
+        self._dated: list[tuple[bytes, bytes]] = []
+        self._date = b""
 
     def opened(self, front: Watched, loop: asyncio.AbstractEventLoop) -> None:
         self.fronts.add(front)
@@ -64,9 +65,9 @@ class Plane:
 
     def date(self, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The server's own headers (`date`), which change once a second, as bytes."""
-        if self._date[0] is not headers:
-            self._date = (headers, b"".join(b"%b: %b\r\n" % pair for pair in headers))
-        return self._date[1]
+        if self._dated is not headers:
+            self._dated, self._date = headers, b"".join(b"%b: %b\r\n" % pair for pair in headers)
+        return self._date
 
     def close(self) -> None:
         """Ends what is still being answered, and lets go of the engines."""

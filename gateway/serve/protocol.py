@@ -22,7 +22,7 @@ from gateway.serve.surface import Shape
 Headers = Iterable[tuple[bytes, bytes]]
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_PROCESS = secrets.token_hex(8)
+_PREFIX = f"req_{secrets.token_hex(8)}"
 _COUNT = itertools.count()
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NAME = msgspec.json.Decoder(str)
@@ -45,6 +45,7 @@ class Asked(msgspec.Struct):
     model: msgspec.Raw = _NOTHING
     stream: msgspec.Raw = _NOTHING
     previous_response_id: msgspec.Raw = _NOTHING
+    request_id: msgspec.Raw = _NOTHING
     # What the choice between replicas looks at (`gateway.serve.balance`).
     system: msgspec.Raw = _NOTHING
     instructions: msgspec.Raw = _NOTHING
@@ -76,6 +77,10 @@ class Asked(msgspec.Struct):
         except msgspec.DecodeError:
             return None
 
+    def names_itself(self) -> bool:
+        """Whether the client has chosen an id for it."""
+        return bytes(self.request_id) not in (b"", b"null")
+
 
 class Named(msgspec.Struct):
     """The usual case of `Asked`, read in one go: every field has the type that it should have."""
@@ -83,6 +88,7 @@ class Named(msgspec.Struct):
     model: str
     stream: bool | None = None
     previous_response_id: str | None = None
+    request_id: str | None = None
 
 
 _ASKED = msgspec.json.Decoder(Asked)
@@ -93,7 +99,7 @@ _OBJECT_HINT = "Send a JSON object in UTF-8 with `model` and the fields of the e
 
 def new_id() -> str:
     """Unique, not secret: a random number per process, and a count."""
-    return f"req_{_PROCESS}{next(_COUNT):08x}"
+    return f"{_PREFIX}{next(_COUNT)}"
 
 
 def known_id(value: bytes | None) -> str | None:

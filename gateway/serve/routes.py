@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import msgspec
+
 from gateway.errors import FitserveError, ModelNotFound, NotReady
 from gateway.serve import balance
 from gateway.serve.auth import ANYONE, Key
-from gateway.serve.makers import Makers
+from gateway.serve.responses import Responses, no_response
 from gateway.serve.waiting import Queue, Waiter, overloaded, places
 
 SHOWN_NAME = 200
@@ -67,23 +69,22 @@ class ModelRoute:
         )
 
 
-@dataclass(slots=True)
-class Call:
-    """What the choice of a replica looks at. `body` is the whole request in JSON, empty where it is a form or has none; `previous`: the
-    id of a response that only the replica that made it knows; `tokens` and `prefix`: see `gateway.serve.balance`."""
+class Call(msgspec.Struct):
+    """What the choice of a replica looks at. `body` is the whole request in JSON, empty where it is a form or has none; `maker`: the
+    seed of the replica that made the response from which this goes on; `tokens` and `prefix`: see `gateway.serve.balance`."""
 
     endpoint: str
     model: str
     body: bytes | bytearray = b""
     streams: bool = False
-    previous: str | None = None
+    maker: int | None = None
     tokens: int = 1
     prefix: int | None = None
 
     @property
     def light(self) -> bool:
         """It costs the engine next to nothing: a count of tokens, or a look at a response."""
-        return self.endpoint in _LIGHT or (self.previous is not None and not self.body)
+        return self.endpoint in _LIGHT or (self.maker is not None and not self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +127,13 @@ class Routes:
     `queue_per_model`: how many requests may wait; 0: none; None: see `gateway.serve.waiting.places`.
     """
 
-    def __init__(self, table: RouteTable | None = None, queue_per_model: int | None = None) -> None:
+    def __init__(
+        self, table: RouteTable | None = None, queue_per_model: int | None = None, responses: Responses | None = None
+    ) -> None:
         self._loads: dict[str, _Load] = {}
         self._last_pick: dict[str, int] = {}
         self._picks = 0
-        self._makers = Makers()
+        self.responses = responses or Responses()
         self._queues: dict[str, Queue] = {}
         self._queue_per_model = queue_per_model
         self._called = False
@@ -165,9 +168,13 @@ class Routes:
             ready = any(replica.id != avoid for replica in route.replicas)
             if not ready and not route.wait_s:
                 raise route.not_ready()
-            if (len(queue.waiting) if queue is not None else 0) >= places(route, self._queue_per_model):
+            if (len(queue.waiting) if queue is not None else 0) >= self._places(route):
                 raise self.refusal(route, "as many requests wait for them as may") if ready else route.not_ready()
         return replica
+
+    def _places(self, route: ModelRoute) -> int:
+        """How many may wait for a model."""
+        return places(route, self._queue_per_model)
 
     def _choose(self, route: ModelRoute, call: Call, avoid: str | None) -> Replica | None:
         """The replica that can take the call now."""
@@ -191,10 +198,9 @@ class Routes:
 
     def _maker(self, route: ModelRoute, call: Call) -> Replica | None:
         """The replica that made the response from which the call goes on."""
-        if call.previous is None:
+        if call.maker is None:
             return None
-        maker = self._makers.replica_of(call.previous)
-        return next((replica for replica in route.replicas if replica.id == maker), None)
+        return next((replica for replica in route.replicas if replica.seed == call.maker), None)
 
     # --- waiting ---
 
@@ -248,15 +254,12 @@ class Routes:
                 elif waiter.avoid is None and self._maker(route, waiter.call) is None:
                     break
 
-    # --- responses ---
-
-    def made(self, response: str, model: str, replica: Replica) -> None:
-        """Remembers who made a response."""
-        self._makers.made(response, model, replica.id)
-
-    def model_of(self, response: str, key: Key = ANYONE) -> str:
-        """The model that made a response, for who has `key`. Raises NotFound."""
-        return self._makers.model_of(response, key)
+    def model_of(self, response: str, maker: int) -> str:
+        """The model of the replica that made the response. Raises NotFound where it is gone."""
+        for route in self._table.models.values():
+            if any(replica.seed == maker for replica in route.replicas):
+                return route.name
+        raise no_response(response)
 
     # --- in flight ---
 

@@ -46,11 +46,19 @@ class Scopes:
 
     def needed(self, scope: types.Scope) -> Scope | Literal["open"]:
         """What is in no row needs `admin`; what is no route at all is answered with a 404 to every key that may read."""
-        known = False
+        match, path = self.find(scope)
+        if match is Match.FULL:
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            return SCOPES.get((method, path), "admin")
+        return "admin" if match is Match.PARTIAL else "read"
+
+    def find(self, scope: types.Scope) -> tuple[Match, str]:
+        """How well the best route matches, and its path as it was declared. Partial: it takes other methods."""
+        best, path = Match.NONE, ""
         for route in self.routes:
             match, _ = route.matches(scope)
             if match is Match.FULL:
-                method = "GET" if scope["method"] == "HEAD" else scope["method"]
-                return SCOPES.get((method, route.path), "admin")
-            known = known or match is Match.PARTIAL
-        return "admin" if known else "read"
+                return match, route.path
+            if match is Match.PARTIAL:
+                best, path = match, route.path
+        return best, path

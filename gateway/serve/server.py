@@ -20,12 +20,14 @@ import uvicorn
 from gateway.errors import SettingsError
 from gateway.serve.app import Door, create_app
 from gateway.serve.front import front
+from gateway.serve.guard import hold_little
+from gateway.serve.upstream import watch_peer
 from gateway.settings import Settings
 
 log = structlog.get_logger("fitserve")
 
-# Workers look at their signals ten times a second, and close their sockets at once then.
-_ORPHANS_S = 3.0
+# Workers look at their signals ten times a second, and close their sockets at once then; where they get time to.
+_ORPHANS_S = 30.0
 
 
 def lock(data: Path) -> int:
@@ -68,6 +70,8 @@ def listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    watch_peer(listener)
+    hold_little(listener)
     try:
         listener.bind((settings.host, settings.port))
     except OSError as error:
@@ -121,10 +125,11 @@ def _server(settings: Settings, listener: socket.socket) -> tuple[uvicorn.Server
         return uvicorn.Server(server_config(settings, create_app(settings))), listener
     from gateway.serve import sockets
     from gateway.serve.control import Control
+    from gateway.serve.memory import Memory
 
-    shared = sockets.share(listener, settings.workers)
+    listeners = sockets.share(listener, settings.workers)
     control, path = sockets.listen_control(settings.data)
-    app = create_app(settings, shared=(shared, path))
+    app = create_app(settings, shared=(Memory(), listeners, path))
     assert app.workers is not None  # noqa: S101 - it was told what they share
     return Control(settings, app, app.workers), control
 

@@ -1,112 +1,115 @@
-"""Limits of keys where several workers serve: each counts what it admits, and hears soon after what the others did.
+"""Limits of keys where several workers serve: what each admits is counted in memory that all of them share, so they are those of one.
 
-What is used is used of one and the same minute's worth: what the others took is taken here too, and what was admitted too much in
-the moment before a worker heard of it is owed. So over a minute and more the limits hold; within the moment (SPENT_S) each worker may
-admit as many as one could.
+row of a key    used of its minute's requests, and when that was so; the same of tokens; requests under way at each worker
+
+The control process gives the rows to keys. A key for which none is left (there are `memory.ROWS`) has its limits at each worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import struct
+from collections import deque
+from collections.abc import Iterable, Mapping
 
 from gateway.serve.auth import Key, Limit
-from gateway.serve.channel import Spent, Usage
-from gateway.serve.limits import Account, Bucket, Limiter, Permit
+from gateway.serve.limits import MINUTE_S, Account, Bucket, Limiter
+from gateway.serve.memory import MOST_WORKERS, ROW_BYTES, ROWS, Memory
 from gateway.serve.surface import Shape
 
-
-class _Bucket(Bucket):
-    """`taken`: here, since it was last told."""
-
-    __slots__ = ("taken",)
-
-    def __init__(self, size: int, now: float) -> None:
-        super().__init__(size, now)
-        self.taken = 0
-
-    def take(self, count: int, now: float) -> None:
-        super().take(count, now)
-        self.taken += count
-
-    def take_elsewhere(self, count: int, now: float) -> None:
-        super().take(count, now)
-
-    def told(self) -> int:
-        taken, self.taken = self.taken, 0
-        return taken
+_BUCKET = struct.Struct("<dd")
+_COUNT = struct.Struct("<I")
+_COUNTS = struct.Struct(f"<{MOST_WORKERS}I")
+_COUNTS_AT = 2 * _BUCKET.size
 
 
-class _Account(Account):
-    """`elsewhere`: requests in flight by worker. `changed` is called when there is something to tell."""
+class Rows:
+    """For the control process: which key has which row."""
 
-    def __init__(self, limit: Limit, now: float, changed: Callable[[], None]) -> None:
-        self._in_flight = 0
-        self._changed = changed
-        super().__init__(limit, now)
-        self.requests = _Bucket(self.requests.size, now) if self.requests is not None else None
-        self.tokens = _Bucket(self.tokens.size, now) if self.tokens is not None else None
-        self.elsewhere: dict[int, int] = {}
-        self._told_in_flight = 0
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._of: dict[bytes, int] = {}
+        # One that was given back is the last to be given again: what its key had under way has ended by then.
+        self._free = deque(range(ROWS))
 
-    @property
-    def in_flight(self) -> int:
-        return self._in_flight
+    def of(self, keys: Iterable[Key]) -> dict[bytes, int]:
+        """By digest, from now on."""
+        limited = dict.fromkeys(key.digest for key in keys if key.limit is not None)
+        for digest in [digest for digest in self._of if digest not in limited]:
+            self._free.append(self._of.pop(digest))
+        for digest in limited:
+            if digest not in self._of and self._free:
+                row = self._of[digest] = self._free.popleft()
+                _row(self._memory, row)[:] = bytes(ROW_BYTES)
+        return dict(self._of)
 
-    @in_flight.setter
-    def in_flight(self, count: int) -> None:
-        self._in_flight = count
-        self._changed()
-
-    def admit(self, shape: Shape, now: float) -> None:
-        others = sum(self.elsewhere.values())
-        self._in_flight += others
-        try:
-            super().admit(shape, now)
-        finally:
-            self._in_flight -= others
-
-    def told(self) -> Usage | None:
-        """What is new since it was last asked."""
-        requests, tokens = (bucket.told() if isinstance(bucket, _Bucket) else 0 for bucket in (self.requests, self.tokens))
-        if not requests and not tokens and self._in_flight == self._told_in_flight:
-            return None
-        self._told_in_flight = self._in_flight
-        return Usage(requests, tokens, self._in_flight)
-
-    def heard(self, worker: int, usage: Usage, now: float) -> None:
-        self.elsewhere[worker] = usage.in_flight
-        for bucket, count in ((self.requests, usage.requests), (self.tokens, usage.tokens)):
-            if isinstance(bucket, _Bucket) and count:
-                bucket.take_elsewhere(count, now)
+    def forget(self, worker: int) -> None:
+        """It is dead, and what it had under way has ended."""
+        for row in self._of.values():
+            _COUNT.pack_into(_row(self._memory, row), _COUNTS_AT + worker * _COUNT.size, 0)
 
 
 class SharedLimiter(Limiter):
-    """`changed` is called when `spent` has something to tell."""
+    """A worker's. `rows`: by digest of the key, as the control process says."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, memory: Memory, worker: int) -> None:
         super().__init__()
-        self._changed = changed
+        self.rows: Mapping[bytes, int] = {}
+        self._memory = memory
+        self._worker = worker
 
-    def admit(self, key: Key, shape: Shape, now: float) -> Permit | None:
-        self._account(key, now)
-        return super().admit(key, shape, now)
+    def _open(self, digest: bytes, limit: Limit, now: float) -> Account:
+        row = self.rows.get(digest)
+        return Account(limit, now) if row is None else _Account(limit, self._memory, row, self._worker)
 
-    def spent(self) -> dict[bytes, Usage]:
-        """What was used here since this was asked before, for the other workers."""
-        told = ((digest, account.told()) for digest, account in self._accounts.items() if isinstance(account, _Account))
-        return {digest: usage for digest, usage in told if usage is not None}
 
-    def spent_elsewhere(self, spent: Spent, keys: Mapping[bytes, Key], now: float) -> None:
-        for digest, usage in spent.keys.items():
-            key = keys.get(digest)
-            account = self._account(key, now) if key is not None else None
-            if account is not None:
-                account.heard(spent.worker, usage, now)
+class _Bucket(Bucket):
+    """In memory stands how much is used of it, so that nothing is a full one."""
 
-    def _account(self, key: Key, now: float) -> _Account | None:
-        if key.limit is None:
-            return None
-        account = self._accounts.get(key.digest)
-        if not isinstance(account, _Account):
-            account = self._accounts[key.digest] = _Account(key.limit, now, self._changed)
-        return account
+    __slots__ = ("_memory",)
+
+    def __init__(self, size: int, memory: memoryview) -> None:
+        self.size = size
+        self._memory = memory
+
+    def _used(self) -> tuple[float, float]:
+        used, at = _BUCKET.unpack(self._memory)
+        return used, at
+
+    def level(self, now: float) -> float:
+        used, at = self._used()
+        # The clocks of two processes are one, but not looked at in the same moment.
+        return min(self.size, self.size - used + max(0.0, now - at) * self.size / MINUTE_S)
+
+    def take(self, count: int, now: float) -> None:
+        _BUCKET.pack_into(self._memory, 0, self.size - self.level(now) + count, max(now, self._used()[1]))
+
+
+class _Account(Account):
+    def __init__(self, limit: Limit, memory: Memory, row: int, worker: int) -> None:
+        super().__init__(limit, 0.0)
+        found = _row(memory, row)
+        self._lock = memory.lock(row)
+        self._counts = found[_COUNTS_AT:]
+        self._at = worker * _COUNT.size
+        self.requests = _Bucket(self.requests.size, found[: _BUCKET.size]) if self.requests is not None else None
+        self.tokens = _Bucket(self.tokens.size, found[_BUCKET.size : _COUNTS_AT]) if self.tokens is not None else None
+
+    def under_way(self) -> int:
+        return sum(_COUNTS.unpack(self._counts))
+
+    def count(self, change: int) -> None:
+        """Each worker writes its own."""
+        own: int = _COUNT.unpack_from(self._counts, self._at)[0]
+        _COUNT.pack_into(self._counts, self._at, max(0, own + change))
+
+    def admit(self, shape: Shape, now: float) -> None:
+        with self._lock:
+            super().admit(shape, now)
+
+    def end(self, tokens: int, now: float) -> None:
+        with self._lock:
+            super().end(tokens, now)
+
+
+def _row(memory: Memory, row: int) -> memoryview:
+    return memory.accounts[row * ROW_BYTES : (row + 1) * ROW_BYTES]

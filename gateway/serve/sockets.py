@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 
 from gateway.errors import SettingsError
+from gateway.serve.guard import hold_little
+from gateway.serve.upstream import watch_peer
 
 _BACKLOG = 2048
 
@@ -24,6 +26,8 @@ def share(bound: socket.socket, count: int) -> list[socket.socket]:
             listeners.append(listener)
             for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
                 listener.setsockopt(socket.SOL_SOCKET, option, 1)
+            watch_peer(listener)
+            hold_little(listener)
             listener.bind(address)
             listener.listen(_BACKLOG)
     except OSError as error:

@@ -1,8 +1,9 @@
 """Connections to engines: made when needed, kept for the next request, dropped the moment their client leaves.
 
-A connection is reused only when its last answer was complete, nothing came after it, and the whole request had been written. It is
-not reused after IDLE_S, which is below the keep-alive of the engines' servers (uvicorn: 5 s), so that an engine does not close it in
-the moment we write to it. Should that happen all the same, the request is not sent again: whether the engine read it cannot be known.
+A connection is reused only when its last answer was complete, nothing came after it, and the whole request had been written. An engine
+should not close it in the moment we write to it. So it is not reused after IDLE_S, which is below the keep-alive of the engines' servers
+(uvicorn: 5 s), but where the engine has left another one open for longer. Should it happen all the same, the request is not sent again:
+whether the engine read it cannot be known.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 5.0
 IDLE_S = 4.0
+# How long one is kept all the same, to see whether the engine closes it; and by how much it must have been idle for longer than
+# another one that is reused then.
+KEPT_S = 60.0
+_MARGIN_S = 1.0
 HEAD_LIMIT_BYTES = 64 * 1024
 TO_CLIENT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"retry-after"})
 # From here on two writes cost less than a copy.
@@ -32,9 +37,8 @@ _JOIN_BYTES = 16 * 1024
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 
 
-def watch_peer(transport: asyncio.BaseTransport) -> None:
-    """Has the kernel ask a silent peer whether it is still there."""
-    connection: socket.socket = transport.get_extra_info("socket")
+def watch_peer(connection: socket.socket) -> None:
+    """Has the kernel ask a silent peer whether it is still there. What a socket accepts that listens is watched as it is itself."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -43,16 +47,20 @@ def watch_peer(transport: asyncio.BaseTransport) -> None:
 class Link(asyncio.Protocol):
     """One connection to an engine, and the answer that is being read from it: body bytes go straight to the client.
 
-    `exchange` is the request it works for, None while it waits in the pool and after it was dropped. `over`: the answer is
-    complete. `headers`: those that may be passed on; `length`: its content-length. `sized`: the engine says where its answer ends.
-    `framed`: the client gets it in chunks. `sent`: body bytes so far. `out`: what one read gave for the client, written at once, for
-    a write costs more than all that is done here.
+    `exchange` is the request it works for, None while it waits in the pool and after it was dropped. `heard`: the engine said
+    something since the last sweep. `over`: the answer is complete. `headers`: those that may be passed on; `length`: its
+    content-length. `sized`: the engine says where its answer ends. `framed`: the client gets it in chunks. `sent`: body bytes so far.
+    `out`: what one read gave for the client, written at once, for a write costs more than all that is done here.
     """
 
-    transport: asyncio.Transport
+    __slots__ = (
+        *("_between", "_bulky", "_chunk_ended", "_echo", "_first", "_head_bytes", "_parser", "_reusable", "exchange", "framed"),
+        *("headers", "heard", "idle_since", "length", "out", "over", "pool", "sent", "sized", "tail", "transport"),
+    )
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
+        self.transport: asyncio.Transport
         self.exchange: Exchange | None = None
         self.headers: tuple[tuple[bytes, bytes], ...] = ()
         self.length: bytes | None = None
@@ -65,14 +73,16 @@ class Link(asyncio.Protocol):
         self._parser.set_dangerous_leniencies(lenient_headers=True)
         self._reusable = self._bulky = False
         self._first = False  # nothing of the answer has come yet
+        self._chunk_ended = False  # what was last parsed is the end of a chunk
+        self._between = False  # the answer goes out in chunks as it comes in, and what comes next begins one
 
     def ask(self, exchange: Exchange, head: bytes, body: bytes | bytearray) -> None:
         """Writes a request; its answer goes to `exchange`."""
         self.exchange = exchange
         self.tail.clear()
         self.sent = self._head_bytes = 0
-        self.over = self.sized = self.framed = False
-        self._first = True
+        self.over = self.sized = self.framed = self._between = self._chunk_ended = False
+        self._first = self.heard = True
         if len(body) < _JOIN_BYTES:
             self.transport.write(head + body)
         else:
@@ -98,25 +108,30 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
         self.pool.links.add(self)
-        watch_peer(transport)
+        # What uvloop gives as the socket makes a real one for every call.
+        connection = socket.socket(fileno=transport.get_extra_info("socket").fileno())
+        try:
+            watch_peer(connection)
+        finally:
+            connection.detach()
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
         if exchange is None:
             self.transport.abort()  # it talks unasked
             return
-        exchange.heard = True
+        self.heard = True
+        if self._between and self._is_chunk(data):
+            exchange.client.write(data)
+            return
         self._bulky = len(data) >= _JOIN_BYTES
         first = self._first
         if first:
             self._first = False
-            if self._echo is not None and (length := self._echo.length(data)) is not None:
-                self.headers, self.length, self.sized = self._echo.headers, length, True
-                exchange.head(self, self._echo.status)
-                if body := self._echo.body(data):
-                    self.on_body(body)
+            echo = self._echo
+            if echo is not None and exchange.keep and not exchange.promised and (body := echo.body(data)) is not None:
                 self.over = True
-                exchange.end(self, reusable=True)
+                exchange.answered(self, echo.status, echo.lines, body)
                 return
         try:
             self._parser.feed_data(data)
@@ -127,6 +142,7 @@ class Link(asyncio.Protocol):
             self._reusable = False
         if self.exchange is None:
             return
+        self._between = self._chunk_ended and self.framed and data.endswith(b"\r\n")
         if self.over:
             if first and self._reusable:
                 self._echo = repeats.remember_answer(data, exchange.status, self.headers, self.length)
@@ -138,11 +154,25 @@ class Link(asyncio.Protocol):
             if self._head_bytes > HEAD_LIMIT_BYTES:
                 exchange.broke(self, "the head of its answer has no end")
 
+    def _is_chunk(self, data: bytes) -> bool:
+        """Whether that is one chunk, written as plainly as they are written here: it needs neither be parsed nor framed anew."""
+        at = data.find(b"\r\n", 1, 8)
+        size = len(data) - at - 4
+        if size <= 0 or not data.startswith(b"%x\r\n" % size) or not data.endswith(b"\r\n"):
+            return False
+        self.sent += size
+        self.tail.append(data[max(at + 2, len(data) - TAIL_BYTES) : -2])
+        return True
+
     def eof_received(self) -> None:
+        if self.exchange is None:
+            self.pool.distrust()
         self._closed(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.pool.links.discard(self)
+        if self.exchange is None and exc is not None:
+            self.pool.distrust()
         self._closed(exc)
 
     def _closed(self, error: Exception | None) -> None:
@@ -184,6 +214,12 @@ class Link(asyncio.Protocol):
         if self.exchange is not None and not self.over and (status >= 200 or status == 101):
             self.exchange.head(self, status)
 
+    def on_chunk_header(self) -> None:
+        self._chunk_ended = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_ended = True
+
     def on_body(self, data: bytes) -> None:
         exchange = self.exchange
         if exchange is None or self.over:
@@ -218,16 +254,21 @@ class Pool:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._loop = loop
         self.links: set[Link] = set()
-        self._idle: list[Link] = []
+        self._idle: list[Link] = []  # those used last at the end
+        self._good_s = IDLE_S  # for which one is good that is idle
         self._dials: set[asyncio.Task[None]] = set()
 
     def take(self) -> Link | None:
         """A connection that waits for work; the one used last, so that the others may grow old."""
-        while self._idle:
-            link = self._idle.pop()
-            if not link.transport.is_closing() and self._loop.time() - link.idle_since < IDLE_S:
+        idle = self._idle
+        while idle:
+            link = idle.pop()
+            if link.transport.is_closing():
+                continue
+            if self._loop.time() - link.idle_since < self._good_s:
                 return link
-            link.drop()
+            idle.append(link)
+            break
         return None
 
     def give(self, link: Link) -> None:
@@ -258,10 +299,17 @@ class Pool:
             if not made:
                 self.links.discard(link)  # uvloop closes a cancelled connection without a word to its protocol
 
+    def distrust(self) -> None:
+        """The engine has closed one that was idle."""
+        self._good_s = IDLE_S
+
     def sweep(self, now: float) -> bool:
         """Closes what has waited too long. Whether anything is left."""
-        while self._idle and now - self._idle[0].idle_since >= IDLE_S:
+        self._idle = [link for link in self._idle if not link.transport.is_closing()]
+        while self._idle and now - self._idle[0].idle_since >= KEPT_S:
             self._idle.pop(0).drop()
+        if self._idle:
+            self._good_s = max(self._good_s, now - self._idle[0].idle_since - _MARGIN_S)
         return bool(self.links or self._dials)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """A worker: a process that answers inference, with the tables that the control process gives it, and passes everything else on to it.
 
-    python -m gateway.serve.worker DATA_DIR INDEX LISTENER CHANNEL     (the last two are file descriptors)
+    python -m gateway.serve.worker DATA_DIR INDEX LISTENER CHANNEL MEMORY     (the last three are file descriptors)
 
 It ends on SIGTERM, after what it is answering. When the control process is gone it goes on with the last tables, until a gateway on
 the same data folder starts, which ends it (`gateway.serve.orphans`).
@@ -27,23 +27,23 @@ from gateway.serve.access import AccessLog
 from gateway.serve.auth import Keys
 from gateway.serve.channel import (
     REPORT_S,
-    SPENT_S,
     Begin,
     Channel,
     Elsewhere,
     KeyTable,
     Load,
-    Made,
     Report,
-    Spent,
     Table,
     receive_begin,
 )
 from gateway.serve.front import front
+from gateway.serve.guesses import Guesses
+from gateway.serve.memory import Memory
 from gateway.serve.metrics import Metrics, Sample
 from gateway.serve.passage import Passage
 from gateway.serve.plane import Plane
-from gateway.serve.routes import Replica, Routes, RouteTable
+from gateway.serve.responses import Responses
+from gateway.serve.routes import ModelRoute, Replica, Routes, RouteTable
 from gateway.serve.shares import SharedLimiter
 
 log = logging.getLogger("fitserve.worker")
@@ -60,10 +60,8 @@ class SharedRoutes(Routes):
     so a replica is given too many only for a moment, and no worker waits for another one.
     """
 
-    def __init__(self, begin: Begin, channel: Channel | None = None) -> None:
-        share = None if begin.queue_per_model is None else -(-begin.queue_per_model // begin.workers)
-        super().__init__(_table(begin.routes), share)
-        self.channel = channel
+    def __init__(self, begin: Begin, memory: Memory) -> None:
+        super().__init__(_table(begin.routes), begin.queue_per_model, Responses(memory.responses))
         self._workers = begin.workers
         self._elsewhere: dict[str, int] | None = None
 
@@ -72,19 +70,14 @@ class SharedRoutes(Routes):
         self._elsewhere = in_flight
         self._call()
 
+    def _places(self, route: ModelRoute) -> int:
+        return -(-super()._places(route) // self._workers)
+
     def _has_room(self, replica: Replica) -> bool:
         if replica.capacity is None:
             return True
         left = 0 if self._elsewhere is None else replica.capacity - self._elsewhere.get(replica.id, 0)
         return self.in_flight(replica.id) < max(replica.capacity // self._workers, left, 1)
-
-    def made(self, response: str, model: str, replica: Replica) -> None:
-        super().made(response, model, replica)
-        if self.channel is not None:
-            self.channel.send(Made(response, model, replica.id))
-
-    def made_elsewhere(self, made: Made) -> None:
-        self._makers.made(made.response, made.model, made.replica)
 
     def loads(self) -> dict[str, Load]:
         now = time.monotonic()
@@ -94,21 +87,18 @@ class SharedRoutes(Routes):
 class Worker:
     """What the control process says is done; what it wants to know is told."""
 
-    def __init__(self, index: int, begin: Begin) -> None:
-        self.routes = SharedRoutes(begin)
-        self.keys = Keys(None, None)
-        self.limiter = SharedLimiter(self._spend_soon)
+    def __init__(self, index: int, begin: Begin, memory: Memory) -> None:
+        self.routes = SharedRoutes(begin, memory)
+        self.keys = Keys(None, None, guesses=Guesses(memory=memory))
+        self.limiter = SharedLimiter(memory, index)
         self.metrics = AccessLog() if begin.access_log else Metrics()
         self.plane = Plane(self.routes, self.keys, begin.limits, self.metrics)
         self.plane.limiter = self.limiter
         self._index = index
-        self._channel: Channel | None = None
-        self._spending = False
         self._take_keys(begin.keys)
 
     async def listen(self, channel: Channel) -> None:
         """Until the control process is gone."""
-        self._channel = self.routes.channel = channel
         reporting = asyncio.create_task(self._report(channel))
         try:
             while True:
@@ -119,19 +109,15 @@ class Worker:
                         self._take_keys(keys)
                     case Elsewhere(in_flight):
                         self.routes.elsewhere(in_flight)
-                    case Spent() as spent:
-                        self.limiter.spent_elsewhere(spent, self.keys.table.keys, asyncio.get_running_loop().time())
-                    case Made() as made:
-                        self.routes.made_elsewhere(made)
         except (EOFError, OSError):
             log.warning("the control process is gone; worker %d goes on with the last routes and keys", self._index)
         finally:
-            self._channel = self.routes.channel = None
             self.routes.elsewhere(None)
             reporting.cancel()
 
     def _take_keys(self, table: KeyTable) -> None:
         self.keys.swap(table.keys, closed=table.closed)
+        self.limiter.rows = table.rows
         self.limiter.keep(self.keys.table.keys)
 
     async def _report(self, channel: Channel) -> None:
@@ -146,16 +132,6 @@ class Worker:
                     counted_at = time.monotonic() + 100 * (time.monotonic() - began) - REPORT_S
                 channel.send(Report(self.routes.loads(), samples))
             await asyncio.sleep(REPORT_S)
-
-    def _spend_soon(self) -> None:
-        if not self._spending and self._channel is not None:
-            self._spending = True
-            asyncio.get_running_loop().call_later(SPENT_S, self._spend)
-
-    def _spend(self) -> None:
-        self._spending = False
-        if self._channel is not None and (keys := self.limiter.spent()):
-            self._channel.send(Spent(self._index, keys))
 
     def _samples(self) -> Iterator[Sample]:
         yield from self.metrics.samples()
@@ -204,6 +180,7 @@ def _table(table: Table) -> RouteTable:
 def main() -> None:
     index = int(sys.argv[2])
     listener, end = (socket.socket(fileno=int(number)) for number in sys.argv[3:5])
+    memory = Memory(int(sys.argv[5]))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         begin = receive_begin(end)
@@ -212,7 +189,7 @@ def main() -> None:
     except msgspec.MsgspecError as error:
         sys.exit(f"fitserve: worker and control process are not of the same version: {error}")
     configure_logging(begin.log_level)
-    worker = Worker(index, begin)
+    worker = Worker(index, begin, memory)
     config = uvicorn.Config(
         Passage(Path(begin.control)),
         http=front(worker.plane),

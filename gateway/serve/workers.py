@@ -34,22 +34,20 @@ from gateway.serve.channel import (
     Channel,
     Elsewhere,
     Load,
-    Made,
-    Report,
-    Spent,
     ToWorker,
-    Usage,
     keys_of,
     table_of,
 )
 from gateway.serve.guard import Limits
+from gateway.serve.memory import Memory
 from gateway.serve.metrics import METRICS, Sample
 from gateway.serve.routes import Routes, RouteTable
+from gateway.serve.shares import Rows
 from gateway.settings import Settings
 
 log = structlog.get_logger("fitserve.workers")
 
-HUNG_S = 15.0
+HUNG_S = 30.0
 # A worker that lived shorter died at once.
 _YOUNG_S = 3.0
 _BACKOFF_S = 0.05
@@ -60,15 +58,15 @@ _LASTING = frozenset(metric.name for metric in METRICS if metric.kind != "gauge"
 
 @dataclass(eq=False)
 class _Worker:
-    """One that runs. `spent`: requests in flight by digest of the key."""
+    """One that runs."""
 
     index: int
     process: asyncio.subprocess.Process
     channel: Channel
     heard: float
+    silent_looks: int = 0  # since it was heard
     loads: dict[str, Load] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
-    spent: dict[bytes, int] = field(default_factory=dict)
     elsewhere: dict[str, int] | None = None  # as it was told
 
 
@@ -95,12 +93,17 @@ class PublishedRoutes(Routes):
 class Workers:
     """`routes` are for the loop."""
 
-    def __init__(self, settings: Settings, limits: Limits, keys: Keys, listeners: list[socket.socket], control: Path) -> None:
-        """limits: of the whole gateway; listeners: one for each; control: where they ask the control process."""
+    def __init__(
+        self, settings: Settings, limits: Limits, keys: Keys, memory: Memory, listeners: list[socket.socket], control: Path
+    ) -> None:
+        """limits: of the whole gateway; memory: what all of them know; listeners: one for each; control: where they ask the
+        control process."""
         self.control = control
         self.routes = PublishedRoutes(self)
         self._settings = settings
         self._keys = keys
+        self._memory = memory
+        self._rows = Rows(memory)
         count = settings.workers
         # The kernel spreads connections evenly, but not exactly so.
         self._limits = replace(
@@ -126,7 +129,7 @@ class Workers:
 
     def publish_keys(self) -> None:
         """The keys have changed."""
-        self.tell(keys_of(self._keys))
+        self.tell(keys_of(self._keys, self._rows))
 
     def samples(self) -> Iterator[Sample]:
         """The metrics of each worker, and what those that have ended had counted."""
@@ -145,10 +148,9 @@ class Workers:
         ]
         return min(silences, default=None)
 
-    def tell(self, message: ToWorker, but: int = -1) -> None:
+    def tell(self, message: ToWorker) -> None:
         for worker in self._running.values():
-            if worker.index != but:
-                worker.channel.send(message)
+            worker.channel.send(message)
 
     def drain(self) -> None:
         """The workers take no new connections and finish what they are answering."""
@@ -190,7 +192,7 @@ class Workers:
     async def _run(self, index: int) -> int:
         """Starts a worker and hears it until it has ended; its exit code."""
         ours, theirs = socket.socketpair()
-        ends = (self._listeners[index].fileno(), theirs.fileno())
+        ends = (self._listeners[index].fileno(), theirs.fileno(), self._memory.descriptor)
         arguments = ("-m", "gateway.serve.worker", str(self._settings.data.resolve()), str(index), *map(str, ends))
         # Without the settings: what it needs it is told, and keys in clear are not among it. In a session of its own, so that
         # Ctrl+C comes to the control process alone.
@@ -204,10 +206,6 @@ class Workers:
             # No table can change between these two.
             worker.channel.send(self._begin())
             self._running[index] = worker
-            for other in self._running.values():
-                if other is not worker:
-                    in_flight = {digest: Usage(0, 0, count) for digest, count in other.spent.items()}
-                    worker.channel.send(Spent(other.index, in_flight))
             if self._drained.is_set():
                 _end(process)
             await self._hear(worker)
@@ -226,7 +224,7 @@ class Workers:
             log_level=settings.log_level,
             access_log=settings.access_log,
             routes=table_of(self.routes.table),
-            keys=keys_of(self._keys),
+            keys=keys_of(self._keys, self._rows),
         )
 
     async def _hear(self, worker: _Worker) -> None:
@@ -234,19 +232,12 @@ class Workers:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 try:
-                    message = await worker.channel.to_control()
+                    report = await worker.channel.report()
                 except msgspec.MsgspecError as error:
                     log.error("a worker is not of this version", worker=worker.index, error=str(error))  # noqa: TRY400
                     return
-                match message:
-                    case Report():
-                        worker.heard, worker.loads = time.monotonic(), message.loads
-                        worker.samples = worker.samples if message.samples is None else message.samples
-                    case Spent():
-                        worker.spent.update({digest: usage.in_flight for digest, usage in message.keys.items()})
-                        self.tell(message, worker.index)
-                    case Made():
-                        self.tell(message, worker.index)
+                worker.heard, worker.silent_looks, worker.loads = time.monotonic(), 0, report.loads
+                worker.samples = worker.samples if report.samples is None else report.samples
 
     async def _ended(self, worker: _Worker) -> int:
         """Once it has: its streams have ended with it, what it has counted remains."""
@@ -260,7 +251,7 @@ class Workers:
         for name, labels, count in worker.samples:
             if _lasting(name):
                 self._counted[name, labels] = self._counted.get((name, labels), 0) + count
-        self.tell(Spent(worker.index, {digest: Usage(0, 0, 0) for digest in worker.spent}))
+        self._rows.forget(worker.index)
         return code
 
     async def _tend(self) -> None:
@@ -273,7 +264,9 @@ class Workers:
                 if worker.elsewhere != in_flight:
                     worker.elsewhere = in_flight
                     worker.channel.send(Elsewhere(in_flight))
-                if time.monotonic() - worker.heard > HUNG_S:
+                # Not by the clock: where this process gets no time, a worker gets none either, or is not heard.
+                worker.silent_looks += 1
+                if worker.silent_looks * REPORT_S > HUNG_S:
                     log.error("a worker hangs and is killed", worker=worker.index)
                     worker.process.kill()
 

@@ -1,0 +1,88 @@
+"""What small parts take: python -m benchmarks.small
+
+Prints one line a figure: CPU time, the best of some rounds, and what is to be reached. Tests prove of the same parts what does
+not depend on the speed of a machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import statistics
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from gateway.catalog import read
+from gateway.errors import FitserveError
+from gateway.hub import Hub
+from gateway.probe import probe
+from gateway.serve.auth import Keys
+from gateway.serve.balance import affine, prefix, weigh
+from gateway.serve.guesses import Guesses
+from gateway.serve.protocol import read_asked
+from tests.fake_nvml import FakeNvml
+from tests.model_files import experts, write
+
+ADMIN = "an-admin-key-of-this-benchmark"
+NO_HUB = Hub("http://127.0.0.1:9", None, Path("/nonexistent"))
+
+
+def best(work: Callable[[], object], rounds: int) -> float:
+    """Seconds."""
+    took = []
+    for _ in range(rounds):
+        began = time.process_time()
+        work()
+        took.append(time.process_time() - began)
+    return min(took)
+
+
+def choose() -> None:
+    """A thousand choices of a replica."""
+    messages = [{"role": "system", "content": "You are helpful. " * 30}, {"role": "user", "content": "hi"}]
+    body = json.dumps({"messages": messages, "model": "m", "max_tokens": 100}).encode()
+    call, seeds = read_asked(body), [zlib.crc32(f"m.{index}.1".encode()) for index in range(4)]
+    for _ in range(1000):
+        affine([5, 7, 9, 3], seeds, weigh(call, len(body)), prefix(call) or 0)
+
+
+class Patient(Guesses):
+    """Does not count."""
+
+    def wrong(self, address: str) -> None:
+        del address
+
+
+def difference_of_keys() -> float:
+    """How much longer a nearly right key is looked at than another wrong one: the share that the medians differ by."""
+    keys = Keys(ADMIN, None)
+    keys._guesses = Patient()  # noqa: SLF001
+    tokens = (b"Bearer " + b"z" * len(ADMIN), b"Bearer " + ADMIN.encode()[:-1] + b"z")
+    times: tuple[list[int], list[int]] = ([], [])
+    for _ in range(2000):
+        for token, spent in zip(tokens, times, strict=True):
+            began = time.thread_time_ns()
+            for _ in range(50):
+                with contextlib.suppress(FitserveError):
+                    keys.check(token, "admin")
+            spent.append(time.thread_time_ns() - began)
+    first, second = (statistics.median(spent) for spent in times)
+    return abs(first - second) / first
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), experts(50))
+        reading = best(lambda: asyncio.run(read(folder, hub=NO_HUB)), 5)
+    print(f"reading a model of 50,000 tensors in 50 files  {reading * 1000:8.0f} ms   to reach:  500 ms")
+    print(f"reading this machine, without GPUs             {best(lambda: probe(Path.cwd(), nvml=FakeNvml([])), 5) * 1000:8.1f} ms   to reach:   50 ms")  # fmt: skip
+    print(f"choosing a replica                             {best(choose, 20) * 1000:8.1f} µs   to reach:   20 µs")
+    print(f"a nearly right key, against another wrong one  {difference_of_keys():8.2%}      to reach:    1 %")
+
+
+if __name__ == "__main__":
+    main()
