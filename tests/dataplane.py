@@ -13,18 +13,19 @@ from typing import Any
 
 import httpx
 import uvicorn
+import uvloop
 from uvicorn.server import ServerState
 
 from gateway.serve.auth import ANYONE, Key
-from gateway.serve.front import front
+from gateway.serve.front import Front, front
 from gateway.serve.guard import Limits
 from gateway.serve.meter import Meter
-from gateway.serve.plane import Admits, Plane
+from gateway.serve.plane import Admits, Plane, Watched
 from gateway.serve.routes import ModelRoute, Replica, Routes, RouteTable
+from tests.patience import HANG_S
 from tests.upstream import Call, Upstream
 
 LIMIT = 16 * 1024 * 1024
-LEAVE_S = 1.0
 CHAT = "/v1/chat/completions"
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 ANSWER = {
@@ -73,8 +74,20 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": answer})
 
 
+class _Loop(uvloop.Loop):
+    """Its clock stands at `now`, where that is not None. Timers run as ever."""
+
+    now: float | None = None
+
+    def time(self) -> float:
+        return super().time() if self.now is None else self.now
+
+
 class Gateway:
-    """The data plane on a free port, in a thread with its own event loop. `tasks` counts what runs in that loop."""
+    """The data plane on a free port, in a thread with its own event loop. `tasks` counts what runs in that loop.
+
+    still: its clock stands, and moves by `later` alone, so that no time-out depends on how fast this machine is.
+    """
 
     def __init__(
         self,
@@ -82,11 +95,14 @@ class Gateway:
         meter: Meter | None = None,
         app: Any = None,
         queue_per_model: int | None = None,
+        *,
+        still: bool = False,
         **limits: Any,
     ) -> None:
         self.routes = Routes(queue_per_model=queue_per_model)
         self.plane = Plane(self.routes, keys or Everyone(), Limits(**{"body_bytes": LIMIT, **limits}), meter)
         self._app = app or echo
+        self._still = still
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -102,23 +118,24 @@ class Gateway:
             date_header=False,
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, args=(config,))
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        deadline = time.monotonic() + 10
-        while not self._server.started and time.monotonic() < deadline:
+        while not self._server.started:
+            assert self._thread.is_alive(), "the gateway did not start"
             time.sleep(0.005)
         self.idle_tasks = self.tasks()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(10)
+        self._thread.join(HANG_S)
         self._socket.close()
         assert not self._thread.is_alive()
 
-    def _run(self, config: uvicorn.Config) -> None:
-        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            self._loop = runner.get_loop()
+    def _run(self) -> None:
+        self._loop = _Loop()
+        self._loop.now = self._loop.time() if self._still else None
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._main())
 
     async def _main(self) -> None:
@@ -130,17 +147,32 @@ class Gateway:
             self.routes.table = RouteTable({})  # forgets who was picked last
             self.routes.table = RouteTable({route.name: route for route in models})
 
-        asyncio.run_coroutine_threadsafe(swap(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(swap(), self._loop).result(HANG_S)
+
+    def later(self, seconds: float) -> None:
+        """`seconds` later by the clock of the data plane, it looks at its connections, as it does twice a second."""
+
+        async def look() -> None:
+            self._loop.now = self._loop.time() + seconds
+            if self.plane._timer is not None:
+                self.plane._timer.cancel()
+                self.plane._sweep()
+
+        asyncio.run_coroutine_threadsafe(look(), self._loop).result(HANG_S)
+
+    def catch_up(self) -> None:
+        """Returns when the loop is through with what it was doing: who has an answer may be faster than what follows it."""
+        self.tasks()
 
     def tasks(self) -> int:
         async def count() -> int:
             return len(asyncio.all_tasks())
 
-        return asyncio.run_coroutine_threadsafe(count(), self._loop).result(5)
+        return asyncio.run_coroutine_threadsafe(count(), self._loop).result(HANG_S)
 
-    async def settled(self, seconds: float = 10) -> None:
-        """Waits until nothing is in flight and no task is left; fails when that takes longer than `seconds`."""
-        await until(lambda: self.routes.total_in_flight == 0 and self.tasks() == self.idle_tasks, seconds)
+    async def settled(self) -> None:
+        """Waits until nothing is in flight and no task is left."""
+        await until(lambda: self.routes.total_in_flight == 0 and self.tasks() == self.idle_tasks)
 
 
 @asynccontextmanager
@@ -162,11 +194,17 @@ async def local(url: str, **limits: Any) -> AsyncIterator[tuple[Plane, int]]:
         await until(lambda: not plane.fronts)
 
 
-async def until(condition: Callable[[], bool], seconds: float = LEAVE_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not within the deadline"
-        await asyncio.sleep(0.005)
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HANG_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def reads_on(front: Watched) -> bool:
+    """Whether the engine that answers this client's request is read; it is not while the client takes too little."""
+    assert isinstance(front, Front)
+    exchange = front._exchange
+    return exchange is None or exchange._link is None or exchange._link.transport.is_reading()
 
 
 @asynccontextmanager
@@ -182,7 +220,7 @@ async def stage(
 
 
 def http_client(gateway: Gateway) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=gateway.url, timeout=10, trust_env=False)
+    return httpx.AsyncClient(base_url=gateway.url, timeout=HANG_S, trust_env=False)
 
 
 def raw_request(body: bytes, path: str = CHAT, length: int | None = None) -> bytes:

@@ -26,6 +26,8 @@ class Wire:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._requests_left: int | None = None
+        self.held = asyncio.Event()
+        """Something came while nothing passed."""
 
     async def __aenter__(self) -> Wire:
         self._server = await asyncio.start_unix_server(self._serve, self.path)
@@ -81,6 +83,8 @@ class Wire:
 
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
+            if not self._flowing.is_set():
+                self.held.set()
             await self._flowing.wait()
             writer.write(data)
             await writer.drain()

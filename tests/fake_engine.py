@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 HERE = Path(__file__).resolve().parent
 if TYPE_CHECKING or not (HERE / "twin.py").exists():
     sys.path.append(str(HERE.parent))
-    from gateway.hosts.twin import EngineScript, FakeEngine
+    from gateway.hosts.twin import DEAF, EngineScript, FakeEngine
 else:
     sys.path.append(str(HERE))
-    from twin import EngineScript, FakeEngine
+    from twin import DEAF, EngineScript, FakeEngine
 
 WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
 
@@ -73,6 +73,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
     parser.add_argument("--hang-after", type=int, help="answer so many inference requests, then none")
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--embed-dim", type=int, default=8)
+    parser.add_argument("--hold", type=Path, help="no answer goes beyond its first token while this file is there")
     parser.add_argument("--record", type=Path, help="append raw requests, and `closed TIME` when a client leaves early")
     args = parser.parse_known_args(argv)[0]
     script = EngineScript(
@@ -91,6 +92,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
         hang_after=args.hang_after,
         max_model_len=args.max_model_len,
         embed_dim=args.embed_dim,
+        hold=args.hold,
         record=args.record,
     )
     return script, args.host, args.port
@@ -105,7 +107,7 @@ async def run(script: EngineScript, host: str, port: int) -> int:
     """Play the script until it ends or SIGTERM comes; the exit code."""
     told_to_stop = asyncio.Event()
     if script.ignore_term:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, say, DEAF)
     else:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told_to_stop.set)
     playing = asyncio.ensure_future(play(script, host, port))

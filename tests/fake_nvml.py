@@ -60,6 +60,7 @@ class FakeNvml:
         self.driver = driver
         self.open = 0  # inits less shutdowns
         self.inits = 0
+        self.counts = 0  # how often the cards were counted, which begins every reading of all
         self.events: queue.Queue[tuple[Card, int]] = queue.Queue()
         self.registered: list[Card] = []
 
@@ -92,6 +93,7 @@ class FakeNvml:
 
     def nvmlDeviceGetCount(self) -> int:
         self._called("nvmlDeviceGetCount")
+        self.counts += 1
         return len(self.cards)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:

@@ -66,6 +66,18 @@ def sharded_model() -> dict[str, bytes]:
     }
 
 
+def experts(shards: int) -> dict[str, bytes]:
+    """A model of so many shards, with the experts of one layer in each: a thousand tensors."""
+    files = {"config.json": json.dumps(CONFIG).encode()}
+    weight_map: dict[str, str] = {}
+    for shard in range(shards):
+        name = f"model-{shard:05d}.safetensors"
+        shapes = {f"model.layers.{shard}.mlp.experts.{n}.up_proj.weight": (1, 1) for n in range(1000)}
+        weight_map |= dict.fromkeys(shapes, name)
+        files[name] = safetensors(shapes)
+    return files | {"model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode()}
+
+
 def write(folder: Path, files: Mapping[str, bytes]) -> Path:
     for name, data in files.items():
         path = folder / name

@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 
 from tests.contract.process_harness import free_port
+from tests.patience import HANG_S
 
 ROOT = Path(__file__).parents[1]
-START_S = 30
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def served(folder: Path, models: Mapping[str, list[str]], admin_key: str | None 
     gateway = Served(port, process, log_file)
     headers = {"authorization": f"Bearer {admin_key}"} if admin_key else {}
     try:
-        with httpx.Client(base_url=gateway.url, headers=headers, trust_env=False, timeout=10) as client:
+        with httpx.Client(base_url=gateway.url, headers=headers, trust_env=False, timeout=HANG_S) as client:
             _until(gateway, lambda: client.get("/healthz").status_code == 200)
             for name, endpoints in models.items():
                 response = client.post("/admin/models", json={"name": name, "endpoints": endpoints})
@@ -75,7 +75,7 @@ def served(folder: Path, models: Mapping[str, list[str]], admin_key: str | None 
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(START_S)
+            process.wait(HANG_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -83,11 +83,11 @@ def served(folder: Path, models: Mapping[str, list[str]], admin_key: str | None 
 
 
 def _until(gateway: Served, check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + HANG_S
     while True:
         with contextlib.suppress(httpx.HTTPError):
             if check():
                 return
         assert gateway.process.poll() is None, f"the gateway ended:\n{gateway.log}"
-        assert time.monotonic() < deadline, f"not within {START_S} s:\n{gateway.log}"
+        assert time.monotonic() < deadline, f"it hangs:\n{gateway.log}"
         time.sleep(0.05)

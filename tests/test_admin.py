@@ -10,6 +10,7 @@ import pytest
 
 from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.hosts.twin import EngineScript
+from tests.patience import HANG_S
 from tests.running import Running, model_folder, running
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]
@@ -102,7 +103,7 @@ async def test_logs_come_whole_in_part_and_as_they_grow(tmp_path: Path) -> None:
             assert await anext(lines) == "first line"
             (engine,) = gateway.world.engines.values()
             engine.say("a new line")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_S):
                 async for line in lines:
                     if line == "a new line":
                         break
@@ -168,7 +169,7 @@ async def test_nothing_acknowledged_is_lost_when_the_database_is_full(tmp_path: 
 
 
 def _break_database(data: Path) -> None:
-    connection = sqlite3.connect(data / "fitserve.db", timeout=5)
+    connection = sqlite3.connect(data / "fitserve.db", timeout=HANG_S)
     connection.execute("CREATE TRIGGER full BEFORE INSERT ON models BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
     connection.commit()
     connection.close()

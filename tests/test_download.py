@@ -21,6 +21,7 @@ from gateway.errors import BadModel
 from gateway.hub import Hub
 from tests.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.model_files import layer, model, safetensors, sharded_model
+from tests.patience import HANG_S
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
@@ -66,11 +67,9 @@ def runs(pid: int) -> bool:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        await asyncio.sleep(0.05)
-    raise TimeoutError
+    async with asyncio.timeout(HANG_S):
+        while not condition():
+            await asyncio.sleep(0.05)
 
 
 async def test_a_download_is_a_folder_that_reads_as_the_repository_does(server: FakeHub, tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ async def test_cancelling_ends_the_transfer_at_once_and_the_next_download_keeps_
     await until((folder / SHARDS[0]).exists)
     await until(lambda: any("name: 10." in said for said in reports))
     task.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert children(os.getpid()) == []

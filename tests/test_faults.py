@@ -15,7 +15,9 @@ from gateway.core.reconcile import MakePlan, Replica, Rest, counted, next_action
 from gateway.domain import Attempt, Failure, Hardware, Instance, LaunchSpec, Policy
 from gateway.hosts.memory import World
 from gateway.hosts.twin import EngineScript
+from gateway.present import show_model
 from tests.makers import LLAMA_8B, attempt, engine, machine, spec, wish
+from tests.patience import HANG_S
 from tests.running import model_folder, running
 
 DAY = 86_400.0
@@ -133,15 +135,19 @@ def test_the_plan_whose_engine_the_kernel_killed_for_memory_is_never_made_again(
 @pytest.mark.local
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("log", "less"),
+    ("log", "gpus", "less"),
     [
-        ("failed-oom-graphs-0.26.0", ("--enforce-eager", "--max-num-seqs=32")),
-        ("failed-oom-profile-0.33.0", ("--quantization=fp8",)),
-        ("failed-oom-load-0.19.1", ("--quantization=fp8",)),
+        ("failed-oom-graphs-0.26.0", 1, ("--enforce-eager", "--max-num-seqs=32")),
+        ("failed-oom-profile-0.33.0", 1, ("--enforce-eager", "--max-num-seqs=32")),
+        ("failed-oom-load-0.19.1", 1, ("--quantization=fp8",)),
+        ("failed-oom-load-0.19.1", 2, ("--pipeline-parallel-size=2",)),
     ],
 )
-async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(tmp_path: Path, log: str, less: tuple[str, ...]) -> None:
-    """Of a GPU that cannot hold the weights, by halving them; where its graphs did not fit, by going without them."""
+async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str, gpus: int, less: tuple[str, ...]
+) -> None:
+    """Where batch or graphs did not fit, by going without them; a GPU that cannot hold the weights shares them with another one,
+    and only where there is none are they halved."""
     made: list[LaunchSpec] = []
     words = tuple((0.0, line) for line in (LOGS / f"{log}.log").read_text().splitlines())
 
@@ -151,19 +157,51 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(tmp_path: 
             return EngineScript(model=launched.model, lines=words, exit_code=1, serve=False)
         return EngineScript(model=launched.model, max_model_len=200_000)
 
-    async with running(tmp_path, large, hardware=machine("2x3090")) as gateway:
+    both = machine("2x3090")
+    async with running(tmp_path, large, hardware=both.evolve(gpus=both.gpus[:gpus])) as gateway:
         source = model_folder(tmp_path / "model", **LLAMA_8B)
         await gateway.add("m", source, engines=["vllm==0.26.0"], tensor_parallel=1)
-        view = await gateway.until("m", "ready", 30)
+        view = await gateway.until("m", "ready")
         first, second = view["attempts"]
         assert first["failure"]["kind"] == "gpu_oom"
         assert "out of memory" in first["failure"]["line"].lower()
         assert first["fingerprint"] != second["fingerprint"]
         assert not set(less) & set(made[0].argv)
         assert set(less) <= set(made[1].argv)
+        halved = "--quantization=fp8" in less
+        assert ("--quantization=fp8" in made[1].argv) is halved
+        assert ("quantized to fp8 while they load" in " ".join(view["plan"]["warnings"])) is halved
+        capsys.readouterr()
+        show_model(view)
+        shown = " ".join(capsys.readouterr().out.split())
+        assert shown.endswith("weights in fp8") is halved
+        assert ("weights are halved while they load: 24.45 GiB were needed here beside the KV cache" in shown) is halved
         learned = [one["fact"] for one in (await gateway.client.get("/admin/facts")).json()["data"] if one["id"]]
         assert learned[0]["kind"] in ("spare_memory", "needs_memory")
         assert "out of memory" in learned[0]["source"]
+
+
+@pytest.mark.local
+@pytest.mark.anyio
+async def test_gpus_that_cannot_talk_to_each_other_get_another_way_to_and_at_last_share_nothing(tmp_path: Path) -> None:
+    made: list[LaunchSpec] = []
+    words = tuple((0.0, line) for line in (LOGS / "failed-nccl-0.19.1.log").read_text().splitlines())
+
+    def apart(launched: LaunchSpec) -> EngineScript:
+        made.append(launched)
+        alone = "--tensor-parallel-size=1" in launched.argv
+        return EngineScript(model=launched.model, lines=() if alone else words, serve=alone, exit_code=None if alone else 1)
+
+    async with running(tmp_path, apart, hardware=machine("2x3090")) as gateway:
+        source = model_folder(tmp_path / "model", **LLAMA_8B)
+        # So much context needs two GPUs, or a cache and weights of half the bytes.
+        await gateway.add("m", source, engines=["vllm==0.26.0"], min_context=100_000)
+        view = await gateway.until("m", "ready")
+        assert [one["failure"]["kind"] for one in view["attempts"][:-1]] == ["nccl", "nccl"]
+        assert len({one["fingerprint"] for one in view["attempts"]}) == 3
+        assert [launched.env.get("NCCL_P2P_DISABLE") for launched in made] == [None, "1", None]
+        assert [len(launched.gpus) for launched in made] == [2, 2, 1]
+        assert view["attempts"][1]["otherwise"] == "no peer-to-peer access"
 
 
 # --- engines that are not what was recorded, and names that others have ---
@@ -185,18 +223,20 @@ async def test_an_adopted_engine_with_another_plan_gets_no_request_and_is_replac
     asked = len(other.log)
     async with running(tmp_path, healthy, world) as gateway:
         answers = set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             while name in world.engines:
                 body = {"model": "m", "prompt": "hi", "max_tokens": 3}
                 answers.add((await gateway.client.post("/v1/completions", json=body)).status_code)
         assert answers <= {503}
         assert not [line for line in other.log[asked:] if b"POST" in line]
-        await gateway.until("m", "ready", 20)
+        await gateway.until("m", "ready")
         ((renewed, engine_now),) = world.engines.items()
         assert engine_now is not other
         assert engine_now.spec.fingerprint != "made-by-somebody"
-        await asyncio.sleep(0.3)
-        assert list(world.engines) == [renewed]
+        # The loop has looked at it many times when another one is ready.
+        await gateway.add("other", model_folder(tmp_path / "model"))
+        await gateway.until("other", "ready")
+        assert [name for name, one in world.engines.items() if one.spec.name.startswith("m-")] == [renewed]
 
 
 @pytest.mark.local

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pynvml
@@ -14,6 +13,7 @@ from gateway.hosts.memory import World
 from gateway.hosts.twin import EngineScript
 from tests.fake_nvml import FakeNvml, two_3090
 from tests.makers import LLAMA_8B, machine
+from tests.patience import HANG_S
 from tests.running import Running, model_folder, running
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]
@@ -28,7 +28,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 
 async def lost(gateway: Running, count: int) -> list[str]:
     """What the gateway says of lost GPUs, once there are so many of them."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while True:
             here = (await gateway.client.get("/admin/hardware")).json()
             said = [gpu["lost"] for gpu in here["gpus"] if gpu["lost"]]
@@ -40,7 +40,7 @@ async def lost(gateway: Running, count: int) -> list[str]:
 async def started(gateway: Running, tmp_path: Path) -> str:
     """The GPU of a small model's engine."""
     await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=ENGINE, tensor_parallel=1)
-    await gateway.until("m", "ready", 30)
+    await gateway.until("m", "ready")
     ((gpu,),) = (engine.spec.gpus for engine in gateway.world.engines.values())
     return gpu
 
@@ -55,14 +55,12 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
         gpu = await started(gateway, tmp_path)
         broken = nvml.cards[card(nvml, gpu)]
-        began = time.monotonic()
         if how == "xid":
             nvml.events.put((broken, 79))
         broken.error = pynvml.NVML_ERROR_GPU_IS_LOST
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while [one["state"] for one in (await gateway.show("m"))["attempts"]] != ["failed", "ready"]:
                 await asyncio.sleep(0.02)
-        assert time.monotonic() - began < 10
         failure = (await gateway.show("m"))["attempts"][0]["failure"]
         assert failure["kind"] == "gpu_lost"
         assert failure["culprit"]["uuid"] == gpu
@@ -75,7 +73,7 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how
         broken.error = None
         await lost(gateway, 0)
         nvml.events.put((nvml.cards[card(nvml, elsewhere)], 95))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             while [one["state"] for one in (await gateway.show("m"))["attempts"]] != ["failed", "failed", "ready"]:
                 await asyncio.sleep(0.02)
         assert [engine.spec.gpus for engine in gateway.world.engines.values()] == [(gpu,)]
@@ -87,7 +85,7 @@ async def test_with_no_gpu_left_the_model_says_so_and_comes_back_with_the_gpu(tm
         await started(gateway, tmp_path)
         for one in nvml.cards:
             one.error = pynvml.NVML_ERROR_GPU_IS_LOST
-        view = await gateway.until("m", "no_plan", 15)
+        view = await gateway.until("m", "no_plan")
         assert "GPU is lost" in view["detail"]
         assert "is not used" in view["detail"]
         assert not gateway.world.engines
@@ -96,7 +94,7 @@ async def test_with_no_gpu_left_the_model_says_so_and_comes_back_with_the_gpu(tm
         for one in nvml.cards:
             one.error = None
         await lost(gateway, 0)
-        await gateway.until("m", "ready", 10)
+        await gateway.until("m", "ready")
 
 
 async def test_an_error_of_the_application_touches_no_engine(tmp_path: Path) -> None:
@@ -104,7 +102,7 @@ async def test_an_error_of_the_application_touches_no_engine(tmp_path: Path) -> 
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
         gpu = await started(gateway, tmp_path)
         nvml.events.put((nvml.cards[card(nvml, gpu)], 31))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while not (notes := [note for note in (await hardware(gateway))["notes"] if "Xid 31" in note]):
                 await asyncio.sleep(0.02)
         assert "GPU memory page fault" in notes[0]
@@ -130,7 +128,7 @@ async def test_a_gpu_taken_from_a_container_makes_the_container_anew(tmp_path: P
 
     async with running(tmp_path, taken, world, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=ENGINE, tensor_parallel=1)
-        view = await gateway.until("m", "ready", 30)
+        view = await gateway.until("m", "ready")
         first, second = view["attempts"]
         assert first["failure"]["kind"] == "gpu_lost"
         assert first["failure"]["line"] == NVML_LINE

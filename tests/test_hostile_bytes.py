@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.hostile.corpus import Seed, corpus, request
 from tests.hostile.engine import LoggedEngine
 from tests.hostile.fuzz import SENTINEL, Tally, fuzz, judged, lane_name, send
 from tests.hostile.strict import sent
+from tests.patience import HANG_S
 from tests.served import Served, served
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]
@@ -55,10 +55,8 @@ SEEDS = corpus(lane_name(0))
 async def test_each_request_of_the_corpus_asks_as_often_as_it_may(
     seed: Seed, gateway: Served, engines: list[LoggedEngine]
 ) -> None:
-    reply, found = await judged(gateway.port, seed.data + SENTINEL, engines[0], quiet_s=0.5)
+    reply, found = await judged(gateway.port, seed.data + SENTINEL, engines[0], asks=seed.asks)
     assert not found
-    if seed.asks is not None:
-        assert len(engines[0].asked) == seed.asks, reply
     if seed.asks == 0:
         assert all(400 <= status < 500 for status, _ in reply.answers[:1]), reply
 
@@ -78,34 +76,33 @@ SLOW = 150
 async def test_heads_that_never_end_are_closed_and_others_are_served_meanwhile(
     gateway: Served, engines: list[LoggedEngine]
 ) -> None:
-    """A third of the clients says nothing, a third stops within its head, a third sends a byte a second."""
+    """A third of the clients says nothing, a third stops within its head, a third sends a byte a second, and would for hours."""
     head = SEEDS[0].data.partition(b"\r\n\r\n")[0]
+    opened: list[int] = []
 
-    async def closed_after(number: int) -> float:
+    async def closed(number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        began = time.monotonic()
+        opened.append(number)
         writer.write(head[: (0, number % len(head), 1)[number % 3]])
         ended = asyncio.create_task(reader.read())
-        for byte in head:
-            await asyncio.wait((ended,), timeout=1)
-            if ended.done() or time.monotonic() - began > 20:
-                break
-            if number % 3 == 2:
-                writer.write(bytes([byte]))
-        took = time.monotonic() - began
-        ended.cancel()
+        async with asyncio.timeout(HANG_S):
+            while not (await asyncio.wait((ended,), timeout=1))[0]:
+                if number % 3 == 2:
+                    writer.write(b"a")
+        ended.exception()  # closed is closed, whether politely or not
         writer.transport.abort()
-        return took
 
-    slow = [asyncio.create_task(closed_after(number)) for number in range(SLOW)]
+    slow = [asyncio.create_task(closed(number)) for number in range(SLOW)]
+    while len(opened) < SLOW:
+        await asyncio.sleep(0.01)
     served_meanwhile = 0
     while not all(task.done() for task in slow):
-        reply, found = await judged(gateway.port, SEEDS[0].data + SENTINEL, engines[0], quiet_s=2)
+        reply, found = await judged(gateway.port, SEEDS[0].data + SENTINEL, engines[0], quiet_s=HANG_S)
         assert (found, reply.from_engine) == ([], 1)
         served_meanwhile += 1
         await asyncio.sleep(0.2)
-    assert max(task.result() for task in slow) < 15
-    assert served_meanwhile > 5
+    await asyncio.gather(*slow)
+    assert served_meanwhile
 
 
 ADMIN_TARGETS = (
@@ -142,7 +139,7 @@ async def test_no_spelling_of_a_target_gains_a_scope(key: str, tmp_path: Path) -
                     host=b"host: " + host,
                     length=None,
                 )
-                reply = await send(gateway.port, data, quiet_s=1)
+                reply = await send(gateway.port, data, quiet_s=HANG_S)
                 good = [status for status, _ in reply.answers if status < 400]
                 assert not good or target.startswith(NOT_ADMIN), (target, host)
                 assert reply.answers, target

@@ -1,7 +1,9 @@
 """The whole main job over the in-memory twin: what the loop does when engines behave, and when they do not."""
 
 import asyncio
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from gateway.domain import LaunchSpec
 from gateway.errors import HostError
 from gateway.hosts.memory import World
 from gateway.hosts.twin import EngineScript
+from tests.dataplane import until
+from tests.patience import HANG_S, Clock
 from tests.running import model_folder, running
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]
@@ -83,13 +87,17 @@ async def test_the_engines_own_maximum_is_learnt_and_used(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("fault", [{"gibberish": True}, {"empty": True}, {"hang_after": 0}])
-async def test_an_engine_that_answers_nonsense_is_never_routed(tmp_path: Path, fault: dict[str, Any]) -> None:
+async def test_an_engine_that_answers_nonsense_is_never_routed(
+    tmp_path: Path, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.watch.time", Clock())  # so the start is not what takes too long
+
     def nonsense(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, **fault)
 
     async with running(tmp_path, nonsense, start_timeout_s=0.3) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        view = await gateway.until("m", "no_plan", timeout_s=20)
+        view = await gateway.until("m", "no_plan")
         # The plan and one careful try; the same plan never twice.
         assert len(view["attempts"]) == 2
         assert len({attempt["fingerprint"] for attempt in view["attempts"]}) == 2
@@ -108,14 +116,16 @@ async def test_a_long_prompt_that_kills_the_engine_is_met_before_traffic(tmp_pat
         assert view["attempts"][0]["failure"]["kind"] == "verification_failed"
 
 
-async def test_a_killed_engine_is_noticed_unrouted_and_started_again(tmp_path: Path) -> None:
-    async with running(tmp_path, healthy, backoff_s=1, backoff_max_s=1) as gateway:
+async def test_a_killed_engine_is_noticed_unrouted_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, healthy, backoff_s=3600, backoff_max_s=3600) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         (name,) = gateway.world.engines
         gateway.world.engines[name].kill()
         await gateway.until("m", "backing_off")
         assert (await gateway.client.get("/v1/models")).json()["data"] == []
+        an_hour_later = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 3601)
+        monkeypatch.setattr("gateway.loop.time", an_hour_later)
         ready = await gateway.until("m", "ready")
         assert [attempt["state"] for attempt in ready["attempts"]] == ["failed", "ready"]
         assert ready["attempts"][0]["failure"]["kind"] == "killed"
@@ -141,7 +151,7 @@ async def test_a_restarted_gateway_adopts_what_runs(tmp_path: Path) -> None:
         await gateway.until("m", "ready")
         (before,) = world.engines.values()
     async with running(tmp_path, healthy, world) as gateway:
-        ready = await gateway.until("m", "ready", timeout_s=5)
+        ready = await gateway.until("m", "ready")
         assert len(ready["attempts"]) == 1
         assert list(world.engines.values()) == [before]
         answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
@@ -168,7 +178,7 @@ async def test_an_engine_that_belongs_to_no_model_is_stopped(tmp_path: Path) -> 
         await gateway.until("m", "ready")
     # Another data folder knows nothing of it, as when a database was set back.
     async with running(tmp_path / "two", healthy, world):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             while world.engines:
                 await asyncio.sleep(0.02)
 
@@ -202,7 +212,7 @@ async def test_two_replicas_serve_and_one_failing_does_not_touch_the_other(tmp_p
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)
         await gateway.until("m", "ready")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while [one["state"] for one in (await gateway.show("m"))["replicas"]] != ["ready", "ready"]:
                 await asyncio.sleep(0.02)
         victim = next(name for name in gateway.world.engines if "-r0-" in name)
@@ -216,14 +226,13 @@ async def test_a_host_that_does_not_answer_is_told_and_survived(tmp_path: Path) 
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-        for _ in range(40):
-            gateway.world.fail_next("list", HostError("Docker does not answer."))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             while (await gateway.client.get("/readyz")).status_code != 503:
+                gateway.world.fail_next("list", HostError("Docker does not answer."))
                 await asyncio.sleep(0.01)
         answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
         assert answer.status_code == 200
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while (await gateway.client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.02)
         assert len((await gateway.show("m"))["attempts"]) == 1
@@ -293,17 +302,37 @@ async def test_an_engine_that_hangs_behind_a_good_health_is_replaced(tmp_path: P
         assert "no token" in view["attempts"][0]["failure"]["message"]
 
 
-async def test_a_long_prompt_is_not_taken_for_a_hang(tmp_path: Path) -> None:
-    def slow(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, prefill_tokens_per_second=1000)
+async def test_an_engine_that_is_long_silent_and_answers_beside_it_is_not_taken_for_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a long prompt. Five times as long as an engine may be silent, it answers the small request that asks whether it lives."""
+    clock, hold = Clock(), tmp_path / "hold"
+    monkeypatch.setattr("gateway.watch.time", clock)
+    monkeypatch.setattr("gateway.serve.routes.time", clock)
 
-    async with running(tmp_path, slow, hang_after_s=0.3) as gateway:
+    def held(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, hold=hold)
+
+    async with running(tmp_path, held, hang_after_s=60) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        await gateway.until("m", "ready", timeout_s=20)
-        # Two seconds without a token; the canaries beside it are answered.
-        body = {"model": "m", "prompt": [7] * 2000, "max_tokens": 3}
-        answer = await gateway.client.post("/v1/completions", json=body, timeout=20)
-        assert answer.status_code == 200
+        await gateway.until("m", "ready")
+        (engine,) = gateway.world.engines.values()
+
+        def asked() -> int:
+            return sum(b'"POST ' in line for line in engine.log)
+
+        hold.touch()
+        before = asked()
+        body = {"model": "m", "prompt": "hi", "max_tokens": 3}
+        asking = asyncio.create_task(gateway.client.post("/v1/completions", json=body))
+        await until(lambda: asked() == before + 1)
+        for canaries in range(1, 6):
+            clock.now += 61
+            await until(lambda canaries=canaries: asked() == before + 1 + canaries)  # type: ignore[misc]
+            looks = clock.looks
+            await until(lambda looks=looks: clock.looks > looks + 5)  # type: ignore[misc]
+        hold.unlink()
+        assert (await asking).status_code == 200
         assert [attempt["state"] for attempt in (await gateway.show("m"))["attempts"]] == ["ready"]
 
 
@@ -361,7 +390,7 @@ async def test_a_model_that_is_kept_is_known_before_the_host_answers(tmp_path: P
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
     world = World()
-    for _ in range(100):
+    for _ in range(100_000):
         world.fail_next("list", HostError("Docker does not answer."))
     async with running(tmp_path, healthy, world) as gateway:
         assert (await gateway.show("m"))["state"] != "ready"

@@ -12,6 +12,7 @@ from gateway.errors import HostError
 from gateway.hosts.host import Host
 from gateway.hosts.memory import MemoryHost, World
 from gateway.hosts.twin import EngineScript
+from tests.patience import HANG_S
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
@@ -44,7 +45,7 @@ def make_spec(world: World, **changes: object) -> LaunchSpec:
 async def test_without_a_script_an_engine_serves_the_model_of_its_spec(world: World) -> None:
     host: Host = MemoryHost(world=world)
     instance = await host.start(make_spec(world))
-    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(retries=5), trust_env=False) as client:
+    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(retries=5), trust_env=False, timeout=HANG_S) as client:
         models = (await client.get(f"{instance.url}/v1/models")).json()
     assert models["data"][0]["id"] == "llama"
 

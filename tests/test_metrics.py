@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from gateway.domain import LaunchSpec
@@ -104,6 +104,7 @@ async def counting(gateway: Gateway) -> AsyncIterator[Any]:
     before = values(render(meter.samples()))
 
     def since(*key: str) -> float:
+        gateway.catch_up()
         return values(render(meter.samples())).get(key, 0) - before.get(key, 0)
 
     yield since
@@ -200,10 +201,11 @@ async def test_an_engine_that_takes_no_connections(gateway: Gateway) -> None:
 @pytest.mark.parametrize(("script", "phase", "status"), [(waits, "waiting", "none"), (hangs_late, "answering", "2xx")])
 async def test_clients_that_leave_and_the_gauge_returns(gateway: Gateway, script: Any, phase: str, status: str) -> None:
     async with stage(gateway, script), counting(gateway) as since:
-        with pytest.raises(httpx.ReadTimeout):
-            async with http_client(gateway) as client, client.stream("POST", CHAT, json=ASK, timeout=0.3) as answer:
-                assert since("fitserve_requests_in_flight", "m") == 1
-                await answer.aread()
+        async with http_client(gateway) as client:
+            leaving = asyncio.create_task(client.post(CHAT, json={**ASK, "stream": True}))
+            await until(lambda: since("fitserve_requests_in_flight", "m") == 1)
+            await until(lambda: since("fitserve_first_byte_seconds_count", "m", "chat") == (script is hangs_late))
+            leaving.cancel()
         await until(lambda: since("fitserve_client_disconnects_total", "m", phase) == 1)
         assert since("fitserve_requests_total", "m", "chat", "left", status) == 1
         assert since("fitserve_requests_in_flight", "m") == 0
@@ -217,12 +219,12 @@ async def test_who_leaves_while_waiting_for_a_replica_is_counted(gateway: Gatewa
         gateway.route(replace(model(upstream.url), replicas=(replica,)))
         async with http_client(gateway) as client:
             first = asyncio.create_task(client.post(CHAT, json=ASK))
-            await until(lambda: bool(upstream.requests), 5)
+            await until(lambda: bool(upstream.requests))
             second = asyncio.create_task(client.post(CHAT, json=ASK))
-            await until(lambda: gateway.routes.waiting("m") == 1, 5)
+            await until(lambda: gateway.routes.waiting("m") == 1)
             assert since("fitserve_requests_in_flight", "m") == 1
             second.cancel()
-            await until(lambda: gateway.routes.waiting("m") == 0, 5)
+            await until(lambda: gateway.routes.waiting("m") == 0)
             assert since("fitserve_client_disconnects_total", "m", "waiting") == 1
             first.cancel()
             await asyncio.gather(first, second, return_exceptions=True)
@@ -283,18 +285,20 @@ async def scrape(one: Running) -> dict[tuple[str, ...], float]:
 @pytest.mark.local
 @pytest.mark.anyio
 async def test_the_state_of_the_gateway(tmp_path: Path) -> None:
+    began = time.monotonic()
     async with running(tmp_path, engine) as one:
         await one.add("m", model_folder(tmp_path / "model"))
         await one.until("m", "ready")
         assert (await one.client.post(CHAT, json=ASK)).status_code == 200
         found = await scrape(one)
+        lived = time.monotonic() - began
     assert found["fitserve_models", "ready"] == 1
     assert found["fitserve_replicas", "m", "ready"] == 1
     assert found["fitserve_requests_queued", "m"] == 0
     assert found["fitserve_attempts_total", "m"] == 1
     assert found["fitserve_requests_total", "m", "chat", "answered", "2xx"] == 1
     assert found["fitserve_connections",] == 1
-    assert found["fitserve_loop_age_seconds",] < 5
+    assert 0 <= found["fitserve_loop_age_seconds",] < lived
     assert found["process_cpu_seconds_total",] > 0
     assert found["process_resident_memory_bytes",] > 2**20
     assert 3 < found["process_open_fds",] <= found["process_max_fds",]
@@ -331,14 +335,13 @@ async def test_the_access_log_tells_who_asked_what_and_never_the_words(
         await one.client.post(CHAT, json={"model": "m", "messages": words}, headers={"x-request-id": "mine"})
         await one.client.post(CHAT, json={"model": "x", "messages": words})
         await one.client.post(CHAT, json={"model": "m"}, headers={"authorization": "Bearer canary-of-a-wrong-key"})
-        await asyncio.sleep(0.1)
     logged = capfd.readouterr().err
     lines = [json.loads(line) for line in logged.splitlines() if '"event":"request"' in line]
     assert [(line["status"], line["outcome"]) for line in lines] == [(200, "answered"), (404, "refused"), (401, "refused")]
     good = lines[0]
     assert (good["id"], good["key"], good["endpoint"], good["model"]) == ("mine", "admin", "chat", "m")
     assert good["address"] == "127.0.0.1"
-    assert 0 < good["first_byte_s"] <= good["duration_s"] < 10
+    assert 0 < good["first_byte_s"] <= good["duration_s"]
     assert good["sent_bytes"] > 0
     assert [line["code"] for line in lines[1:]] == ["model_not_found", "invalid_api_key"]
     assert "canary" not in logged

@@ -13,7 +13,6 @@ from gateway.serve.routes import ModelRoute, RouteTable
 from tests.dataplane import (
     ASK,
     CHAT,
-    LEAVE_S,
     Gateway,
     answers,
     event,
@@ -24,6 +23,7 @@ from tests.dataplane import (
     stage,
     streams_for_ever,
 )
+from tests.patience import HANG_S
 from tests.upstream import Call, Upstream
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]
@@ -135,7 +135,7 @@ async def test_an_event_stream_arrives_chunk_by_chunk_with_its_bytes_unchanged(g
             assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
             assert "content-length" not in response.headers
             received = []
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_S):
                 async for chunk in response.aiter_raw():
                     received.append(chunk)
                     turn.release()
@@ -278,9 +278,9 @@ async def test_a_body_over_the_limit_is_refused_while_most_of_it_is_still_to_com
             writer.write(
                 b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n800\r\n" % CHAT.encode() + b" " * 0x800
             )
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
         assert head.startswith(b"HTTP/1.1 413 ")
-        assert b"body_too_large" in await asyncio.wait_for(reader.readuntil(b"}}"), 5)
+        assert b"body_too_large" in await asyncio.wait_for(reader.readuntil(b"}}"), HANG_S)
         writer.close()
         await gateway.settled()
 
@@ -300,7 +300,7 @@ async def test_a_websocket_is_refused(gateway: Gateway) -> None:
         b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
         b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     )
-    assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 403 ")
+    assert (await asyncio.wait_for(reader.readline(), HANG_S)).startswith(b"HTTP/1.1 403 ")
     writer.close()
 
 
@@ -408,7 +408,7 @@ async def test_an_answer_that_is_not_passed_on_gives_its_connection_up(gateway: 
         response = await client.post(CHAT, json=ASK)
         assert response.status_code == 502
         assert "302" in response.json()["error"]["message"]
-        await asyncio.wait_for(upstream.calls[0].closed.wait(), LEAVE_S)
+        await asyncio.wait_for(upstream.calls[0].closed.wait(), HANG_S)
 
 
 @pytest.mark.parametrize("framing", ["content-length: 1000", "transfer-encoding: chunked"])

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from gateway.domain import LaunchSpec
+from gateway.hosts.memory import MemoryHost
 from gateway.hosts.twin import EngineScript
 from gateway.serve.patience import Kept
 from tests.dataplane import Gateway, event, model, until
@@ -23,32 +24,39 @@ from tests.upstream import Call, Upstream
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
-PATIENT = {"policy": {"wait_s": 30}}
+PATIENT = {"policy": {"wait_s": 3600}}
 HI: list[Any] = [{"role": "user", "content": "hi"}]
-
-
-def slow(spec: LaunchSpec) -> EngineScript:
-    return EngineScript(model=spec.model, start_delay_s=1.5)
 
 
 def chat(gateway: Running, **fields: Any) -> asyncio.Task[httpx.Response]:
     body = {"model": "m", "messages": HI, "max_tokens": 5, **fields}
-    return asyncio.create_task(gateway.client.post("/v1/chat/completions", json=body, timeout=30))
+    return asyncio.create_task(gateway.client.post("/v1/chat/completions", json=body))
 
 
 # --- the whole gateway ---
 
 
-async def test_requests_wait_for_a_model_that_starts(tmp_path: Path) -> None:
-    async with running(tmp_path, slow, waiting_comment_s=0.2) as gateway:
+async def test_requests_wait_for_a_model_that_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = asyncio.Event()
+
+    async def prepare(*_: object) -> None:
+        await waited.wait()
+
+    monkeypatch.setattr(MemoryHost, "prepare", prepare)
+    async with running(tmp_path, lambda spec: EngineScript(model=spec.model), waiting_comment_s=0.2) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), **PATIENT)
-        plain, stream = chat(gateway), chat(gateway, stream=True)
+        plain = chat(gateway)
+        body = {"model": "m", "messages": HI, "max_tokens": 5, "stream": True}
+        async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+            assert stream.status_code == 200
+            text = ""
+            async for piece in stream.aiter_text():
+                text += piece
+                waited.set()
+        assert text.startswith(": waiting\n\n")
+        assert text.endswith("data: [DONE]\n\n")
         assert (await plain).status_code == 200
-        answer = await stream
-        assert answer.status_code == 200
-        assert answer.text.startswith(": waiting\n\n")
-        assert answer.text.endswith("data: [DONE]\n\n")
-        assert (await gateway.show("m"))["wish"]["policy"]["wait_s"] == 30
+        assert (await gateway.show("m"))["wish"]["policy"]["wait_s"] == 3600
 
 
 async def test_requests_outlast_an_engine_that_is_killed_and_started_again(tmp_path: Path) -> None:
@@ -71,22 +79,27 @@ async def test_a_model_that_fails_for_good_is_not_waited_for(tmp_path: Path) -> 
         return EngineScript(model=spec.model, exit_code=137)
 
     async with running(tmp_path, killed) as gateway:
-        await gateway.add("m", model_folder(tmp_path / "model"), policy={"wait_s": 60, "max_attempts": 2})
+        await gateway.add("m", model_folder(tmp_path / "model"), policy={"wait_s": 3600, "max_attempts": 2})
         answer = await chat(gateway)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
         assert (await gateway.show("m"))["state"] == "quarantined"
 
 
 async def test_an_engine_gets_as_many_requests_as_it_runs_and_a_quarter(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+
     def seats(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, tokens_per_second=10)
+        return EngineScript(model=spec.model, hold=hold)
 
     async with running(tmp_path, seats, queue_per_model=3) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), args={"max-num-seqs": 4})
         view = await gateway.until("m", "ready")
         assert view["plan"]["max_num_seqs"]["value"] == 4
-        answers = await asyncio.gather(*(chat(gateway, max_tokens=10) for _ in range(12)))
-        statuses = sorted(answer.status_code for answer in answers)
+        hold.touch()
+        asked = [chat(gateway) for _ in range(12)]
+        await until(lambda: sum(each.done() for each in asked) == 4)
+        hold.unlink()
+        statuses = sorted(answer.status_code for answer in await asyncio.gather(*asked))
         assert statuses == [200] * (5 + 3) + [429] * 4
 
 
@@ -95,16 +108,17 @@ async def test_an_engine_gets_as_many_requests_as_it_runs_and_a_quarter(tmp_path
 
 @pytest.fixture
 async def soon() -> AsyncIterator[Gateway]:
-    """A gateway whose model starts, and is waited for."""
-    with Gateway(waiting_comment_s=0.2) as gateway:
-        gateway.route(replace(model(), state="starting", wait_s=30))
+    """A gateway whose model starts, and is waited for; its clock stands."""
+    with Gateway(waiting_comment_s=10, still=True) as gateway:
+        gateway.route(replace(model(), state="starting", wait_s=60))
         yield gateway
         await gateway.settled()
 
 
 async def comments_seen(gateway: Gateway) -> None:
-    await until(lambda: gateway.routes.waiting("m") == 1, 5)
-    await asyncio.sleep(1.3)
+    await until(lambda: gateway.routes.waiting("m") == 1)
+    gateway.later(11)
+    gateway.later(11)
 
 
 async def test_the_openai_sdk_reads_past_the_comments_and_raises_an_error_that_comes_after(soon: Gateway) -> None:
@@ -126,7 +140,7 @@ async def test_the_openai_sdk_reads_past_the_comments_and_raises_an_error_that_c
         async with Upstream(script) as upstream:
             soon.route(model(upstream.url))
             assert await reading == ["a", "b"]
-        soon.route(replace(model(), state="starting", wait_s=30))
+        soon.route(replace(model(), state="starting", wait_s=60))
         reading = asyncio.create_task(read())
         await comments_seen(soon)
         async with Upstream(refuses) as upstream:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gateway.domain import LaunchSpec
-from gateway.hosts.memory import World
-from gateway.hosts.twin import EngineScript
+from gateway.core.diagnose import PHASES
+from gateway.core.logreader import Reader
+from gateway.domain import EngineRef, LaunchSpec
+from gateway.hosts.memory import MemoryHost, TwinEngine, World
+from gateway.hosts.twin import Answer, EngineScript, FakeEngine
+from gateway.logs import log_path
+from gateway.profiles import Profiles
+from tests.dataplane import until
+from tests.patience import HANG_S, Clock
 from tests.running import Running, model_folder, running
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]
@@ -21,88 +28,154 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model)
 
 
-async def seen(gateway: Running, state: str = "ready") -> list[str]:
-    """What `fitserve ps` shows (the list) until the model is in this state; the same stands in the model's own view."""
-    said: list[str] = []
-    async with asyncio.timeout(30):
+class Pull:
+    """Each pull of an image reports `words`, and goes on when the test lets it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+        self._words = words
+        self._go = asyncio.Semaphore(0)
+        monkeypatch.setattr(MemoryHost, "prepare", self._prepare)
+
+    async def _prepare(self, _engine: EngineRef, report: Callable[[str], None]) -> None:
+        words, self._words = self._words, ()
+        for said in words:
+            report(said)
+            await self._go.acquire()
+
+    def go_on(self) -> None:
+        self._go.release()
+
+
+async def shown(gateway: Running, words: str) -> None:
+    """Once `fitserve ps` (the list) shows this; the model's own view says what it is busy with."""
+    async with asyncio.timeout(HANG_S):
         while True:
             (listed,) = (await gateway.client.get("/admin/models")).json()["data"]
-            if listed["state"] == state:
-                return said
-            if not said or said[-1] != listed["detail"]:
-                said.append(listed["detail"])
-            shown = await gateway.show("m")
-            assert shown["state"] != "starting" or shown["replicas"][0]["busy_with"]
+            if words in listed["detail"]:
+                break
             await asyncio.sleep(0.005)
+    assert (await gateway.show("m"))["replicas"][0]["busy_with"]
 
 
-def in_order(said: list[str], *expected: str) -> None:
-    places = [next((place for place, one in enumerate(said) if wanted in one), -1) for wanted in expected]
-    assert -1 not in places, (expected, said)
-    assert places == sorted(places), said
+async def looked_at(clock: Clock) -> None:
+    """Once whoever goes by this clock has looked at it again."""
+    looks = clock.looks
+    await until(lambda: clock.looks > looks + 3)
 
 
-async def test_every_phase_is_shown_from_the_pull_to_the_last_check(tmp_path: Path) -> None:
-    world = World()
-    world.pull = ((0, "pulling engine:1: 0.5 of 9.0 GiB"), (0.15, "pulling engine:1: 8.5 of 9.0 GiB"), (0.15, "unpacking"))
+def silent(spec: LaunchSpec) -> EngineScript:
+    """It says what the test makes it say, and serves when the test serves for it."""
+    return EngineScript(model=spec.model, serve=False)
 
-    def slow(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, lines=tuple((0.15, line) for line in LOG), prefill_tokens_per_second=10_000)
 
-    async with running(tmp_path, slow, world) as gateway:
+async def only_engine(world: World) -> TwinEngine:
+    await until(lambda: len(world.engines) == 1)
+    return next(iter(world.engines.values()))
+
+
+async def test_every_phase_is_shown_from_the_pull_to_the_last_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled = ("pulling engine:1: 0.5 of 9.0 GiB", "pulling engine:1: 8.5 of 9.0 GiB", "unpacking")
+    pull, checked = Pull(monkeypatch, *pulled), asyncio.Event()
+
+    class Slow(FakeEngine):
+        async def answer(self, method: str, path: str, body: bytes) -> Answer:
+            if len(body) > 4096:
+                await checked.wait()
+            return await super().answer(method, path, body)
+
+    async with running(tmp_path, silent) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        said = await seen(gateway)
-    in_order(
-        said,
-        "pulling engine:1: 0.5 of 9.0 GiB",
-        "pulling engine:1: 8.5 of 9.0 GiB",
-        "loading weights",
-        "compiling",
-        "capturing graphs",
-        "verifying: ",
-    )
-    assert any("verifying: a prompt of" in one for one in said)
+        for words in pulled:
+            await shown(gateway, words)
+            pull.go_on()
+        engine = await only_engine(gateway.world)
+        reader = Reader(Profiles().signatures, "vllm")
+        phases: list[str] = []
+        for line in LOG:
+            engine.say(line)
+            reader.read(line.encode())
+            phase = PHASES.get(reader.phase)
+            if phase is not None and phase not in ("serving", *phases[-1:]):
+                phases.append(phase)
+                await shown(gateway, phase)
+        assert phases == ["loading weights", "measuring memory", "compiling", "making the KV cache", "capturing graphs"]
+        async with Slow(EngineScript(model=engine.spec.model), engine.say, port=engine.spec.port):
+            await shown(gateway, "verifying: a prompt of")
+            checked.set()
+            await gateway.until("m", "ready")
 
 
-async def test_a_pull_that_moves_may_take_longer_than_the_patience(tmp_path: Path) -> None:
-    world = World()
-    world.pull = tuple((0.2, f"pulling engine:1: {number} of 10 GiB") for number in range(10))
-    async with running(tmp_path, healthy, world, start_timeout_s=0.5) as gateway:
+async def test_a_pull_that_moves_may_take_longer_than_the_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("gateway.effects.time", clock)
+    monkeypatch.setattr("gateway.effects._STALL_POLL_S", 0.01)
+    words = [f"pulling engine:1: {number} of 10 GiB" for number in range(10)]
+    pull = Pull(monkeypatch, *words)
+    async with running(tmp_path, healthy, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        view = await gateway.until("m", "ready", 15)
+        for said in words:
+            await shown(gateway, said)
+            clock.now += 1700
+            await looked_at(clock)
+            pull.go_on()
+        view = await gateway.until("m", "ready")
         assert len(view["attempts"]) == 1
 
 
-async def test_a_pull_that_stands_still_fails_with_what_was_last_heard_and_is_tried_again(tmp_path: Path) -> None:
-    world = World()
-    world.pull = ((0, "pulling engine:1: 3 of 10 GiB"), *((0.1, "pulling engine:1: 3 of 10 GiB"),) * 600)
-    async with running(tmp_path, healthy, world, start_timeout_s=0.5) as gateway:
+async def test_a_pull_that_stands_still_fails_with_what_was_last_heard_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("gateway.effects.time", clock)
+    monkeypatch.setattr("gateway.effects._STALL_POLL_S", 0.01)
+    pull = Pull(monkeypatch, *["pulling engine:1: 3 of 10 GiB"] * 3)
+    async with running(tmp_path, healthy, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        view = await gateway.until("m", "ready", 15)
+        await shown(gateway, "3 of 10 GiB")
+        clock.now += 1700
+        await looked_at(clock)
+        pull.go_on()  # the same words again are no progress
+        clock.now += 200
+        view = await gateway.until("m", "ready")
         first, second = view["attempts"]
         assert first["failure"]["kind"] == "stalled"
         assert "3 of 10 GiB" in first["failure"]["message"]
         assert first["fingerprint"] == second["fingerprint"]
-        assert len(world.engines) == 1
+        assert len(gateway.world.engines) == 1
 
 
-async def test_an_engine_that_prints_may_take_longer_than_the_patience_and_one_that_does_not_is_given_up(
-    tmp_path: Path,
-) -> None:
-    def talking(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, lines=tuple((0.3, f"INFO shard {number}") for number in range(10)))
-
-    async with running(tmp_path / "one", talking, start_timeout_s=1.2) as gateway:
+async def test_an_engine_that_prints_may_take_longer_than_the_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("gateway.watch.time", clock)
+    monkeypatch.setattr("gateway.watch._START_POLL_S", 0.01)
+    async with running(tmp_path, silent, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        assert len((await gateway.until("m", "ready", 15))["attempts"]) == 1
+        engine = await only_engine(gateway.world)
+        copied = log_path(tmp_path / "data", engine.spec.name)
+        for number in range(10):
+            engine.say(line := f"INFO shard {number}")
+            await until(lambda line=line: copied.exists() and line in copied.read_text())  # type: ignore[misc]
+            clock.now += 1700
+            await looked_at(clock)
+        async with FakeEngine(EngineScript(model=engine.spec.model), engine.say, port=engine.spec.port):
+            assert len((await gateway.until("m", "ready"))["attempts"]) == 1
 
-    def silent(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, start_delay_s=60)
 
-    async with running(tmp_path / "two", silent, start_timeout_s=0.5) as gateway:
+async def test_an_engine_that_prints_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("gateway.watch.time", clock)
+    monkeypatch.setattr("gateway.watch._START_POLL_S", 0.01)
+    async with running(tmp_path, silent, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
+        for attempt in range(2):
+            await until(lambda attempt=attempt: any(f"-a{attempt + 1}" in name for name in gateway.world.engines))  # type: ignore[misc]
+            await looked_at(clock)
+            clock.now += 1700
+            await looked_at(clock)
+            assert len((await gateway.show("m"))["attempts"]) == attempt + 1
+            clock.now += 200
         # The plan, and one careful try; then it says why and stops: never the same plan for the same cause.
-        view = await gateway.until("m", "no_plan", 20)
+        view = await gateway.until("m", "no_plan")
         assert [attempt["failure"]["kind"] for attempt in view["attempts"]] == ["start_timeout", "start_timeout"]
         assert len({attempt["fingerprint"] for attempt in view["attempts"]}) == 2
 
@@ -112,9 +185,9 @@ async def test_a_removed_model_ends_its_pull(tmp_path: Path) -> None:
     world.pull = ((0, "pulling engine:1: 3 of 10 GiB"), (600, "never"))
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while "pulling" not in (await gateway.show("m"))["detail"]:
                 await asyncio.sleep(0.02)
         await gateway.client.delete("/admin/models/m")
-        await gateway.gone("m", 5)
+        await gateway.gone("m")
         assert not world.engines

@@ -13,6 +13,7 @@ from gateway.serve.auth import Keys
 from gateway.serve.routes import RouteTable
 from gateway.serve.surface import SURFACE, Endpoint, find, is_inference
 from tests.dataplane import ASK, Gateway, http_client, model, raw_request, refused_url, stage
+from tests.patience import HANG_S
 from tests.upstream import Call
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]
@@ -197,7 +198,7 @@ def form_request(body: bytes, content_type: bytes = b"multipart/form-data; bound
 async def ask(gateway: Gateway, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(data)
-    line = await asyncio.wait_for(reader.readline(), 10)
+    line = await asyncio.wait_for(reader.readline(), HANG_S)
     writer.close()
     return line[9:12]
 
@@ -235,12 +236,12 @@ async def test_a_long_form_goes_on_before_it_is_complete(gateway: Gateway) -> No
         data = form_request(body)
         writer.write(data[: len(data) // 2])
         await writer.drain()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             while not upstream.calls:
                 await asyncio.sleep(0.01)
         assert upstream.requests == []
         writer.write(data[len(data) // 2 :])
-        assert await asyncio.wait_for(reader.readline(), 5) == b"HTTP/1.1 200 OK\r\n"
+        assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"
         assert upstream.calls[0].body == body
         writer.close()
 
@@ -251,7 +252,7 @@ async def test_after_a_long_form_the_connection_goes_on(gateway: Gateway) -> Non
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         for count in range(1, 4):
             writer.write(data)
-            assert await asyncio.wait_for(reader.readuntil(b"{}"), 5)
+            assert await asyncio.wait_for(reader.readuntil(b"{}"), HANG_S)
             assert len(upstream.requests) == count
         writer.close()
 

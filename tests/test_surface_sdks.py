@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from tests.patience import HANG_S
 from tests.sdk_calls import (
     ANTHROPIC,
     ANTHROPIC_REFUSED,
@@ -245,7 +246,7 @@ PLAIN: dict[str, dict[str, Any]] = {
 def test_endpoints_without_an_sdk_come_through(path: str, gateway: Served) -> None:
     sent = json.dumps({"model": "m", **PLAIN[path]}, ensure_ascii=False).encode()
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
-    answer = httpx.post(gateway.url + path, content=sent, headers=headers, trust_env=False)
+    answer = httpx.post(gateway.url + path, content=sent, headers=headers, trust_env=False, timeout=HANG_S)
     assert (answer.status_code, answer.content) == (200, TABLE[f"POST {path}"])
     assert answer.headers["x-gateway-source"] == "engine"
     assert Engine.asked[-1] == (f"POST {path}", sent, "application/json")
@@ -267,6 +268,6 @@ def test_endpoints_without_an_sdk_come_through(path: str, gateway: Served) -> No
 def test_what_is_not_of_the_surface_reaches_no_engine(path: str, gateway: Served) -> None:
     before = len(Engine.asked)
     headers = {"authorization": f"Bearer {KEY}-admin"}
-    answer = httpx.post(gateway.url + path, json={"model": "m"}, headers=headers, trust_env=False)
+    answer = httpx.post(gateway.url + path, json={"model": "m"}, headers=headers, trust_env=False, timeout=HANG_S)
     assert answer.status_code in (404, 405)
     assert len(Engine.asked) == before

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.hosts.twin import EngineScript, FakeEngine
 from tests.fake_engine import parse
+from tests.patience import HANG_S
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.local, pytest.mark.anyio]
 async def client_of(**script: Any) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         FakeEngine(EngineScript(**{"model": "m", **script}), lambda line: None) as engine,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{engine.port}", trust_env=False, timeout=5) as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{engine.port}", trust_env=False, timeout=HANG_S) as client,
     ):
         yield client
 
@@ -147,9 +148,11 @@ async def test_gibberish_is_one_token_and_empty_is_none() -> None:
 async def test_an_engine_that_hangs_still_says_it_is_healthy() -> None:
     async with client_of(hang_after=1) as client:
         await post(client, "completions", prompt="a")
-        with pytest.raises(httpx.ReadTimeout):
-            await client.post("/v1/completions", json={"prompt": "a"}, timeout=0.2)
-        assert (await client.get("/health")).status_code == 200
+        hanging = asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"}))
+        for _ in range(20):
+            assert (await client.get("/health")).status_code == 200
+        assert not hanging.done()
+        hanging.cancel()
 
 
 async def test_requests_and_a_client_that_leaves_are_recorded(tmp_path: Path) -> None:
@@ -161,7 +164,7 @@ async def test_requests_and_a_client_that_leaves_are_recorded(tmp_path: Path) ->
             "POST", "/v1/completions", json={"prompt": "second", "max_tokens": 4000, "stream": True}
         ) as stream:
             assert "data: " in await anext(stream.aiter_text())
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(HANG_S):
             while b"\nclosed " not in record.read_bytes():
                 await asyncio.sleep(0.01)
     recorded = record.read_bytes()
@@ -174,7 +177,7 @@ async def test_tokens_come_at_the_pace_asked_for() -> None:
     async with client_of(tokens_per_second=100) as client:
         begun = loop.time()
         await post(client, "completions", prompt="a", max_tokens=20)
-    assert 0.2 <= loop.time() - begun < 2
+    assert loop.time() - begun >= 0.2
 
 
 async def test_a_client_that_does_not_read_stops_the_stream() -> None:
@@ -182,7 +185,7 @@ async def test_a_client_that_does_not_read_stops_the_stream() -> None:
         _reader, writer = await asyncio.open_connection("127.0.0.1", engine.port, limit=1024)
         body = json.dumps({"prompt": "a", "max_tokens": 500_000, "stream": True}).encode()
         writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while not (engine.connections and not next(iter(engine.connections)).writable.is_set()):
                 await asyncio.sleep(0.01)
         assert next(iter(engine.connections)).transport.get_write_buffer_size() < 1_000_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,6 +14,7 @@ import pytest
 
 from gateway.serve.routes import ModelRoute
 from tests.dataplane import ASK, CHAT, Gateway, answers, event, http_client, model, raw_request, refused_url, until
+from tests.patience import HANG_S
 from tests.test_surface import body_of, form_request
 from tests.upstream import Call, Upstream
 
@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.local, pytest.mark.anyio]
 
 STREAM = {**ASK, "stream": True}
 MESSAGES = {"model": "m", "max_tokens": 9, "messages": ASK["messages"], "stream": True}
-REFUSED_S = 0.02
 
 
 def busy(*urls: str, capacity: int = 1, **fields: Any) -> ModelRoute:
@@ -89,7 +88,7 @@ async def test_an_engine_never_has_more_than_it_takes_and_all_are_answered() -> 
     with Gateway() as gateway:
         async with gated(gateway, capacity=3) as (gate, upstream, client):
             asked = [ask(client) for _ in range(20)]
-            await until(lambda: (gateway.routes.waiting("m"), len(upstream.requests)) == (17, 3), 5)
+            await until(lambda: (gateway.routes.waiting("m"), len(upstream.requests)) == (17, 3))
             gate.let(20)
             assert {(await each).status_code for each in asked} == {200}
             assert gate.most == 3
@@ -102,65 +101,66 @@ async def test_they_are_answered_in_order_of_coming() -> None:
             asked = []
             for number in range(6):
                 asked.append(ask(client, {**ASK, "user": f"u{number}"}))
-                await until(lambda number=number: gateway.routes.waiting("m") + len(upstream.requests) == number + 1, 5)  # type: ignore[misc]
+                await until(lambda number=number: gateway.routes.waiting("m") + len(upstream.requests) == number + 1)  # type: ignore[misc]
             gate.let(6)
             await asyncio.gather(*asked)
             assert [request.partition(b'"user":"')[2][:2] for request in upstream.requests] == [b"u%d" % n for n in range(6)]
 
 
 async def test_when_as_many_wait_as_may_the_next_one_is_refused_at_once() -> None:
-    with Gateway(queue_per_model=4) as gateway:
+    """While nobody moves: neither the engine, nor who waits, nor the clock. benchmarks/overload.py tells in how many ms."""
+    with Gateway(queue_per_model=4, still=True) as gateway:
         async with gated(gateway) as (gate, upstream, client):
             asked = [ask(client) for _ in range(5)]
-            await until(lambda: gateway.routes.waiting("m") == 4, 5)
-            seconds = []
+            await until(lambda: gateway.routes.waiting("m") == 4)
             for body, path in ((ASK, CHAT), (STREAM, CHAT), (MESSAGES, "/v1/messages"), *[(ASK, CHAT)] * 20):
-                began = time.perf_counter()
                 response = await client.post(path, json=body)
-                seconds.append(time.perf_counter() - began)
                 assert (response.status_code, response.headers["x-gateway-source"]) == (429, "gateway")
                 assert int(response.headers["retry-after"]) >= 1
                 error = response.json()["error"]  # Anthropic's and OpenAI's type is the same word here
                 assert error["type"] == "rate_limit_error"
                 assert "'m' are busy" in error["message"]
-            assert sorted(seconds)[len(seconds) // 2] < REFUSED_S
-            assert len(upstream.requests) == 1
+                assert (gateway.routes.waiting("m"), gate.running, len(upstream.requests)) == (4, 1, 1)
             gate.let(5)
             assert {(await each).status_code for each in asked} == {200}
 
 
-async def test_clients_that_leave_while_they_wait_are_forgotten_at_once() -> None:
-    with Gateway() as gateway:
+async def test_clients_that_leave_while_they_wait_are_forgotten_while_the_engine_is_still_busy() -> None:
+    with Gateway(still=True) as gateway:
         async with gated(gateway) as (gate, upstream, client):
             first = ask(client)
-            await until(lambda: gateway.routes.total_in_flight == 1, 5)
+            await until(lambda: gateway.routes.total_in_flight == 1)
             leaving = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(50)]
             for _, writer in leaving:
                 writer.write(raw_request(json.dumps(ASK).encode()))
-            await until(lambda: gateway.routes.waiting("m") == 50, 5)
+            await until(lambda: gateway.routes.waiting("m") == 50)
             last = ask(client)
-            await until(lambda: gateway.routes.waiting("m") == 51, 5)
-            began = time.monotonic()
+            await until(lambda: gateway.routes.waiting("m") == 51)
             for _, writer in leaving:
                 writer.transport.abort()
-            await until(lambda: gateway.routes.waiting("m") == 1, 1)
-            assert time.monotonic() - began < 0.5
+            await until(lambda: gateway.routes.waiting("m") == 1)
             gate.let(2)
             assert [(await each).status_code for each in (first, last)] == [200, 200]
             assert len(upstream.requests) == 2
 
 
 async def test_who_waits_too_long_is_refused_and_a_stream_that_was_promised_ends_with_the_error() -> None:
-    with Gateway(queue_timeout_s=1.2, waiting_comment_s=0.3) as gateway:
+    with Gateway(queue_timeout_s=120, waiting_comment_s=10, still=True) as gateway:
         async with gated(gateway) as (gate, _, client):
             first = ask(client)
-            await until(lambda: gateway.routes.total_in_flight == 1, 5)
-            plain, stream = await asyncio.gather(ask(client), ask(client, STREAM))
+            await until(lambda: gateway.routes.total_in_flight == 1)
+            waiting = ask(client), ask(client, STREAM)
+            await until(lambda: gateway.routes.waiting("m") == 2)
+            for _ in range(11):
+                gateway.later(10.5)
+            assert gateway.routes.waiting("m") == 2  # 115.5 s are not too long
+            gateway.later(10.5)
+            plain, stream = await asyncio.gather(*waiting)
             assert (plain.status_code, plain.json()["error"]["code"]) == (429, "overloaded")
-            assert "has waited for" in plain.json()["error"]["message"]
+            assert "has waited for 126 s" in plain.json()["error"]["message"]
             assert (stream.status_code, stream.headers["x-gateway-source"]) == (200, "gateway")
             comments, _, last = stream.text.rpartition("data: ")
-            assert set(comments.split("\n\n")) == {": waiting", ""}
+            assert comments == ": waiting\n\n" * 11
             assert json.loads(last)["error"]["code"] == "overloaded"
             gate.let()
             assert (await first).status_code == 200
@@ -170,9 +170,9 @@ async def test_what_takes_no_place_is_answered_while_others_wait() -> None:
     with Gateway() as gateway:
         async with gated(gateway) as (gate, upstream, client):
             asked = [ask(client) for _ in range(3)]
-            await until(lambda: gateway.routes.waiting("m") == 2, 5)
+            await until(lambda: gateway.routes.waiting("m") == 2)
             count = ask(client, {"model": "m", "prompt": "x"}, "/tokenize")
-            await until(lambda: len(upstream.requests) == 2, 5)
+            await until(lambda: len(upstream.requests) == 2)
             gate.let(4)
             assert {(await each).status_code for each in (*asked, count)} == {200}
 
@@ -182,8 +182,8 @@ async def test_what_takes_no_place_is_answered_while_others_wait() -> None:
 
 @pytest.fixture
 async def soon() -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
-    """A gateway whose model starts, and is waited for; comments come quickly."""
-    with Gateway(waiting_comment_s=0.3) as gateway:
+    """A gateway whose model starts, and is waited for; a comment comes every ten seconds of its own clock."""
+    with Gateway(waiting_comment_s=10, still=True) as gateway:
         async with http_client(gateway) as client:
             gateway.route(starting())
             yield gateway, client
@@ -194,9 +194,7 @@ async def soon() -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
 async def test_by_default_a_model_that_is_not_ready_refuses_at_once(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
     gateway, client = soon
     gateway.route(starting(0))
-    began = time.perf_counter()
     response = await client.post(CHAT, json=STREAM)
-    assert time.perf_counter() - began < 0.5
     assert (response.status_code, response.json()["error"]["code"]) == (503, "model_not_ready")
     assert response.headers["retry-after"] == "10"
 
@@ -204,9 +202,10 @@ async def test_by_default_a_model_that_is_not_ready_refuses_at_once(soon: tuple[
 async def test_those_who_wait_are_answered_when_it_is_ready(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
     gateway, client = soon
     asked = [ask(client, body) for body in (ASK, STREAM) * 5]
-    await until(lambda: gateway.routes.waiting("m") == 10, 5)
+    await until(lambda: gateway.routes.waiting("m") == 10)
     async with Upstream(lambda call: streams(call) if b'"stream"' in call.body else answers(call)) as upstream:
-        await asyncio.sleep(1)
+        gateway.later(11)
+        gateway.later(11)
         gateway.route(busy(upstream.url, capacity=2))
         for index, each in enumerate(asked):
             response = await each
@@ -216,7 +215,7 @@ async def test_those_who_wait_are_answered_when_it_is_ready(soon: tuple[Gateway,
                 assert response.headers["x-gateway-source"] == "engine"
             else:
                 comments, _, rest = response.text.partition("data: ")
-                assert comments.count(": waiting\n\n") >= 1
+                assert comments == ": waiting\n\n" * 2
                 assert ("data: " + rest).encode() == event("a") + b"data: [DONE]\n\n"
                 assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
         # The connections can be used again.
@@ -226,7 +225,7 @@ async def test_those_who_wait_are_answered_when_it_is_ready(soon: tuple[Gateway,
 async def test_a_short_wait_leaves_no_trace_in_a_stream(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
     gateway, client = soon
     asked = ask(client, STREAM)
-    await until(lambda: gateway.routes.waiting("m") == 1, 5)
+    await until(lambda: gateway.routes.waiting("m") == 1)
     async with Upstream(streams) as upstream:
         gateway.route(model(upstream.url))
         response = await asked
@@ -240,7 +239,8 @@ async def test_an_engines_error_after_a_comment_is_an_event(
 ) -> None:
     gateway, client = soon
     asked = ask(client, body, path)
-    await asyncio.sleep(1.2)
+    await until(lambda: gateway.routes.waiting("m") == 1)
+    gateway.later(11)
     async with Upstream(refuses) as upstream:
         gateway.route(model(upstream.url))
         response = await asked
@@ -260,7 +260,8 @@ async def test_an_engine_that_dies_after_a_comment_ends_the_stream_with_an_error
 
     gateway, client = soon
     asked = ask(client, STREAM)
-    await asyncio.sleep(1.2)
+    await until(lambda: gateway.routes.waiting("m") == 1)
+    gateway.later(11)
     async with Upstream(dies) as upstream:
         gateway.route(model(upstream.url))
         response = await asked
@@ -272,12 +273,14 @@ async def test_whoever_speaks_http_1_0_hears_comments_without_chunks(soon: tuple
     gateway, _ = soon
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(raw_request(json.dumps(STREAM).encode()).replace(b"HTTP/1.1", b"HTTP/1.0"))
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    await until(lambda: gateway.routes.waiting("m") == 1)
+    gateway.later(11)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
     assert b"connection: close" in head
     async with Upstream(streams) as upstream:
         gateway.route(model(upstream.url))
-        body = await asyncio.wait_for(reader.read(), 5)
-    assert body.replace(b": waiting\n\n", b"") == event("a") + b"data: [DONE]\n\n"
+        body = await asyncio.wait_for(reader.read(), HANG_S)
+    assert body == b": waiting\n\n" + event("a") + b"data: [DONE]\n\n"
     writer.close()
 
 
@@ -294,14 +297,14 @@ async def test_a_long_form_waits_half_read_and_arrives_whole(
     data = form_request(body, length=length)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(data[: len(data) // 2])
-    await until(lambda: gateway.routes.waiting("m") == 1, 5)
+    await until(lambda: gateway.routes.waiting("m") == 1)
     writer.write(data[len(data) // 2 :])
-    await asyncio.sleep(0.7)
-    [held] = [len(front._exchange.body) for front in gateway.plane.fronts]  # type: ignore[attr-defined]
-    assert held < 1024 * 1024
+    [front] = gateway.plane.fronts
+    await until(lambda: front.flow.read_paused)  # type: ignore[attr-defined]
+    assert len(front._exchange.body) < 1024 * 1024  # type: ignore[attr-defined]
     async with Upstream(ok) as upstream:
         gateway.route(model(upstream.url, served=served))
-        assert await asyncio.wait_for(reader.readline(), 5) == b"HTTP/1.1 200 OK\r\n"
+        assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"
         assert upstream.calls[0].body == body.replace(b"\r\n\r\nm\r\n", b"\r\n\r\n" + served.encode() + b"\r\n")
     writer.close()
 
@@ -310,11 +313,11 @@ async def test_requests_behind_one_that_waits_are_answered_after_it(soon: tuple[
     gateway, _ = soon
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(raw_request(json.dumps(ASK).encode()) + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
-    await until(lambda: gateway.routes.waiting("m") == 1, 5)
+    await until(lambda: gateway.routes.waiting("m") == 1)
     async with Upstream(answers) as upstream:
         gateway.route(model(upstream.url))
-        first = await asyncio.wait_for(reader.readuntil(b'"finish_reason": "stop"}]}'), 5)
-        second = await asyncio.wait_for(reader.readuntil(b'"object":"list"'), 5)
+        first = await asyncio.wait_for(reader.readuntil(b'"finish_reason": "stop"}]}'), HANG_S)
+        second = await asyncio.wait_for(reader.readuntil(b'"object":"list"'), HANG_S)
     assert b"x-gateway-source: engine" in first
     assert b"x-gateway-source: gateway" in second
     writer.close()
@@ -322,12 +325,15 @@ async def test_requests_behind_one_that_waits_are_answered_after_it(soon: tuple[
 
 @pytest.mark.parametrize("body", [ASK, STREAM])
 async def test_patience_ends(body: dict[str, Any]) -> None:
-    with Gateway(waiting_comment_s=0) as gateway:
-        gateway.route(starting(0.8))
+    with Gateway(waiting_comment_s=0, still=True) as gateway:
+        gateway.route(starting(30))
         async with http_client(gateway) as client:
-            began = time.monotonic()
-            response = await client.post(CHAT, json=body)
-            assert 0.7 < time.monotonic() - began < 2
+            asked = ask(client, body)
+            await until(lambda: gateway.routes.waiting("m") == 1)
+            gateway.later(29)
+            assert gateway.routes.waiting("m") == 1
+            gateway.later(2)
+            response = await asked
             assert (response.status_code, response.json()["error"]["code"]) == (503, "model_not_ready")
             assert "loading weights" in response.json()["error"]["message"]
 
@@ -338,7 +344,7 @@ async def test_what_will_not_come_is_not_waited_for(
 ) -> None:
     gateway, client = soon
     asked = ask(client)
-    await until(lambda: gateway.routes.waiting("m") == 1, 5)
+    await until(lambda: gateway.routes.waiting("m") == 1)
     gateway.route(*([then] if then is not None else []))
     assert (await asked).status_code == status
 
@@ -346,7 +352,7 @@ async def test_what_will_not_come_is_not_waited_for(
 async def test_a_gateway_that_stops_tells_those_who_wait(soon: tuple[Gateway, httpx.AsyncClient]) -> None:
     gateway, client = soon
     asked = ask(client)
-    await until(lambda: gateway.routes.waiting("m") == 1, 5)
+    await until(lambda: gateway.routes.waiting("m") == 1)
     for each in list(gateway.plane.fronts):
         gateway._loop.call_soon_threadsafe(each.stop)
     response = await asked
@@ -357,43 +363,38 @@ async def test_a_gateway_that_stops_tells_those_who_wait(soon: tuple[Gateway, ht
 
 
 async def test_a_model_whose_engine_is_replaced_under_load_loses_no_request() -> None:
-    """The old engine is taken out of the table, ends what it has, and dies; the new one comes only after a while."""
+    """The old engine is taken out of the table, ends what it has, and dies; the new one comes when all clients wait."""
     stop = False
     seen: dict[int, int] = {}
-    slowest = 0.0
 
     async def short(call: Call) -> None:
         await asyncio.sleep(0.02)
         await streams(call) if b'"stream"' in call.body else await answers(call)
 
     async def client_of(gateway: Gateway, body: dict[str, Any]) -> None:
-        nonlocal slowest
         async with http_client(gateway) as client:
             while not stop:
-                began = time.monotonic()
                 response = await client.post(CHAT, json=body)
-                slowest = max(slowest, time.monotonic() - began)
                 good = response.status_code == 200 and "error" not in response.text
                 status = response.status_code if good or response.status_code != 200 else 0
                 seen[status] = seen.get(status, 0) + 1
 
-    with Gateway(waiting_comment_s=0.2) as gateway:
+    with Gateway(waiting_comment_s=1, still=True) as gateway:
         gateway.route(starting())
         clients = [asyncio.create_task(client_of(gateway, body)) for body in (ASK, STREAM) * 10]
         try:
             for _ in range(5):
                 async with Upstream(short) as engine:
                     gateway.route(busy(engine.url, capacity=8, wait_s=30))
-                    await asyncio.sleep(0.4)
+                    await until(lambda engine=engine: len(engine.requests) > 50)  # type: ignore[misc]
                     gateway.route(starting())
-                    await until(lambda: gateway.routes.total_in_flight == 0, 5)
+                    await until(lambda: gateway.routes.total_in_flight == 0)
                     before = len(engine.requests)
-                    await asyncio.sleep(0.05)
+                    await until(lambda: gateway.routes.waiting("m") == len(clients))
                     assert len(engine.requests) == before
-                await asyncio.sleep(0.3)  # nothing is there at all
+                gateway.later(2)  # nothing is there at all
             async with Upstream(short) as engine:
                 gateway.route(busy(engine.url, capacity=8))
-                await asyncio.sleep(0.2)
                 stop = True
                 await asyncio.gather(*clients)
         finally:
@@ -401,8 +402,7 @@ async def test_a_model_whose_engine_is_replaced_under_load_loses_no_request() ->
             for each in clients:
                 each.cancel()
         assert list(seen) == [200]
-        assert seen[200] > 200
-        assert slowest < 5
+        assert seen[200] > 250
         await gateway.settled()
 
 
@@ -411,9 +411,8 @@ async def test_an_engine_that_is_dead_and_still_in_the_table_is_waited_out() -> 
         gateway.route(replace(model(refused_url()), wait_s=30))
         async with http_client(gateway) as client:
             asked = [ask(client) for _ in range(5)]
-            await until(lambda: gateway.routes.waiting("m") == 5, 5)
+            await until(lambda: gateway.routes.waiting("m") == 5)
             gateway.route(starting())
-            await asyncio.sleep(0.1)
             async with Upstream(answers) as upstream:
                 gateway.route(model(upstream.url))
                 assert {(await each).status_code for each in asked} == {200}
@@ -431,52 +430,40 @@ async def test_one_that_is_dead_and_not_waited_for_is_a_502_and_503_once_the_tab
 # --- overload ---
 
 
-async def test_at_three_times_the_load_an_engine_loses_no_work() -> None:
-    """Engines with `slots` places and a fixed time per request; three times as many come as they can do. Who is refused is told
-    quickly, and the engines are never without work."""
-    slots, service_s, seconds = 4, 0.2, 4.0
-    capacity = 2 * slots / service_s
-    place = asyncio.Semaphore(slots), asyncio.Semaphore(slots)
-    body = json.dumps(ASK).encode()
-    good: list[float] = []
-    refused: list[float] = []
-    seconds_to_refusal: list[float] = []
+async def test_at_three_times_the_load_no_place_stays_empty_and_the_others_are_refused() -> None:
+    """For each request that the two engines end three come. Whatever the speed of this machine: the place goes to one who waits,
+    one of the three takes his, and the other two are refused while every place is taken. What share of an engine's time that is, and
+    how fast a refusal is, benchmarks/overload.py tells.
+    """
+    capacity, queue, rounds = 5, 32, 40
+    gates = Gate(), Gate()
+    answered: list[asyncio.Task[httpx.Response]] = []
+    refused = 0
+    with Gateway(queue_per_model=queue, still=True) as gateway:
+        async with Upstream(gates[0].script) as one, Upstream(gates[1].script) as two, http_client(gateway) as client:
+            gateway.route(busy(one.url, two.url, capacity=capacity))
 
-    def engine(own: asyncio.Semaphore) -> Any:
-        async def script(call: Call) -> None:
-            async with own:
-                await asyncio.sleep(service_s)
-            await answers(call)
+            def state() -> tuple[int, ...]:
+                return (*(gate.running for gate in gates), gateway.routes.waiting("m"))
 
-        return script
-
-    with Gateway(queue_per_model=32) as gateway:
-        async with (
-            Upstream(engine(place[0])) as one,
-            Upstream(engine(place[1])) as two,
-            httpx.AsyncClient(base_url=gateway.url, trust_env=False, limits=httpx.Limits(max_connections=2000)) as client,
-        ):
-            gateway.route(busy(one.url, two.url, capacity=slots + slots // 4))
-
-            async def one_request() -> None:
-                began = time.monotonic()
-                response = await client.post(CHAT, content=body, timeout=30)
-                (good if response.status_code == 200 else refused).append(time.monotonic())
-                assert response.status_code in (200, 429)
-                if response.status_code == 429:
+            answered += [ask(client) for _ in range(2 * capacity + queue)]
+            await until(lambda: state() == (capacity, capacity, queue))
+            for turn in range(rounds):
+                begun = len(one.requests) + len(two.requests)
+                gates[turn % 2].let()
+                await until(lambda begun=begun: len(one.requests) + len(two.requests) == begun + 1)  # type: ignore[misc]
+                await until(lambda: state() == (capacity, capacity, queue - 1))
+                answered.append(ask(client))
+                await until(lambda: state() == (capacity, capacity, queue))
+                for response in await asyncio.gather(ask(client), ask(client)):
+                    assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
                     assert int(response.headers["retry-after"]) >= 1
-                    seconds_to_refusal.append(time.monotonic() - began)
-
-            began = time.monotonic()
-            tasks: list[asyncio.Task[None]] = []
-            while (now := time.monotonic() - began) < seconds:
-                while len(tasks) < now * 3 * capacity:
-                    tasks.append(asyncio.create_task(one_request()))
-                await asyncio.sleep(0.005)
-            await asyncio.gather(*tasks)
-            counted = [at for at in good if began + 1 < at <= began + seconds]
-            goodput = len(counted) / (seconds - 1)
-            assert len(refused) > 100
-            assert sorted(seconds_to_refusal)[len(refused) // 2] < REFUSED_S
-            assert goodput >= 0.8 * capacity, (goodput, capacity)  # 0.9 and more where the test has a core for itself
+                    refused += 1
+                assert state() == (capacity, capacity, queue)
+            for gate in gates:
+                gate.let(len(answered))
+            assert {(await each).status_code for each in answered} == {200}
+        assert max(gate.most for gate in gates) == capacity
+        assert len(one.requests) + len(two.requests) == len(answered) == 2 * capacity + queue + rounds
+        assert refused == 2 * rounds
         await gateway.settled()

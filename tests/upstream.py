@@ -1,4 +1,4 @@
-"""A scripted engine on a real socket: records raw requests and when each connection was closed from the other side.
+"""A scripted engine on a real socket: records raw requests, and which connections were closed from the other side.
 
 async def script(call: Call) -> None: ...          run once per request
 async with Upstream(script) as upstream: upstream.url
@@ -7,13 +7,12 @@ async with Upstream(script) as upstream: upstream.url
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 
 class Call:
-    """One connection. `requests` are raw bytes, head and body; `closed_at` (monotonic) is when the peer closed."""
+    """One connection. `requests` are raw bytes, head and body; `closed`: the peer has closed it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -21,7 +20,6 @@ class Call:
         self.requests: list[bytes] = []
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.closed = asyncio.Event()
-        self.closed_at: float | None = None
         self.sent = 0
         self.dead = False
 
@@ -80,7 +78,6 @@ class Call:
                 self.requests.append(head + body)
                 self.queue.put_nowait(head + body)
         except (asyncio.IncompleteReadError, ConnectionError):
-            self.closed_at = time.monotonic()
             self.closed.set()
             self.queue.put_nowait(None)
 

@@ -18,9 +18,11 @@ from docker.api import APIClient
 from docker.errors import APIError, NotFound
 
 from gateway.domain import EngineRef, LaunchSpec, Mount
-from gateway.hosts.docker import DockerHost, available
-from gateway.hosts.docker_client import socket_path
+from gateway.errors import HostError
+from gateway.hosts.docker import DockerHost
+from gateway.hosts.docker_client import ping, socket_path
 from gateway.hosts.docker_container import container_name
+from tests.patience import HANG_S
 
 BASE_IMAGE = os.environ.get("BASE_IMAGE", "fitserve-base:bookworm")
 TEST_LABEL = "fitserve-test"
@@ -32,7 +34,7 @@ class DockerHarness:
     log_stays = False
 
     def __init__(self) -> None:
-        self.docker = APIClient(f"unix://{socket_path()}", version="auto", timeout=60)
+        self.docker = APIClient(f"unix://{socket_path()}", version="auto", timeout=int(HANG_S))
         self.sweep()
         # One world per harness: its own label, its own network.
         self.instance = f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -57,7 +59,7 @@ class DockerHarness:
             port=port,
         )
 
-    def restart(self, base_url: str | None = None, timeout_s: float = 15) -> DockerHost:
+    def restart(self, base_url: str | None = None, timeout_s: float = HANG_S) -> DockerHost:
         self.host = DockerHost(self.network, self.instance, base_url, timeout_s=timeout_s)
         self.hosts.append(self.host)
         return self.host
@@ -120,8 +122,10 @@ class DockerHarness:
 
 def docker_harness() -> DockerHarness:
     """Skips the test where there is no Docker Engine or no base image, unless REQUIRE_DOCKER says that there must be."""
-    if not available():
-        missing("no Docker Engine answers")
+    try:
+        ping(socket_path(), HANG_S)
+    except (HostError, OSError) as error:
+        missing(f"no Docker Engine answers: {error}")
     harness = DockerHarness()
     try:
         harness.docker.inspect_image(BASE_IMAGE)  # type: ignore[no-untyped-call]

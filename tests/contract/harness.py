@@ -9,8 +9,7 @@ from typing import Protocol
 
 from gateway.domain import Instance, LaunchSpec
 from gateway.hosts.host import Host
-
-DEADLINE_S = 30.0
+from tests.patience import HANG_S
 
 
 class Harness(Protocol):
@@ -49,12 +48,12 @@ class Harness(Protocol):
         ...
 
 
-async def until(what: str, condition: Callable[[], Awaitable[bool]], deadline_s: float = DEADLINE_S) -> None:
-    """Poll until `condition` holds; fails the test, naming `what`, after the deadline."""
-    end = time.monotonic() + deadline_s
+async def until(what: str, condition: Callable[[], Awaitable[bool]]) -> None:
+    """Poll until `condition` holds; fails the test, naming `what`, when that seems to be never."""
+    end = time.monotonic() + HANG_S
     while not await condition():
         if time.monotonic() > end:
-            raise AssertionError(f"not within {deadline_s:g} s: {what}")
+            raise AssertionError(f"not within {HANG_S:g} s: {what}")
         await asyncio.sleep(0.05)
 
 
@@ -86,7 +85,7 @@ async def request(instance: Instance, raw: bytes) -> tuple[int, bytes]:
     assert instance.url is not None
     address, _, port = instance.url.removeprefix("http://").rpartition(":")
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             reader, writer = await asyncio.open_connection(address, int(port))
             try:
                 writer.write(raw)

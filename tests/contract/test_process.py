@@ -23,6 +23,7 @@ from gateway.errors import HostError
 from gateway.hosts import procfs
 from gateway.hosts.process import ProcessHost
 from gateway.hosts.records import Record, Records
+from tests.patience import HANG_S
 
 from .harness import answering, exited, find, until
 from .process_harness import ProcessHarness, living_in
@@ -83,10 +84,7 @@ def killed_at_line(number: int, data_dir: Path, spec: LaunchSpec) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
-def test_kill_at_any_line_of_start_leaves_nothing_or_an_instance_that_list_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.hosts.process.SETTLE_S", 0.2)
+def test_kill_at_any_line_of_start_leaves_nothing_or_an_instance_that_list_shows(tmp_path: Path) -> None:
     harness = ProcessHarness(tmp_path)
     outcomes: list[bool] = []
 
@@ -122,6 +120,72 @@ async def test_an_engine_that_renamed_itself_is_still_adopted(harness: ProcessHa
 
     await until("the engine has another name", renamed)
     assert await harness.restart().list() == [before]
+
+
+async def test_an_engine_whose_gateway_died_before_it_knew_the_pid_is_found_by_its_log(harness: ProcessHarness) -> None:
+    """Also one that renamed itself, and of one that died the workers."""
+    source = "import os, subprocess\nif os.environ: subprocess.Popen(['/bin/sleep', '600']); os.execve('/bin/sleep', ['e', '600'], {})"
+    started = await harness.host.start(program(harness, source))
+    records = Records(harness.data_dir / "instances")
+    record = records.read("a1")
+    assert record is not None
+    assert record.pid is not None
+
+    async def two() -> bool:
+        return harness.members("a1") == 2
+
+    await until("it has a worker", two)
+    records.write(record.evolve(pid=None, start_ticks=None))
+    assert await harness.restart().list() == [started]
+    assert harness.pid("a1") == record.pid
+    records.write(record.evolve(pid=None, start_ticks=None))
+    os.kill(record.pid, signal.SIGKILL)
+    assert (await exited(harness.restart(), "a1")).exit_code in (-9, None)
+    await harness.host.stop("a1", grace_s=0)
+    assert harness.members("a1") == 0
+
+
+async def test_an_engine_that_takes_long_to_be_born_is_waited_for(harness: ProcessHarness) -> None:
+    """Its gateway died between fork and exec, and the machine is busy."""
+    spec = harness.make_spec("a1")
+    for folder in ("logs", "run/a1"):
+        (harness.data_dir / folder).mkdir(parents=True)
+    record = Record(
+        name="a1", model="m", attempt=1, fingerprint="f1", port=spec.port, boot_id=procfs.boot_id(), born_in=os.getsid(0)
+    )
+    Records(harness.data_dir / "instances").write(record)
+    waiting, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        log = os.open(harness.data_dir / "logs/a1.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.read(waiting, 1)
+        os.setsid()
+        os.dup2(log, 1)
+        os.chdir(harness.data_dir / "run/a1")
+        os.execv(spec.argv[0], spec.argv)
+    try:
+        await until("it has its log", lambda: asyncio.sleep(0, (harness.data_dir / "logs/a1.log").exists()))
+        listing = asyncio.create_task(harness.host.list())
+        await asyncio.sleep(1.5)
+        assert not listing.done()
+        os.write(go, b"!")
+        (instance,) = await listing
+        assert (instance.state, harness.pid("a1")) == ("running", pid)
+        await answering(instance)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+async def test_one_who_reads_the_log_is_no_engine(harness: ProcessHarness, stranger: subprocess.Popen[bytes]) -> None:
+    log = harness.data_dir / "logs" / "a1.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    with subprocess.Popen(["tail", "-f", str(log)], start_new_session=True) as reader:  # noqa: ASYNC220
+        record = Record(name="a1", model="m", attempt=1, fingerprint="f1", port=1, boot_id=procfs.boot_id())
+        Records(harness.data_dir / "instances").write(record)
+        assert await harness.host.list() == []
+        assert reader.poll() is None
+        reader.kill()
 
 
 async def test_a_record_whose_process_was_never_born_is_dropped(harness: ProcessHarness) -> None:
@@ -204,9 +268,8 @@ print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "leads": leads, "
     lines = [line async for line in harness.host.follow("a1")]
     told = json.loads(lines[0])
     variables = told["env"]
-    assert not [name for name in variables if name.startswith("FITSERVE_") and name != "FITSERVE_INSTANCE"]
+    assert not [name for name in variables if name.startswith("FITSERVE_")]
     assert "HF_TOKEN" not in variables
-    assert variables["FITSERVE_INSTANCE"].endswith("/a1")
     assert (variables["MINE"], variables["SSL_CERT_FILE"]) == ("1", "/ca.pem")
     assert (variables["CUDA_VISIBLE_DEVICES"], variables["CUDA_DEVICE_ORDER"]) == ("GPU-b,GPU-a", "PCI_BUS_ID")
     assert variables["HOME"] == str(harness.data_dir / "home")
@@ -242,7 +305,7 @@ time.sleep(600)
         return log.read_bytes().count(b"ready") == 2
 
     await until("both are ready", ready)
-    await harness.host.stop("a1", grace_s=30)
+    await harness.host.stop("a1", grace_s=HANG_S)
     assert log.read_text().splitlines()[2:] == ["main", "worker"]
 
 

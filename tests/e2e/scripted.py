@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import yaml
 
 from tests.e2e.conftest import Gateway
@@ -65,3 +69,28 @@ def engines(gateway: Gateway) -> dict[str, list[int]]:
         if folder.parent == gateway.data / "run" and not dead:
             found.setdefault(folder.name.removesuffix(" (deleted)"), []).append(int(entry.name))
     return found
+
+
+def workers(gateway: Gateway) -> list[int]:
+    """Pids, in no order; those of a gateway that is gone among them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            arguments = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if arguments[1:4] == [b"-m", b"gateway.serve.worker", os.fsencode(gateway.data)]:
+                found.append(int(entry.name))
+    return found
+
+
+async def stream(client: httpx.AsyncClient, gateway: Gateway, begun: asyncio.Semaphore, tokens: int = 25) -> str:
+    """What came of an answer of so many tokens, whether or not it broke off. `begun` is released when its first words have come."""
+    body = {"model": "m", "prompt": "hi", "max_tokens": tokens, "stream": True}
+    text = ""
+    with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+        async with client.stream("POST", f"{gateway.url}/v1/completions", json=body) as response:
+            assert response.status_code == 200
+            async for chunk in response.aiter_text():
+                if not text:
+                    begun.release()
+                text += chunk
+    return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -26,15 +27,14 @@ def small(tmp_path: Path) -> Iterator[tuple[Gateway, Path]]:
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], check=True)
     try:
-        gateway = scripted_gateway(disk)
-        gateway.log = tmp_path / "gateway.log"
-        gateway.start()
-        source = model_folder(tmp_path / "model")
-        gateway.client.post("/admin/models", json={"name": "m", "source": str(source), "engines": [ENGINE]})
-        gateway.until("m", "ready", 30)
-        yield gateway, disk
-        gateway.close()
-        wait_for("no engine", lambda: not engines(gateway), 20)
+        with contextlib.closing(scripted_gateway(disk)) as gateway:
+            gateway.log = tmp_path / "gateway.log"
+            gateway.start()
+            source = model_folder(tmp_path / "model")
+            gateway.client.post("/admin/models", json={"name": "m", "source": str(source), "engines": [ENGINE]})
+            gateway.until("m", "ready")
+            yield gateway, disk
+        wait_for("no engine", lambda: not engines(gateway))
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
@@ -79,11 +79,11 @@ def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Pat
     filler = fill(disk)
     assert refused(gateway)
     serves(gateway)
-    wait_for("not ready", lambda: gateway.client.get("/readyz").json()["problems"] == ["store"], 10)
+    wait_for("not ready", lambda: gateway.client.get("/readyz").json()["problems"] == ["store"])
     # Also for a gateway that starts now.
     gateway.kill()
     gateway.start()
-    gateway.until("m", "ready", 20)
+    gateway.until("m", "ready")
     serves(gateway)
     assert engines(gateway) == before
     filler.unlink()
@@ -91,7 +91,7 @@ def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Pat
         # It began with a copy: what it does now would be lost, so it says so until it is started again.
         gateway.kill()
         gateway.start()
-    wait_for("ready again", lambda: ready(gateway), 20)
+    wait_for("ready again", lambda: ready(gateway))
     assert gateway.client.post("/admin/models", json={"name": "last", "endpoint": "http://127.0.0.1:9/v1"}).status_code == 202
     assert engines(gateway) == before
 
@@ -100,9 +100,9 @@ def test_room_that_is_made_heals_a_running_gateway(small: tuple[Gateway, Path]) 
     gateway, disk = small
     filler = fill(disk)
     assert refused(gateway)
-    wait_for("not ready", lambda: not ready(gateway), 10)
+    wait_for("not ready", lambda: not ready(gateway))
     filler.unlink()
-    wait_for("ready again", lambda: ready(gateway), 20)
+    wait_for("ready again", lambda: ready(gateway))
     serves(gateway)
 
 
@@ -115,15 +115,15 @@ def test_a_read_only_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway
     subprocess.run(["mount", "-o", "remount,ro,bind", str(disk)], check=True)
     try:
         gateway.start()
-        gateway.until("m", "ready", 20)
+        gateway.until("m", "ready")
         serves(gateway)
         assert refused(gateway)
-        assert gateway.client.get("/readyz").json()["problems"] == ["store"]
+        wait_for("not ready", lambda: gateway.client.get("/readyz").json()["problems"] == ["store"])
         assert engines(gateway) == before
     finally:
         gateway.kill()
         subprocess.run(["umount", "-l", str(disk)], check=True)
     gateway.start()
-    gateway.until("m", "ready", 20)
-    assert ready(gateway)
+    gateway.until("m", "ready")
+    wait_for("ready again", lambda: ready(gateway))
     assert engines(gateway) == before

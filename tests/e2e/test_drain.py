@@ -3,57 +3,71 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.scripted import ENGINE, engines, scripted_gateway
+from tests.e2e.conftest import Gateway, wait_for
+from tests.e2e.scripted import ENGINE, engines, scripted_gateway, stream, workers
+from tests.patience import HANG_S
 from tests.running import model_folder
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio, pytest.mark.parametrize("processes", [1, 2])]
 
 STREAMS = 200
 
 
-async def test_streams_finish_or_are_told_when_the_gateway_is_stopped(tmp_path: Path) -> None:
-    gateway = scripted_gateway(tmp_path, ["--tokens-per-second", "10"], FITSERVE_STOP_GRACE_S="6")
-    gateway.start()
-    source = str(model_folder(tmp_path / "model"))
-    gateway.client.post("/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]})
-    gateway.until("m", "ready", 30)
-    before = engines(gateway)
-    begun = asyncio.Semaphore(0)
+@contextlib.asynccontextmanager
+async def stopped_under_streams(folder: Path, processes: int, grace_s: float) -> AsyncIterator[asyncio.Future[list[str]]]:
+    """What clients are told whose answers had begun, and go no further until the file `hold` is gone, when the gateway was told to
+    stop. Checks afterwards that it did, and let the engine run."""
+    hold = folder / "hold"
+    settings = {"FITSERVE_STOP_GRACE_S": str(grace_s), "FITSERVE_WORKERS": str(processes)}
+    with contextlib.closing(scripted_gateway(folder, ["--hold", str(hold)], **settings)) as gateway:
+        gateway.start()
+        source = str(model_folder(folder / "model"))
+        gateway.client.post("/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]})
+        gateway.until("m", "ready")
+        before = engines(gateway)
+        hold.touch()
+        begun = asyncio.Semaphore(0)
+        async with httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None), timeout=4 * HANG_S) as client:
+            told = asyncio.gather(*(stream(client, gateway, begun) for _ in range(STREAMS)))
+            for _ in range(STREAMS):
+                await asyncio.wait_for(begun.acquire(), HANG_S)
+            assert gateway.process is not None
+            gateway.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(wait_for, "nothing new begins", lambda: refuses(gateway))
+            yield told
+        assert await asyncio.to_thread(gateway.process.wait, HANG_S) == 0
+        assert not workers(gateway)
+        assert engines(gateway) == before
 
-    async def stream(client: httpx.AsyncClient, tokens: int) -> str:
-        body = {"model": "m", "prompt": "hi", "max_tokens": tokens, "stream": True}
-        text = ""
-        async with client.stream("POST", f"{gateway.url}/v1/completions", json=body) as response:
-            assert response.status_code == 200
-            async for chunk in response.aiter_text():
-                if not text:
-                    begun.release()
-                text += chunk
-        return text
 
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=60) as client:
-        short = [asyncio.create_task(stream(client, 25)) for _ in range(STREAMS // 2)]
-        long = [asyncio.create_task(stream(client, 2000)) for _ in range(STREAMS // 2)]
-        for _ in range(STREAMS):
-            await asyncio.wait_for(begun.acquire(), 30)
-        assert gateway.process is not None
-        gateway.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.5)
-        with pytest.raises(httpx.HTTPError):
-            await client.get(f"{gateway.url}/healthz")
-        finished = await asyncio.gather(*short)
-        told = await asyncio.gather(*long)
-    assert await asyncio.to_thread(gateway.process.wait, 20) == 0
-    assert all(text.endswith("data: [DONE]\n\n") for text in finished)
-    assert not any("[DONE]" in text for text in told)
-    assert all('"error"' in text.rstrip().rpartition("\n\n")[2] for text in told)
-    assert engines(gateway) == before
-    gateway.process = None
-    gateway.close()
+def refuses(gateway: Gateway) -> bool:
+    """Whether no connection is taken any more."""
+    try:
+        httpx.get(f"{gateway.url}/healthz", trust_env=False, timeout=HANG_S)
+    except httpx.ConnectError:
+        return True
+    return False
+
+
+async def test_what_ends_within_the_grace_time_ends_whole(tmp_path: Path, processes: int) -> None:
+    async with stopped_under_streams(tmp_path, processes, grace_s=4 * HANG_S) as told:
+        # By then, one that does not wait would have cut them off.
+        await asyncio.sleep(2)
+        assert not told.done()
+        (tmp_path / "hold").unlink()
+        assert all(text.endswith("data: [DONE]\n\n") for text in await told)
+
+
+async def test_what_does_not_is_told(tmp_path: Path, processes: int) -> None:
+    async with stopped_under_streams(tmp_path, processes, grace_s=1) as told:
+        for text in await told:
+            assert "[DONE]" not in text
+            assert '"error"' in text.rstrip().rpartition("\n\n")[2], text[-300:]

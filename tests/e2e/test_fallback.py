@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gateway.demo import make_model
-from tests.e2e.conftest import Gateway
+from tests.e2e.conftest import START_S, Gateway
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
@@ -23,17 +24,16 @@ def cramped(tmp_path: Path, engines: Path) -> Iterator[Gateway]:
     wrapper = environment / "bin" / "python"
     wrapper.write_text(f'#!/bin/sh\nVLLM_CPU_KVCACHE_SPACE=1 exec {real}/bin/python "$@"\n')
     wrapper.chmod(0o755)
-    made = Gateway(tmp_path, tmp_path / "gateway.log")
-    made.start()
-    yield made
-    made.close()
+    with contextlib.closing(Gateway(tmp_path, tmp_path / "gateway.log")) as made:
+        made.start()
+        yield made
 
 
 def test_the_engines_own_maximum_becomes_the_next_plan(cramped: Gateway, tmp_path: Path) -> None:
-    make_model(tmp_path / "wide", layers=8, heads=32, kv_heads=32, head_dim=128, max_len=32768)
+    make_model(tmp_path / "wide", layers=8, heads=16, kv_heads=16, head_dim=128, max_len=32768)
     added = cramped.cli("add", "wide", str(tmp_path / "wide"))
     assert added.returncode == 0, added.stderr
-    view = cramped.until("wide", "ready", 400)
+    view = cramped.until("wide", "ready", 2 * START_S)
     first, second = view["attempts"]
     assert first["max_model_len"] == 32768
     assert first["failure"]["kind"] == "kv_too_small"
