@@ -215,8 +215,10 @@ async def test_two_replicas_serve_and_one_failing_does_not_touch_the_other(tmp_p
         async with asyncio.timeout(HANG_S):
             while [one["state"] for one in (await gateway.show("m"))["replicas"]] != ["ready", "ready"]:
                 await asyncio.sleep(0.02)
-        victim = next(name for name in gateway.world.engines if "-r0-" in name)
-        gateway.world.engines[victim].kill()
+        victim = next(engine for name, engine in gateway.world.engines.items() if "-r0-" in name)
+        victim.kill()
+        # Until then it takes requests, which are lost with it.
+        await asyncio.wait({victim.task})
         for _ in range(20):
             answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
             assert answer.status_code == 200
