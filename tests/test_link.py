@@ -133,8 +133,7 @@ ODD = [
     b"2\r\n\r\n\r\n",
     b"1",
     b"\r\n",
-]
-ODD += [
+    b"1\r\nxyz",
     b"3\r\nxy\r\n",
     b"0x1\r\nx\r\n",
     b"-1\r\n\r\n",
@@ -150,6 +149,12 @@ ODD += [
 @given(st.lists(st.one_of(st.sampled_from(ODD), st.binary(max_size=20), st.binary(max_size=20).map(chunk)), max_size=8))
 def test_what_is_no_chunk_of_that_form_is_the_parser_s(pieces: list[bytes]) -> None:
     pieces = [HEAD, chunk(b"first"), *pieces]
+    assert answered(Link, pieces) == answered(Parsed, pieces)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_each_of_them_is_the_parser_s(odd: bytes) -> None:
+    pieces = [HEAD, chunk(b"first"), odd, chunk(b"last")]
     assert answered(Link, pieces) == answered(Parsed, pieces)
 
 

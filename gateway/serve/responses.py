@@ -34,5 +34,4 @@ def no_response(response: str) -> NotFound:
     return NotFound(
         f"There is no response {shown}.",
         hint="A response is known to the key that made it, while its engine and the gateway run.",
-        param="response_id",
     )

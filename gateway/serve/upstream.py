@@ -30,6 +30,7 @@ IDLE_S = 4.0
 KEPT_S = 60.0
 _MARGIN_S = 1.0
 HEAD_LIMIT_BYTES = 64 * 1024
+RECEIVE_BYTES = 128 * 1024
 TO_CLIENT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"retry-after"})
 # From here on two writes cost less than a copy.
 _JOIN_BYTES = 16 * 1024
@@ -112,6 +113,8 @@ class Link(asyncio.Protocol):
         connection = socket.socket(fileno=transport.get_extra_info("socket").fileno())
         try:
             watch_peer(connection)
+            # For a client that reads slowly the kernel would else take megabytes from the engine (`guard.hold_little`).
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         finally:
             connection.detach()
 
