@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.serve.upstream import IDLE_S, KEPT_S, Link, Pool
+from gateway.serve.pool import IDLE_S, KEPT_S, Pool
+from gateway.serve.upstream import Link
 
 pytestmark = pytest.mark.unit
 

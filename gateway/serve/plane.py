@@ -11,8 +11,8 @@ from gateway.serve.auth import Key
 from gateway.serve.guard import SWEEP_S, Doorman, Limits, Room
 from gateway.serve.limits import Limiter
 from gateway.serve.meter import Meter
+from gateway.serve.pool import Pool
 from gateway.serve.routes import Routes
-from gateway.serve.upstream import Pool
 
 
 class Admits(Protocol):
