@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from docker.errors import NotFound
@@ -177,6 +178,25 @@ async def test_a_network_with_a_way_out_is_refused_and_left_alone(harness: Docke
     assert "FITSERVE_DOCKER_NETWORK" in refused.value.hint
     assert containers(harness) == []
     assert harness.docker.inspect_network(harness.network)["Id"] == made["Id"]
+
+
+async def test_an_engine_is_reached_from_its_own_network_alone(harness: DockerHarness) -> None:
+    """Its API has no key. Nothing is published on this machine, and a container elsewhere finds no way to it."""
+    spec = harness.make_spec(f"{harness.instance}-a")
+    instance = await harness.host.start(spec)
+    await answering(instance)
+    assert harness.inspect(spec.name)["HostConfig"]["PortBindings"] in (None, {})
+    at = urlsplit(instance.url or "")
+    assert at.hostname
+    script = f"import socket; socket.create_connection(({at.hostname!r}, {at.port}), 5); print('reached')"
+    for network, reached in ((harness.network, b"reached"), ("bridge", b"")):
+        made = harness.docker.create_container(
+            BASE_IMAGE, ["python3", "-c", script], host_config=harness.docker.create_host_config(network_mode=network)
+        )
+        harness.strangers.append(made["Id"])
+        harness.docker.start(made["Id"])
+        assert (harness.docker.wait(made["Id"])["StatusCode"] == 0) == bool(reached)
+        assert harness.docker.logs(made["Id"], stderr=False).strip() == reached
 
 
 async def test_an_internal_network_of_somebody_else_is_used(harness: DockerHarness) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 import openai
@@ -52,6 +53,20 @@ def engine_pids(gateway: Gateway) -> set[int]:
     return found
 
 
+def listening(pids: list[int]) -> list[IPv4Address | IPv6Address]:
+    """The addresses at which these processes listen, as the kernel has it."""
+    sockets = {str(link.readlink()) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for row in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = row.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                address = local.partition(":")[0]
+                words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
+                found.append(ip_address(b"".join(words)))
+    return found
+
+
 def test_the_sdk_gets_an_answer_streamed_and_whole(ready: Gateway) -> None:
     assert ready.show("demo")["attempts"][-1]["grade"] == "verified"
     with sdk(ready) as client:
@@ -83,6 +98,14 @@ def test_the_command_line_tells_the_whole_story(ready: Gateway) -> None:
     plan = ready.cli("plan", "/does/not/exist")
     assert plan.returncode == 1
     assert "There is no folder" in plan.stderr
+
+
+def test_no_other_machine_reaches_an_engine(ready: Gateway) -> None:
+    """Its API has no key, so it listens on loopback alone, and so does all that it opens for its own processes."""
+    family = [pid for pids in engines(ready).values() for pid in pids]
+    addresses = listening(family)
+    assert addresses
+    assert all(address.is_loopback for address in addresses), addresses
 
 
 def test_a_killed_gateway_adopts_its_engine(ready: Gateway) -> None:
