@@ -60,6 +60,8 @@ class Wire:
         task = asyncio.current_task()
         assert task is not None
         self.open.add(task)
+        # Not at the end of this: a task that is cancelled while it ends would stay here.
+        task.add_done_callback(self.open.discard)
         ways: list[asyncio.Task[None]] = []
         writers = [writer]
         with suppress(OSError, asyncio.CancelledError):
@@ -79,7 +81,6 @@ class Wire:
             end.close()
             with suppress(OSError):
                 await end.wait_closed()
-        self.open.discard(task)
 
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
