@@ -73,14 +73,18 @@ class Wire:
                     asyncio.create_task(self._down(docker_reader, writer)),
                 ]
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-        for end in writers:
-            # What was passed on arrives before the end does.
-            end.close()
-            with suppress(OSError):
-                await end.wait_closed()
+        try:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            for end in writers:
+                # What was passed on arrives before the end does.
+                end.close()
+                with suppress(OSError):
+                    await end.wait_closed()
+        finally:
+            for end in writers:
+                end.transport.abort()
 
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
