@@ -46,6 +46,7 @@ Instances = list[Instance]
 _PORT = 8000
 # Starting waits for the GPU driver, seconds per GPU when nothing keeps it loaded; removing waits for the disk.
 _SLOW_S = 60.0
+_AGAIN_S = 0.1
 # A pull is silent while it verifies a layer of gigabytes.
 _PULL_SILENCE_S = 600.0
 
@@ -151,18 +152,19 @@ class DockerHost:
     def _start(self, spec: LaunchSpec, client: APIClient) -> Instance:
         from docker.errors import APIError
 
-        # Names and networks of containers that are just going are taken for a moment longer.
-        tries = 5
+        # Names and networks of containers that just come or go are taken before there is a container, and after it.
+        deadline = time.monotonic() + _SLOW_S
         while True:
-            tries -= 1
+            late = time.monotonic() > deadline
             try:
                 ensure_network(client, self._network, self._owner)
                 container = create(client, spec, self._network, self._owner)
             except APIError as error:
-                if error.status_code != 409 or not tries:
+                if error.status_code != 409 or late:
                     raise start_error(spec, error) from error
                 found = self._find(spec.name, client)
                 if found is None:
+                    time.sleep(_AGAIN_S)
                     continue
                 if found["Config"]["Labels"]["fitserve.fingerprint"] != spec.fingerprint:
                     raise Conflict(f"An engine with another plan has the name {spec.name}.", hint="Stop it first.") from error
@@ -176,7 +178,7 @@ class DockerHost:
                 client.start(container)
                 return instance_of(client.inspect_container(container), self._network)
             except APIError as error:
-                if ambiguous_network(error) and tries:
+                if ambiguous_network(error) and not late:
                     continue
                 _remove(container, client)
                 raise start_error(spec, error) from error
@@ -282,4 +284,4 @@ def _remove(container: str, client: APIClient) -> None:
             # Somebody else is removing it already.
             if error.status_code != 409 or time.monotonic() > deadline:
                 raise
-        time.sleep(0.1)
+        time.sleep(_AGAIN_S)

@@ -209,11 +209,15 @@ def test_a_follower_that_leaves_ends_the_request_in_the_control_process(tmp_path
                     found += descriptor.readlink().suffix == ".log"
             return found
 
-        before = readers()
-        with gateway.client.stream("GET", "/admin/models/m/logs", params={"follow": "true"}) as log:
-            next(log.iter_text())
-            assert readers() == before + 1
-        wait_for("nobody reads for a client who left", lambda: readers() == before)
+        # The gateway reads it too, now and then: so many followers that it makes no difference.
+        followed = []
+        with contextlib.ExitStack() as followers:
+            for _ in range(10):
+                log = followers.enter_context(gateway.client.stream("GET", "/admin/models/m/logs", params={"follow": "true"}))
+                followed.append(log.iter_text())  # kept: an iterator that is dropped closes its answer
+                next(followed[-1])
+            assert readers() >= 10
+        wait_for("nobody reads for clients who left", lambda: readers() < 5)
 
 
 async def test_workers_outlive_the_control_process_and_end_with_the_next_one(tmp_path: Path) -> None:
