@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 
-from gateway.core.diagnose import diagnose
+from gateway.core.failures.diagnose import diagnose
 from gateway.profiles import Profiles
 from tests.long_log import long_log
 

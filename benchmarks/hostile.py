@@ -31,7 +31,7 @@ from pathlib import Path
 
 import httpx
 
-from gateway.serve.guard import STALL_S
+from gateway.serve.proxy.limits import STALL_S
 from tests.contract.process_harness import free_port
 from tests.served import Served, served
 from tests.upstream import Call, Upstream

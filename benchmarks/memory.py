@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.memory import GIB
+from gateway.core.memory.vllm import GIB
 from tests.test_memory import MEASURED, predicted
 
 

@@ -26,10 +26,10 @@ from typing import Any
 import httptools
 import uvicorn
 
-from gateway.serve.front import front
-from gateway.serve.guard import Limits
-from gateway.serve.plane import Plane
-from gateway.serve.routes import ModelRoute, Replica, Routes, RouteTable
+from gateway.routing.routes import ModelRoute, Replica, Routes, RouteTable
+from gateway.serve.proxy.front import front
+from gateway.serve.proxy.limits import Limits
+from gateway.serve.proxy.plane import Plane
 from tests.dataplane import Everyone, echo
 from tests.upstream import Call, Upstream
 

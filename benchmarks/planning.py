@@ -23,11 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.core.attention import choose_backend  # noqa: E402
-from gateway.core.kernels import layer_kernels  # noqa: E402
-from gateway.core.layers import _blueprint, _schemes  # noqa: E402
-from gateway.core.plan import decide  # noqa: E402
-from gateway.core.reading import read_model  # noqa: E402
+from gateway.core.attention.vllm import choose_backend  # noqa: E402
+from gateway.core.build.layers import _blueprint, _schemes  # noqa: E402
+from gateway.core.model.spec import read_model  # noqa: E402
+from gateway.core.planner.decide import decide  # noqa: E402
+from gateway.core.planner.layer_kernels import layer_kernels  # noqa: E402
 from gateway.domain import Engine, ModelSpec, Wish  # noqa: E402
 from gateway.errors import BadModel  # noqa: E402
 from gateway.profiles import Profiles  # noqa: E402
@@ -55,7 +55,7 @@ def specs(count: int) -> list[ModelSpec]:
 
 def process(folder: Path, data: Path) -> tuple[float, float]:
     """Wall and CPU seconds of one `fitserve plan` over every engine version."""
-    command = [sys.executable, "-m", "gateway.entry", "plan", str(folder), "--hardware", "2x3090"]
+    command = [sys.executable, "-m", "gateway.__main__", "plan", str(folder), "--hardware", "2x3090"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(

@@ -16,14 +16,14 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.catalog import read
+from gateway.access.auth import Keys
+from gateway.access.wrong_keys import Guesses
+from gateway.api.protocol import read_asked
+from gateway.catalog.catalog import read
+from gateway.catalog.hub import Hub
 from gateway.errors import FitserveError
-from gateway.hub import Hub
-from gateway.probe import probe
-from gateway.serve.auth import Keys
-from gateway.serve.balance import affine, prefix, weigh
-from gateway.serve.guesses import Guesses
-from gateway.serve.protocol import read_asked
+from gateway.machine.probe import probe
+from gateway.routing.balance import affine, prefix, weigh
 from tests.fake_nvml import FakeNvml
 from tests.model_files import experts, write
 

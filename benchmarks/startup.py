@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gateway.demo import make_model
+from gateway.demo.checkpoint import make_model
 
 
 def free_port() -> int:
@@ -34,7 +34,7 @@ def serve_once(data: Path, rest_s: float) -> tuple[float, float]:
     port = free_port()
     environment = {**os.environ, "FITSERVE_PORT": str(port), "FITSERVE_DATA_DIR": str(data)}
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "gateway.entry", "serve"], env=environment, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "gateway.__main__", "serve"], env=environment, stderr=subprocess.DEVNULL)
     try:
         while not healthy(port):
             if process.poll() is not None:
@@ -63,7 +63,7 @@ def healthy(port: int) -> bool:
 
 def plan_once(model: Path) -> float:
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "gateway.entry", "plan", str(model)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "gateway.__main__", "plan", str(model)], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
 
 

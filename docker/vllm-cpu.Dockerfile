@@ -10,7 +10,7 @@ RUN python3 -m venv /tmp/build/venv \
 COPY gateway /tmp/build/gateway
 COPY profiles /tmp/build/profiles
 # One step, and no second stage: the engine's 2.4 GiB are written once, and the tools that fetched them do not stay.
-RUN cd /tmp/build && FITSERVE_DATA_DIR=/opt/fitserve UV_CACHE_DIR=/tmp/build/cache venv/bin/python -m gateway.cli engine install ${ENGINE} \
+RUN cd /tmp/build && FITSERVE_DATA_DIR=/opt/fitserve UV_CACHE_DIR=/tmp/build/cache venv/bin/python -m gateway engine install ${ENGINE} \
  && ln -s "/opt/fitserve/engines/$(echo ${ENGINE} | sed s/==/-/)" /opt/engine \
  && rm -rf /tmp/build /root/.cache
 ENV PATH=/opt/engine/bin:$PATH HOME=/tmp

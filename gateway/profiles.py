@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from gateway.core.attention_rules import AttentionRules
-from gateway.core.gpus import GpuTable
-from gateway.core.linear import LinearRules
-from gateway.core.moe import MoeRules
-from gateway.core.rules import Rules
-from gateway.core.sglang_attention_rules import BackendRules
-from gateway.core.sglang_memory import MemoryRules
-from gateway.core.speculative import SpeculativeRules
-from gateway.documents import Documents
+from gateway.core.attention.sglang_rules import BackendRules
+from gateway.core.attention.vllm_rules import AttentionRules
+from gateway.core.kernels.linear import LinearRules
+from gateway.core.kernels.moe import MoeRules
+from gateway.core.memory.sglang import MemoryRules
+from gateway.core.planner.engine_rules import Rules
+from gateway.core.planner.gpus import GpuTable
+from gateway.core.speculative.speculative import SpeculativeRules
 from gateway.domain import Engine, Fact, Hardware, Value
 from gateway.errors import BadRequest, NotFound, SettingsError
+from gateway.yaml_cache import Documents
 
 if TYPE_CHECKING:
-    from gateway.core.signatures import Signatures
-    from gateway.xids import XidTable
+    from gateway.core.failures.signatures import Signatures
+    from gateway.machine.xids import XidTable
 
 V = TypeVar("V", bound=Value)
 
@@ -182,7 +182,7 @@ class Profiles:
     @cached_property
     def xids(self) -> XidTable:
         """What the driver's error numbers mean; a user's file wins over ours."""
-        from gateway.xids import XidTable  # not before it is needed: a plan does without
+        from gateway.machine.xids import XidTable  # not before it is needed: a plan does without
 
         path = next(path for root in self.roots if (path := root / "xids.yaml").is_file())
         return _validate(path, XidTable, self._yaml(path))
@@ -190,7 +190,7 @@ class Profiles:
     @cached_property
     def signatures(self) -> Signatures:
         """The failure signatures of every root, the user's before ours."""
-        from gateway.core.signatures import Signature, Signatures
+        from gateway.core.failures.signatures import Signature, Signatures
 
         found: list[Signature] = []
         for root in self.roots:

@@ -16,12 +16,12 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from gateway.serve.auth import ANYONE, Key
-from gateway.serve.front import Front, front
-from gateway.serve.guard import Limits
-from gateway.serve.meter import Meter
-from gateway.serve.plane import Admits, Plane, Watched
-from gateway.serve.routes import ModelRoute, Replica, Routes, RouteTable
+from gateway.access.auth import ANYONE, Key
+from gateway.routing.routes import ModelRoute, Replica, Routes, RouteTable
+from gateway.serve.proxy.front import Front, front
+from gateway.serve.proxy.limits import Limits
+from gateway.serve.proxy.meter import Meter
+from gateway.serve.proxy.plane import Admits, Plane, Watched
 from tests.patience import HANG_S
 from tests.upstream import Call, Upstream
 

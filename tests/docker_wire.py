@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from gateway.hosts.docker_client import socket_path
+from gateway.hosts.docker.client import socket_path
 
 REQUEST = re.compile(rb"(GET|POST|PUT|DELETE|HEAD) /")
 

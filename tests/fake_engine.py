@@ -1,6 +1,6 @@
 """A scripted engine as a real program: `python fake_engine.py --port N --model NAME [--exit-code 3 ...]`.
 
-Standard library only. Needs `gateway/hosts/twin.py`: from the repository around it, or as `twin.py` beside it, so that a
+Standard library only. Needs `gateway/hosts/memory/scripted_engine.py`: from the repository around it, or as `scripted_engine.py` beside it, so that a
 bare container gets by with these two files. Flags of real engines that it does not know are ignored.
 """
 
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 HERE = Path(__file__).resolve().parent
-if TYPE_CHECKING or not (HERE / "twin.py").exists():
+if TYPE_CHECKING or not (HERE / "scripted_engine.py").exists():
     sys.path.append(str(HERE.parent))
-    from gateway.hosts.twin import DEAF, EngineScript, FakeEngine
+    from gateway.hosts.memory.scripted_engine import DEAF, EngineScript, FakeEngine
 else:
     sys.path.append(str(HERE))
-    from twin import DEAF, EngineScript, FakeEngine
+    from scripted_engine import DEAF, EngineScript, FakeEngine
 
 WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
 

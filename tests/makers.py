@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.core.plan import decide
-from gateway.core.reading import read_model
+from gateway.core.model.spec import read_model
+from gateway.core.planner.decide import decide
 from gateway.domain import Attempt, Decision, Engine, Fact, Flag, Hardware, ModelSpec, Plan, Wish
 from gateway.profiles import Profiles
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
-from gateway.core.reading import Tensor, read_model
+from gateway.core.model.spec import Tensor, read_model
 from gateway.domain import ModelSpec
 from gateway.profiles import Profiles
 

@@ -14,10 +14,10 @@ import uvicorn
 import yaml
 
 from gateway.domain import Hardware, LaunchSpec
-from gateway.gpuwatch import GpuWatch
-from gateway.hosts.memory import MemoryHost, World
-from gateway.hosts.twin import EngineScript
-from gateway.nvml import Nvml
+from gateway.hosts.memory.host import MemoryHost, World
+from gateway.hosts.memory.scripted_engine import EngineScript
+from gateway.machine.gpu_watch import GpuWatch
+from gateway.machine.nvml import Nvml
 from gateway.serve.app import create_app
 from gateway.serve.server import listen, server_config
 from gateway.settings import Settings

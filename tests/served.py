@@ -55,7 +55,7 @@ def served(folder: Path, models: Mapping[str, list[str]], admin_key: str | None 
     log_file = folder / "gateway.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.entry", "serve"],
+            [sys.executable, "-m", "gateway.__main__", "serve"],
             env={**keep, **own, **settings},
             cwd=ROOT,
             stdout=log,

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+from gateway.__main__ import serve
 from gateway.domain import Hardware
-from gateway.entry import serve
 
 
 def main() -> None:
     snapshot, profiles = map(Path, sys.argv[1:])
     machine = Hardware.model_validate_json(snapshot.read_bytes())
     with (
-        mock.patch("gateway.gpuwatch.probe", return_value=machine),
+        mock.patch("gateway.machine.gpu_watch.probe", return_value=machine),
         mock.patch("gateway.profiles.shipped", return_value=profiles),
     ):
         serve()

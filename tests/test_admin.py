@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import Decision, Hardware, LaunchSpec
-from gateway.hosts.twin import EngineScript
+from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.patience import HANG_S
 from tests.running import Running, model_folder, running
 

@@ -7,8 +7,8 @@ import asyncio
 import httpx
 import pytest
 
-from gateway.hosts.twin import EngineScript, FakeEngine
-from gateway.verify import alive
+from gateway.controller.verify import alive
+from gateway.hosts.memory.scripted_engine import EngineScript, FakeEngine
 from tests.dataplane import until
 from tests.makers import plan
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.attention import (
+from gateway.core.attention.conditions import Gpu
+from gateway.core.attention.vllm import (
     AttentionQuery,
     AttentionRules,
     BackendChoice,
     choose_backend,
     layer_attention,
 )
-from gateway.core.attention_conditions import Gpu
-from gateway.core.attention_rules import refusals
+from gateway.core.attention.vllm_rules import refusals
 from gateway.domain import AttentionGroup, LayerAttention, Recurrent
 from tests.conformance import attention_questions
 from tests.conformance.attention_questions import VERSIONS, Question, questions

@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
+from gateway.access.auth import Keys, check_local
+from gateway.domain.key import Scope
 from gateway.errors import BadRequest, FitserveError, Forbidden, Unauthorized
-from gateway.keys import Scope
-from gateway.serve.auth import Keys, check_local
 
 pytestmark = pytest.mark.unit
 

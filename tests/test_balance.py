@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.serve.balance import BOUND, LEAST_BYTES, MESSAGES_BYTES, MOST_TOKENS, USUAL_TOKENS, affine, least, prefix, weigh
-from gateway.serve.protocol import Asked, read_asked
+from gateway.api.protocol import Asked, read_asked
+from gateway.routing.balance import BOUND, LEAST_BYTES, MESSAGES_BYTES, MOST_TOKENS, USUAL_TOKENS, affine, least, prefix, weigh
 
 pytestmark = pytest.mark.unit
 
@@ -116,7 +116,7 @@ def test_whatever_stands_for_messages_is_read_without_complaint(value: Any) -> N
 
 def test_a_beginning_is_the_same_number_in_every_process() -> None:
     body = json.dumps({"model": "m", "messages": [SYSTEM]})
-    code = "import sys; from gateway.serve import balance, protocol; print(balance.prefix(protocol.read_asked(sys.stdin.buffer.read())))"
+    code = "import sys; from gateway.api import protocol; from gateway.routing import balance; print(balance.prefix(protocol.read_asked(sys.stdin.buffer.read())))"
     other = subprocess.run([sys.executable, "-c", code], input=body.encode(), capture_output=True, check=True).stdout
     assert int(other) == prefix(read_asked(body.encode()))
 

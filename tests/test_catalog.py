@@ -1,4 +1,4 @@
-"""gateway.catalog: a model folder read into a ModelSpec, and what is said when it cannot be."""
+"""gateway.catalog.catalog: a model folder read into a ModelSpec, and what is said when it cannot be."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.catalog import Facts, NeedsRemoteCode, gather, read
-from gateway.core.reading import Tensor
+from gateway.catalog.catalog import Facts, NeedsRemoteCode, gather, read
+from gateway.catalog.hub import Hub
+from gateway.core.model.spec import Tensor
 from gateway.domain import ModelSpec
 from gateway.errors import BadModel
-from gateway.hub import Hub
 from tests.model_files import CONFIG, experts, layer, model, safetensors, sharded_model, write
 
 pytestmark = pytest.mark.unit

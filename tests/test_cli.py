@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gateway.demo import make_model
+from gateway.demo.checkpoint import make_model
 from gateway.domain import Decision, Hardware, LaunchSpec
-from gateway.hosts.twin import EngineScript
+from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.conformance.layer_cases import QUANTS
 from tests.published import config
 from tests.running import Running, model_folder, running
@@ -29,7 +29,7 @@ DATA = tempfile.TemporaryDirectory(prefix="fitserve-")
 def fitserve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
     keep["FITSERVE_DATA_DIR"] = DATA.name
-    command = [sys.executable, "-m", "gateway.entry", *arguments]
+    command = [sys.executable, "-m", "gateway.__main__", *arguments]
     return subprocess.run(
         command, cwd=ROOT, env={**keep, **environment}, capture_output=True, text=True, timeout=60, check=False
     )

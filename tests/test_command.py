@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.core.command import arguments, check_args, check_env
+from gateway.core.planner.flags import arguments, check_args, check_env
 from gateway.domain import Engine, Flag, Scalar
 from gateway.errors import BadFlag
 from gateway.profiles import Profiles

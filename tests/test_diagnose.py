@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from gateway.cli import app
-from gateway.core.diagnose import ENVIRONMENTAL, diagnose
-from gateway.core.learn import learn, told
-from gateway.core.logbytes import LogBytes
-from gateway.core.loglines import MAX_LINE, clean, parse
-from gateway.core.logreader import Reader
-from gateway.core.plan import decide
-from gateway.core.signatures import Signature, Signatures, filled, values
-from gateway.diagnosis import SCHEMA, report
+from gateway.cli.app import app
+from gateway.cli.diagnosis import SCHEMA, report
+from gateway.controller.watcher import Watcher
+from gateway.core.facts.learn import learn, told
+from gateway.core.failures.diagnose import ENVIRONMENTAL, diagnose
+from gateway.core.failures.log_bytes import LogBytes
+from gateway.core.failures.log_lines import MAX_LINE, clean, parse
+from gateway.core.failures.log_reader import Reader
+from gateway.core.failures.signatures import Signature, Signatures, filled, values
+from gateway.core.planner.decide import decide
 from gateway.domain import Attempt, Fact, Failure, LayerKernel, Observation
 from gateway.errors import BadRequest
 from gateway.profiles import Profiles
 from gateway.settings import Settings
-from gateway.watch import Watcher
 from tests.long_log import FATAL, long_log
 from tests.makers import GIB, attempt, engine, machine, planned, spec, wish
 from tests.patience import HANG_S
@@ -105,7 +105,7 @@ def test_a_log_says_the_same_in_pieces_of_any_size() -> None:
 
 def test_what_is_passed_over_unread_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = {name: read(text(name)) for name in CASES}
-    monkeypatch.setattr("gateway.core.logbytes._holds", lambda *_: True)
+    monkeypatch.setattr("gateway.core.failures.log_bytes._holds", lambda *_: True)
     assert {name: read(text(name)) for name in CASES} == fast
 
 

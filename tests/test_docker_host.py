@@ -20,8 +20,8 @@ from docker.errors import NotFound
 
 from gateway.domain import EngineRef, LaunchSpec, Mount
 from gateway.errors import Conflict, HostError
-from gateway.hosts.docker import DockerHost, available
-from gateway.hosts.docker_container import container_name
+from gateway.hosts.docker.container import container_name
+from gateway.hosts.docker.host import DockerHost, available
 from tests.contract.docker_harness import BASE_IMAGE, REPOSITORY, DockerHarness, docker_harness
 from tests.contract.harness import answering, exited, find, until
 from tests.docker_registry import Registry
@@ -651,7 +651,7 @@ async def test_a_socket_that_the_user_may_not_use_is_explained(tmp_path: Path) -
 
 def test_whether_docker_is_there_is_known_without_the_sdk_and_without_an_answer(harness: DockerHarness, tmp_path: Path) -> None:
     script = (
-        "import sys; from gateway.hosts.docker import available; assert any(available() for _ in range(20));"
+        "import sys; from gateway.hosts.docker.host import available; assert any(available() for _ in range(20));"
         "assert not {'docker', 'requests', 'httpx'} & set(sys.modules), sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False)

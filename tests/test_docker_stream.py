@@ -11,9 +11,9 @@ import pytest
 
 from gateway.domain import EngineRef
 from gateway.errors import HostError
-from gateway.hosts.docker_client import available, socket_path
-from gateway.hosts.docker_container import container_name, gpu_request, image_of
-from gateway.hosts.docker_stream import LogLines, PullProgress
+from gateway.hosts.docker.client import available, socket_path
+from gateway.hosts.docker.container import container_name, gpu_request, image_of
+from gateway.hosts.docker.stream import LogLines, PullProgress
 from gateway.hosts.host import MAX_LINE
 from gateway.hosts.select import choose_host
 from gateway.settings import Settings

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.documents import Documents
 from gateway.errors import SettingsError
 from gateway.profiles import Profiles
+from gateway.yaml_cache import Documents
 
 pytestmark = pytest.mark.unit
 

@@ -1,4 +1,4 @@
-"""gateway.download: a repository on disk, whole or not called complete."""
+"""gateway.catalog.download: a repository on disk, whole or not called complete."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.catalog import read
-from gateway.download import download
+from gateway.catalog.catalog import read
+from gateway.catalog.download import download
+from gateway.catalog.hub import Hub
 from gateway.errors import BadModel
-from gateway.hub import Hub
 from tests.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.model_files import layer, model, safetensors, sharded_model
 from tests.patience import HANG_S
@@ -161,7 +161,7 @@ async def test_the_child_ends_when_the_gateway_dies(server: FakeHub, tmp_path: P
     server.repos["org/name"].files[SHARDS[1]] = safetensors(layer(1) | {"bulk": (8 * 1024, 1024)})
     server.stalls[SHARDS[1]] = 1024 * 1024
     gateway = (
-        "import asyncio, sys; from pathlib import Path; from gateway.download import download; from gateway.hub import Hub\n"
+        "import asyncio, sys; from pathlib import Path; from gateway.catalog.download import download; from gateway.catalog.hub import Hub\n"
         f"hub = Hub({server.url()!r}, None, Path({str(tmp_path / 'cache')!r}))\n"
         f"asyncio.run(download(hub, 'org/name', {COMMIT!r}, Path({str(tmp_path / 'models')!r}), print))"
     )
@@ -185,7 +185,7 @@ async def test_a_child_that_crashes_is_said_with_its_code(
 
 
 def test_neither_planning_nor_downloading_loads_the_library_before_it_is_needed() -> None:
-    loads = "import sys, gateway.catalog, gateway.download; print(sorted({'huggingface_hub', 'httpx2'} & sys.modules.keys()))"
+    loads = "import sys, gateway.catalog.catalog, gateway.catalog.download; print(sorted({'huggingface_hub', 'httpx2'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", loads], check=True, capture_output=True, text=True).stdout == "[]\n"
 
 

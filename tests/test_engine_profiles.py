@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.command import check_args, check_env
+from gateway.core.planner.flags import check_args, check_env
 from gateway.domain import Engine
 from gateway.errors import BadFlag
 from gateway.profiles import Profiles, shipped

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.serve.guard import SMALL_BYTES
-from gateway.serve.meter import Meter, usage
+from gateway.serve.proxy.limits import SMALL_BYTES
+from gateway.serve.proxy.meter import Meter, usage
 from tests.dataplane import (
     ASK,
     CHAT,
@@ -223,7 +223,7 @@ async def test_an_engine_that_drips_is_not_taken_for_a_silent_one_and_new_reques
 ) -> None:
     """What the watcher of an engine goes by (`Routes.silent_s`): one token in 50 s is a sign of life, a request is not."""
     clock, drop = Clock(), asyncio.Semaphore(0)
-    monkeypatch.setattr("gateway.serve.routes.time", clock)
+    monkeypatch.setattr("gateway.routing.routes.time", clock)
 
     async def drips(call: Call) -> None:
         if b"silent" in call.body:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.facts import gone, holding, standing
+from gateway.core.facts.scope import gone, holding, standing
 from gateway.domain import Fact, LaunchSpec
-from gateway.hosts.twin import EngineScript
+from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.makers import GIB, plan, planned
 from tests.running import model_folder, running
 from tests.test_cli import fitserve

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from gateway.core.families import blueprint
-from gateway.core.layers import Body, body, per_rank
-from gateway.core.reading import Tensor, read_model
+from gateway.core.build.layers import Body, body, per_rank
+from gateway.core.model.families import blueprint
+from gateway.core.model.spec import Tensor, read_model
 from gateway.domain import AttentionGroup, ModelSpec, Recurrent, TensorGroup
 from gateway.errors import BadModel
 from tests.conformance import parameter_questions

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.diagnose import ended
-from gateway.core.learn import learn
-from gateway.core.plan import decide
+from gateway.cli.present import show_model
+from gateway.core.facts.learn import learn
+from gateway.core.failures.diagnose import ended
+from gateway.core.planner.decide import decide
 from gateway.core.reconcile import MakePlan, Replica, Rest, counted, next_action
 from gateway.domain import Attempt, Failure, Hardware, Instance, LaunchSpec, Policy
-from gateway.hosts.memory import World
-from gateway.hosts.twin import EngineScript
-from gateway.present import show_model
+from gateway.hosts.memory.host import World
+from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.makers import LLAMA_8B, attempt, engine, machine, spec, wish
 from tests.patience import HANG_S
 from tests.running import model_folder, running

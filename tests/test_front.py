@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.serve import guard
-from gateway.serve.auth import Keys
-from gateway.serve.front import Front
+from gateway.access.auth import Keys
+from gateway.serve.proxy import limits as guard
+from gateway.serve.proxy.front import Front
 from gateway.serve.server import listen
-from gateway.serve.sockets import share
+from gateway.serve.workers.sockets import share
 from gateway.settings import Settings
 from tests.dataplane import (
     ASK,

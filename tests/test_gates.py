@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.advisories import advice
-from gateway.core.learn import proved
-from gateway.core.plan import decide
+from gateway.core.facts.learn import proved
+from gateway.core.planner.advisories import advice
+from gateway.core.planner.decide import decide
 from gateway.domain import Advisory, Decision, Engine, Fact, Flag, Hardware, Plan
 from gateway.profiles import Profiles
 from tests.makers import attempt, engine, machine, planned, spec, wish

@@ -9,8 +9,8 @@ import pynvml
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.hosts.memory import World
-from gateway.hosts.twin import EngineScript
+from gateway.hosts.memory.host import World
+from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.fake_nvml import FakeNvml, two_3090
 from tests.makers import LLAMA_8B, machine
 from tests.patience import HANG_S

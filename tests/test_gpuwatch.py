@@ -10,9 +10,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gateway import doctor
-from gateway.gpuwatch import GpuWatch, sound
-from gateway.probe import probe
+from gateway.cli import doctor
+from gateway.machine.gpu_watch import GpuWatch, sound
+from gateway.machine.probe import probe
 from gateway.profiles import Profiles
 from tests.fake_nvml import FakeNvml, gb10, mig_h100, two_3090
 from tests.patience import HANG_S
@@ -24,9 +24,9 @@ TABLE = Profiles().xids
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.gpuwatch._POLL_S", 0.02)
-    monkeypatch.setattr("gateway.gpuwatch._EVENT_MS", 5)
-    monkeypatch.setattr("gateway.gpuwatch._LEAST_S", 0.0)
+    monkeypatch.setattr("gateway.machine.gpu_watch._POLL_S", 0.02)
+    monkeypatch.setattr("gateway.machine.gpu_watch._EVENT_MS", 5)
+    monkeypatch.setattr("gateway.machine.gpu_watch._LEAST_S", 0.0)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_a_lost_card_is_not_held_so_that_it_can_be_reset(watch: Callable[[FakeNv
 @pytest.mark.parametrize("nvml", [FakeNvml([]), FakeNvml([], init_error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)])
 def test_a_machine_without_gpus_is_left_alone(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     """And who closes the watch does not wait for its next look."""
-    monkeypatch.setattr("gateway.gpuwatch._ABSENT_S", 10 * HANG_S)
+    monkeypatch.setattr("gateway.machine.gpu_watch._ABSENT_S", 10 * HANG_S)
     one = GpuWatch(nvml)
     one.start(TABLE, lambda: None)
     closing = threading.Thread(target=one.close, daemon=True)
@@ -235,7 +235,7 @@ def test_the_probe_alone_says_what_the_driver_says_of_a_card() -> None:
 def test_the_doctor_warns_of_containers_that_can_lose_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = probe(nvml=two_3090())
     managed = "systemd"
-    monkeypatch.setattr("gateway.doctor.cgroup_driver", lambda: managed)
+    monkeypatch.setattr("gateway.cli.doctor.cgroup_driver", lambda: managed)
     (warned,) = doctor._cgroups(here, docker=True, char_devices=tmp_path)
     assert warned.state == "warn"
     assert "daemon-reload" in warned.found

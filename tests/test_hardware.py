@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.plan import decide
+from gateway.core.planner.decide import decide
 from gateway.domain import Decision, Hardware
 from gateway.profiles import Profiles, shipped
 from tests.fake_nvml import MIB

@@ -1,4 +1,4 @@
-"""gateway.hub and the catalog on it: repositories are planned from a few small reads, and every refusal says what to do."""
+"""gateway.catalog.hub and the catalog on it: repositories are planned from a few small reads, and every refusal says what to do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.catalog import NeedsRemoteCode, read
+from gateway.catalog.catalog import NeedsRemoteCode, read
+from gateway.catalog.hub import Hub
 from gateway.errors import BadModel
-from gateway.hub import Hub
 from tests.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.model_files import layer, model, packed, safetensors, sharded_model
 

@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cli.install import install, package_sources, pip_arguments
+from gateway.controller.launcher import engine_dir
 from gateway.domain import Install
 from gateway.errors import BadRequest
-from gateway.install import install, package_sources, pip_arguments
 from gateway.profiles import Profiles
-from gateway.runner import engine_dir
 from gateway.settings import Settings
 from tests.makers import engine
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from gateway.core.expert_traits import ExpertTraits
-from gateway.core.kernels import described, layer_kernels
-from gateway.core.layers import Linear, body, per_rank
-from gateway.core.linear import Scheme
-from gateway.core.plan import decide
-from gateway.core.reading import Tensor, read_model
+from gateway.core.build.layers import Linear, body, per_rank
+from gateway.core.kernels.linear import Scheme
+from gateway.core.model.experts import ExpertTraits
+from gateway.core.model.spec import Tensor, read_model
+from gateway.core.planner.decide import decide
+from gateway.core.planner.layer_kernels import described, layer_kernels
 from gateway.domain import Decision, LayerKernel, ModelSpec
 from gateway.profiles import Profiles
 from tests.makers import LLAMA_8B, machine, wish

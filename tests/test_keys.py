@@ -14,9 +14,9 @@ import httpx
 import openai
 import pytest
 
+from gateway.access.rate_limits import Bucket
 from gateway.domain import LaunchSpec
-from gateway.hosts.twin import EngineScript
-from gateway.serve.limits import Bucket
+from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.dataplane import until
 from tests.running import Running, running
 from tests.test_cli import fitserve

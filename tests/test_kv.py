@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.kv import Cache, cache, state_bytes, stored_dtype
+from gateway.core.memory.vllm_kv_cache import Cache, cache, state_bytes, stored_dtype
 from gateway.domain import AttentionGroup, Recurrent
 from tests.conformance import kv_questions
 from tests.conformance.golden import machines_of, pairs

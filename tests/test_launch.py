@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.command import launch_spec
+from gateway.core.planner.flags import launch_spec
 from gateway.domain import Engine, Mount
 from tests.makers import engine as make_engine
 from tests.makers import plan as make_plan

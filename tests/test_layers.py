@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from gateway.core.layers import WHOLE_GATES, Linear, body, per_rank
-from gateway.core.linear import Scheme
-from gateway.core.reading import Tensor, read_model
+from gateway.core.build.layers import WHOLE_GATES, Linear, body, per_rank
+from gateway.core.kernels.linear import Scheme
+from gateway.core.model.spec import Tensor, read_model
 from gateway.errors import BadModel
 from tests.conformance import layer_questions
 from tests.conformance.golden import pairs

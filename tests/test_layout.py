@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.layers import body
-from gateway.core.layout import shard_of
-from gateway.core.reading import Tensor, group_tensors, read_model
-from gateway.core.weights import other_bytes, weights_bytes
+from gateway.core.build.layers import body
+from gateway.core.build.weights import other_bytes, weights_bytes
+from gateway.core.model.sharding import shard_of
+from gateway.core.model.spec import Tensor, group_tensors, read_model
 from gateway.domain import ModelSpec
 from tests.published import tensors
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.access.auth import ANYONE, Key, Limit
+from gateway.access.rate_limits import Account, Bucket, Limiter, estimate
 from gateway.errors import RateLimited
-from gateway.serve.auth import ANYONE, Key, Limit
-from gateway.serve.limits import Account, Bucket, Limiter, estimate
-from gateway.serve.meter import usage
+from gateway.serve.proxy.meter import usage
 
 pytestmark = pytest.mark.unit
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.serve.pool import IDLE_S, KEPT_S, Pool
-from gateway.serve.upstream import Link
+from gateway.serve.proxy.upstream_connection import Link
+from gateway.serve.proxy.upstream_pool import IDLE_S, KEPT_S, Pool
 
 pytestmark = pytest.mark.unit
 

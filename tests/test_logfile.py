@@ -8,9 +8,9 @@ from typing import BinaryIO
 
 import pytest
 
-from gateway.hosts import logfile
 from gateway.hosts.host import MAX_LINE
-from gateway.hosts.logfile import CHUNK, LogReader, trim
+from gateway.hosts.process import log_file as logfile
+from gateway.hosts.process.log_file import CHUNK, LogReader, trim
 
 pytestmark = pytest.mark.local
 

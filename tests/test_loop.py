@@ -10,8 +10,8 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from gateway.errors import HostError
-from gateway.hosts.memory import World
-from gateway.hosts.twin import EngineScript
+from gateway.hosts.memory.host import World
+from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.dataplane import until
 from tests.patience import HANG_S, Clock
 from tests.running import model_folder, running
@@ -90,7 +90,7 @@ async def test_the_engines_own_maximum_is_learnt_and_used(tmp_path: Path) -> Non
 async def test_an_engine_that_answers_nonsense_is_never_routed(
     tmp_path: Path, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.watch.time", Clock())  # so the start is not what takes too long
+    monkeypatch.setattr("gateway.controller.watcher.time", Clock())  # so the start is not what takes too long
 
     def nonsense(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, **fault)
@@ -125,7 +125,7 @@ async def test_a_killed_engine_is_noticed_unrouted_and_started_again(tmp_path: P
         await gateway.until("m", "backing_off")
         assert (await gateway.client.get("/v1/models")).json()["data"] == []
         an_hour_later = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 3601)
-        monkeypatch.setattr("gateway.loop.time", an_hour_later)
+        monkeypatch.setattr("gateway.controller.loop.time", an_hour_later)
         ready = await gateway.until("m", "ready")
         assert [attempt["state"] for attempt in ready["attempts"]] == ["failed", "ready"]
         assert ready["attempts"][0]["failure"]["kind"] == "killed"
@@ -309,8 +309,8 @@ async def test_an_engine_that_is_long_silent_and_answers_beside_it_is_not_taken_
 ) -> None:
     """As with a long prompt. Five times as long as an engine may be silent, it answers the small request that asks whether it lives."""
     clock, hold = Clock(), tmp_path / "hold"
-    monkeypatch.setattr("gateway.watch.time", clock)
-    monkeypatch.setattr("gateway.serve.routes.time", clock)
+    monkeypatch.setattr("gateway.controller.watcher.time", clock)
+    monkeypatch.setattr("gateway.routing.routes.time", clock)
 
     def held(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, hold=hold)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.matrix import cells
+from gateway.core.planner.matrix import cells
 from gateway.domain import Decision, EngineRef, Rejected
 from tests.makers import plan, planned, spec
 

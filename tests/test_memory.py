@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.kv import Cache, cache
-from gateway.core.layers import Body, body
-from gateway.core.memory import GIB, Load, activation_bytes, driver_bytes, memory, position_bytes, runner_of
-from gateway.core.plan import decide
-from gateway.core.reading import read_model
-from gateway.core.weights import weights_bytes
+from gateway.core.build.layers import Body, body
+from gateway.core.build.weights import weights_bytes
+from gateway.core.memory.vllm import GIB, Load, activation_bytes, driver_bytes, memory, position_bytes, runner_of
+from gateway.core.memory.vllm_kv_cache import Cache, cache
+from gateway.core.model.spec import read_model
+from gateway.core.planner.decide import decide
 from gateway.domain import Gpu, GpuProcess, Hardware, Link, Memory, ModelSpec, Plan
 from gateway.errors import BadModel
 from gateway.profiles import Profiles

@@ -10,8 +10,8 @@ import pytest
 from gateway.domain import EngineRef, LaunchSpec
 from gateway.errors import HostError
 from gateway.hosts.host import Host
-from gateway.hosts.memory import MemoryHost, World
-from gateway.hosts.twin import EngineScript
+from gateway.hosts.memory.host import MemoryHost, World
+from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.patience import HANG_S
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.methods import MethodRefused, check, resolve
-from gateway.core.plan import decide
+from gateway.core.planner.decide import decide
+from gateway.core.planner.quantization_methods import MethodRefused, check, resolve
 from gateway.domain import Decision, Engine, Quant
 from gateway.profiles import Profiles
 from tests.conformance import method_questions, sglang_method_questions

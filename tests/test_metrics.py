@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.hosts.twin import EngineScript
-from gateway.serve.metrics import METRICS, MOST_SERIES, Metrics, _Series, render
+from gateway.hosts.memory.scripted_engine import EngineScript
+from gateway.serve.metrics.counters import METRICS, MOST_SERIES, Metrics, _Series, render
 from tests.dataplane import ASK, CHAT, Gateway, event, http_client, model, refused_url, stage, until
 from tests.running import Running, model_folder, running
 from tests.upstream import Call

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from gateway.serve.routes import ModelRoute, RouteTable
+from gateway.routing.routes import ModelRoute, RouteTable
 from tests.dataplane import (
     ASK,
     CHAT,

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from gateway.serve.routes import ModelRoute
+from gateway.routing.routes import ModelRoute
 from tests.dataplane import (
     ASK,
     CHAT,

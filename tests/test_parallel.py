@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core import parallel
-from gateway.core.layers import body
-from gateway.core.parallel import available_bytes, best_group, peers_without_p2p
-from gateway.core.reading import read_model
+from gateway.core.build.layers import body
+from gateway.core.model.spec import read_model
+from gateway.core.planner import parallel
+from gateway.core.planner.parallel import available_bytes, best_group, peers_without_p2p
 from gateway.domain import Gpu, Hardware, Link, ModelSpec
 from gateway.errors import BadModel
 from tests.published import CONFIGS, TENSORS, config, published, tensors

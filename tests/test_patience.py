@@ -15,9 +15,9 @@ import openai
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.hosts.memory import MemoryHost
-from gateway.hosts.twin import EngineScript
-from gateway.serve.patience import Kept
+from gateway.hosts.memory.host import MemoryHost
+from gateway.hosts.memory.scripted_engine import EngineScript
+from gateway.serve.proxy.wait import Kept
 from tests.dataplane import Gateway, event, model, until
 from tests.running import Running, model_folder, running
 from tests.upstream import Call, Upstream

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.patterns import Untamed, tame
-from gateway.core.plan import decide
+from gateway.core.planner.decide import decide
+from gateway.core.quantization.safe_regex import Untamed, tame
 from gateway.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.makers import wish

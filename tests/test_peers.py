@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.diagnose import diagnose, environmental
-from gateway.core.explain import changes
-from gateway.core.learn import judged, learn
-from gateway.core.plan import decide
+from gateway.core.facts.learn import judged, learn
+from gateway.core.failures.diagnose import diagnose, environmental
+from gateway.core.planner.decide import decide
+from gateway.core.planner.explain import changes
 from gateway.domain import Decision, Fact, Failure
 from gateway.profiles import Profiles
 from tests.makers import attempt, wish

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.plan import decide
+from gateway.core.planner.decide import decide
 from gateway.domain import Choice, Fact, Plan
 from gateway.errors import BadFlag, FitserveError
 from tests.makers import GIB, engine, machine, plan, planned, spec, wish

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.drafter import read_drafter
-from gateway.core.matrix import Cell
-from gateway.core.plan import decide
-from gateway.core.reading import read_model
+from gateway.core.model.spec import read_model
+from gateway.core.planner.decide import decide
+from gateway.core.planner.matrix import Cell
+from gateway.core.speculative.drafter import read_drafter
 from gateway.domain import Choice, Decision, LayerAttention, LayerKernel, Memory, ModelRef, Plan, Rejected
 from gateway.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
@@ -78,7 +78,7 @@ def test_every_field_that_could_be_there_is_documented() -> None:
 
 
 def test_every_verdict_of_the_gates_is_documented() -> None:
-    code = "".join(path.read_text() for path in (ROOT / "gateway" / "core").glob("*.py"))
+    code = "".join(path.read_text() for path in (ROOT / "gateway" / "core").glob("**/*.py"))
     verdicts = set(re.findall(r'Refused\(\s*"(\w+)"', code))
     assert len(verdicts) >= 12
     assert verdicts <= documented(DOCS), sorted(verdicts - documented(DOCS))

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.cli import app
-from gateway.core import explain
+from gateway.cli.app import app
+from gateway.cli.present import table
+from gateway.core.planner import explain
 from gateway.domain import Memory, Refusal
 from gateway.errors import FitserveError
-from gateway.present import table
 from tests.conformance.layer_cases import QUANTS
 from tests.published import config
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.core.drafter import read_drafter
-from gateway.core.plan import decide
-from gateway.core.reading import read_model
+from gateway.core.model.spec import read_model
+from gateway.core.planner.decide import decide
+from gateway.core.speculative.drafter import read_drafter
 from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Wish
 from gateway.errors import BadModel, FitserveError
 from gateway.profiles import Profiles, shipped

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.layers import body
-from gateway.core.plan import decide
-from gateway.core.pool import Pool, model_of
+from gateway.core.build.layers import body
+from gateway.core.memory.sglang_kv_cache import Pool, model_of
+from gateway.core.planner.decide import decide
 from gateway.domain import Plan, Wish
 from gateway.profiles import Profiles
 from tests.conformance import sglang_attention_questions

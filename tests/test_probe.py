@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.domain import Hardware, Link
-from gateway.probe import probe
+from gateway.machine.probe import probe
 from tests.fake_nvml import (
     FUNCTIONS,
     HIDDEN_CARD,
@@ -446,7 +446,7 @@ def test_a_cpu_only_host_is_read_without_starting_or_asking_anybody(monkeypatch:
 
 
 def test_importing_the_probe_does_not_import_pynvml() -> None:
-    code = "import sys, gateway.probe; sys.exit('pynvml' in sys.modules)"
+    code = "import sys, gateway.machine.probe; sys.exit('pynvml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=SNAPSHOTS.parent.parent).returncode == 0
 
 

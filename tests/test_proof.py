@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.hosts.memory import World
-from gateway.hosts.twin import EngineScript
+from gateway.hosts.memory.host import World
+from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.running import Running, model_folder, running
 
 pytestmark = [pytest.mark.local, pytest.mark.anyio]

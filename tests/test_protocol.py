@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import BadRequest, MethodNotAllowed, NotReady, Unauthorized
-from gateway.serve.protocol import (
+from gateway.api.protocol import (
     answer,
     dump,
     envelope,
@@ -23,6 +22,7 @@ from gateway.serve.protocol import (
     send_error,
     with_model,
 )
+from gateway.errors import BadRequest, MethodNotAllowed, NotReady, Unauthorized
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.core.reading import Tensor, read_model
+from gateway.core.model.spec import Tensor, read_model
 from gateway.domain import Experts, ModelSpec
 from gateway.errors import BadModel
 from tests.published import CONFIGS, TENSORS, config, published, tensors

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.serve import repeats
-from gateway.serve.auth import Keys
-from gateway.serve.front import Front
+from gateway.access.auth import Keys
+from gateway.serve.proxy import head_cache as repeats
+from gateway.serve.proxy.front import Front
 from tests.dataplane import ASK, Gateway, answers, stage, until
 from tests.patience import HANG_S
 from tests.upstream import Call

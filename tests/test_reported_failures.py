@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.drafter import Drafter, read_drafter
-from gateway.core.plan import decide
-from gateway.core.reading import read_model
+from gateway.core.model.spec import read_model
+from gateway.core.planner.decide import decide
+from gateway.core.speculative.drafter import Drafter, read_drafter
 from gateway.domain import Decision, LayerKernel, Rejected
 from gateway.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS

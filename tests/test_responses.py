@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.serve.auth import Keys
+from gateway.access.auth import Keys
 from tests.dataplane import Gateway, http_client, model, stage
 from tests.upstream import Call
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.access.auth import ANYONE, Key
+from gateway.domain.key import SCOPES
 from gateway.errors import FitserveError, ModelNotFound, NotFound, NotReady, Overloaded
-from gateway.keys import SCOPES
-from gateway.serve.auth import ANYONE, Key
-from gateway.serve.responses import Responses
-from gateway.serve.routes import Call, ModelRoute, Replica, Routes, RouteTable
-from gateway.serve.waiting import Pace
+from gateway.routing.queue import Pace
+from gateway.routing.responses import Responses
+from gateway.routing.routes import Call, ModelRoute, Replica, Routes, RouteTable
 
 pytestmark = pytest.mark.unit
 

@@ -1,4 +1,4 @@
-"""gateway.safetensors: what a header says, and every way in which it can be wrong."""
+"""gateway.catalog.safetensors: what a header says, and every way in which it can be wrong."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.reading import Tensor
+from gateway.catalog.safetensors import FIRST_READ_BYTES, read_header
+from gateway.core.model.spec import Tensor
 from gateway.errors import BadModel
-from gateway.safetensors import FIRST_READ_BYTES, read_header
 from tests.model_files import entries, packed, safetensors
 
 pytestmark = pytest.mark.unit

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import StoreError
-from gateway.live import Entry, Live, teach
-from gateway.salvage import installation, open_store
-from gateway.store import Store
+from gateway.store.recovery import installation, open_store
+from gateway.store.running_engines import Entry, Live, teach
+from gateway.store.store import Store
 from tests.makers import plan, wish
 
 pytestmark = pytest.mark.unit

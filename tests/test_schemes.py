@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.linear import Scheme
-from gateway.core.quantization import UNQUANTIZED, Unknown
-from gateway.core.schemes import parse
+from gateway.core.kernels.linear import Scheme
+from gateway.core.quantization.block import UNQUANTIZED, Unknown
+from gateway.core.quantization.parse import parse
 from gateway.domain import Quant
 from tests.conformance.layer_cases import QUANTS
 

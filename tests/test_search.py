@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.plan import decide
+from gateway.core.planner.decide import decide
 from gateway.domain import Decision, Fact
 from gateway.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS

@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.command import canonical, check_args, spelled
-from gateway.core.sglang_memory import MemoryRules, Model, StaticMemory, fraction_within, kv_bytes, kv_tokens, static_memory
+from gateway.core.memory.sglang import MemoryRules, Model, StaticMemory, fraction_within, kv_bytes, kv_tokens, static_memory
+from gateway.core.planner.flags import canonical, check_args, spelled
 from gateway.domain import AttentionGroup, Engine, Recurrent, Scalar
 from gateway.errors import BadFlag
 from gateway.profiles import Profiles, shipped

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.core.plan import decide
-from gateway.core.sglang_attention import Asked, Selection, model_of, select, server_attention
-from gateway.core.sglang_attention_rules import BackendRules, Model
+from gateway.core.attention.sglang import Asked, Selection, model_of, select, server_attention
+from gateway.core.attention.sglang_rules import BackendRules, Model
+from gateway.core.planner.decide import decide
 from gateway.domain import AttentionGroup, Decision, LayerAttention, ModelSpec, Wish
 from gateway.profiles import Profiles, shipped
 from tests.conformance import sglang_attention_questions as asked

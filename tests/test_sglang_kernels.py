@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gateway.core.expert_traits import ExpertTraits, expert_traits
-from gateway.core.kernels import layer_kernels
-from gateway.core.layers import Linear, body
-from gateway.core.linear import KernelChoice, LinearRules, LinearShape, Scheme, choose
-from gateway.core.methods import MethodRefused, check, resolve
-from gateway.core.moe import MoeChoice, MoeRules, MoeShape, choose_moe
-from gateway.core.reading import read_model
-from gateway.core.ways import Refused, Way, repairs
+from gateway.core.build.layers import Linear, body
+from gateway.core.kernels.linear import KernelChoice, LinearRules, LinearShape, Scheme, choose
+from gateway.core.kernels.moe import MoeChoice, MoeRules, MoeShape, choose_moe
+from gateway.core.model.experts import ExpertTraits, expert_traits
+from gateway.core.model.spec import read_model
+from gateway.core.planner.layer_kernels import layer_kernels
+from gateway.core.planner.quantization_methods import MethodRefused, check, resolve
+from gateway.core.planner.variants import Refused, Way, repairs
 from gateway.domain import Engine, Quant
 from gateway.profiles import Profiles
 from tests.conformance import sglang_linear_questions, sglang_memory_questions, sglang_moe_questions

@@ -13,11 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.access.auth import ANYONE, Key, Limit
+from gateway.access.rate_limits import Limiter
+from gateway.access.wrong_keys import MOST, Guesses
+from gateway.domain.key import SCOPES
 from gateway.errors import NotFound, RateLimited
-from gateway.keys import SCOPES
-from gateway.serve import channel
-from gateway.serve.auth import ANYONE, Key, Limit
-from gateway.serve.channel import (
+from gateway.routing.routes import Call, ModelRoute, Replica, RouteTable
+from gateway.serve.proxy.limits import Limits
+from gateway.serve.workers import channel
+from gateway.serve.workers.channel import (
     Begin,
     Channel,
     Elsewhere,
@@ -26,14 +30,10 @@ from gateway.serve.channel import (
     Report,
     ToWorker,
 )
-from gateway.serve.channel import Table as Models
-from gateway.serve.guard import Limits
-from gateway.serve.guesses import MOST, Guesses
-from gateway.serve.limits import Limiter
-from gateway.serve.memory import Memory, Table
-from gateway.serve.routes import Call, ModelRoute, Replica, RouteTable
-from gateway.serve.shares import Rows, SharedLimiter
-from gateway.serve.worker import SharedRoutes
+from gateway.serve.workers.channel import Table as Models
+from gateway.serve.workers.shared_limits import Rows, SharedLimiter
+from gateway.serve.workers.worker import SharedRoutes
+from gateway.shared_memory import Memory, Table
 from tests.patience import HANG_S
 
 pytestmark = [pytest.mark.unit, pytest.mark.anyio]
@@ -124,7 +124,7 @@ def test_requests_at_once_are_counted_over_all_workers_and_those_of_a_dead_one_a
 
 
 def test_the_row_of_a_key_that_is_gone_is_the_last_to_be_given_again_and_empty_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.serve.shares.ROWS", 2)
+    monkeypatch.setattr("gateway.serve.workers.shared_limits.ROWS", 2)
     pair = Pair(Limit(requests_per_minute=1))
     assert pair.admitted(0)
     another, third = (dataclasses.replace(pair.key, digest=letter * 32) for letter in (b"e", b"f"))

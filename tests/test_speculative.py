@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.attention import AttentionRules, layer_attention
-from gateway.core.drafter import Drafter, read_drafter
-from gateway.core.mtp import drafting_bytes
-from gateway.core.reading import Tensor, read_model
-from gateway.core.speculative import Speculation, SpeculativeRules, speculate
+from gateway.core.attention.vllm import AttentionRules, layer_attention
+from gateway.core.model.spec import Tensor, read_model
+from gateway.core.speculative.drafter import Drafter, read_drafter
+from gateway.core.speculative.mtp import drafting_bytes
+from gateway.core.speculative.speculative import Speculation, SpeculativeRules, speculate
 from gateway.domain import AttentionGroup, Engine, LayerAttention, ModelSpec, Refusal, TensorGroup, Wish
 from gateway.errors import BadModel
 from gateway.profiles import shipped

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.layers import Body, body
-from gateway.core.stages import stage
-from gateway.core.weights import weights_bytes
+from gateway.core.build.layers import Body, body
+from gateway.core.build.stages import stage
+from gateway.core.build.weights import weights_bytes
 from tests.published import published
 
 pytestmark = pytest.mark.unit

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.diagnose import PHASES
-from gateway.core.logreader import Reader
+from gateway.controller.engine_logs import log_path
+from gateway.core.failures.diagnose import PHASES
+from gateway.core.failures.log_reader import Reader
 from gateway.domain import EngineRef, LaunchSpec
-from gateway.hosts.memory import MemoryHost, TwinEngine, World
-from gateway.hosts.twin import Answer, EngineScript, FakeEngine
-from gateway.logs import log_path
+from gateway.hosts.memory.host import MemoryHost, TwinEngine, World
+from gateway.hosts.memory.scripted_engine import Answer, EngineScript, FakeEngine
 from gateway.profiles import Profiles
 from tests.dataplane import until
 from tests.patience import HANG_S, Clock
@@ -107,8 +107,8 @@ async def test_every_phase_is_shown_from_the_pull_to_the_last_check(tmp_path: Pa
 
 async def test_a_pull_that_moves_may_take_longer_than_the_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("gateway.effects.time", clock)
-    monkeypatch.setattr("gateway.effects._STALL_POLL_S", 0.01)
+    monkeypatch.setattr("gateway.controller.effects.time", clock)
+    monkeypatch.setattr("gateway.controller.effects._STALL_POLL_S", 0.01)
     words = [f"pulling engine:1: {number} of 10 GiB" for number in range(10)]
     pull = Pull(monkeypatch, *words)
     async with running(tmp_path, healthy, start_timeout_s=1800) as gateway:
@@ -126,8 +126,8 @@ async def test_a_pull_that_stands_still_fails_with_what_was_last_heard_and_is_tr
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("gateway.effects.time", clock)
-    monkeypatch.setattr("gateway.effects._STALL_POLL_S", 0.01)
+    monkeypatch.setattr("gateway.controller.effects.time", clock)
+    monkeypatch.setattr("gateway.controller.effects._STALL_POLL_S", 0.01)
     pull = Pull(monkeypatch, *["pulling engine:1: 3 of 10 GiB"] * 3)
     async with running(tmp_path, healthy, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
@@ -146,8 +146,8 @@ async def test_a_pull_that_stands_still_fails_with_what_was_last_heard_and_is_tr
 
 async def test_an_engine_that_prints_may_take_longer_than_the_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("gateway.watch.time", clock)
-    monkeypatch.setattr("gateway.watch._START_POLL_S", 0.01)
+    monkeypatch.setattr("gateway.controller.watcher.time", clock)
+    monkeypatch.setattr("gateway.controller.watcher._START_POLL_S", 0.01)
     async with running(tmp_path, silent, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         engine = await only_engine(gateway.world)
@@ -163,8 +163,8 @@ async def test_an_engine_that_prints_may_take_longer_than_the_patience(tmp_path:
 
 async def test_an_engine_that_prints_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("gateway.watch.time", clock)
-    monkeypatch.setattr("gateway.watch._START_POLL_S", 0.01)
+    monkeypatch.setattr("gateway.controller.watcher.time", clock)
+    monkeypatch.setattr("gateway.controller.watcher._START_POLL_S", 0.01)
     async with running(tmp_path, silent, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         for attempt in range(2):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.domain import Fact, Failure
+from gateway.domain.key import Grant
 from gateway.errors import Conflict, NotFound, StoreError
-from gateway.keys import Grant
-from gateway.store import Store
+from gateway.store.store import Store
 from tests.makers import plan, wish
 
 pytestmark = pytest.mark.unit
@@ -131,7 +131,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from gateway.domain import Wish\n"
-        "from gateway.store import Store\n"
+        "from gateway.store.store import Store\n"
         f"store = Store(Path({str(path)!r}))\n"
         "for number in range(10**9):\n"
         "    store.add_model(Wish(name=f'm{number}', source='/x'), 1.0)\n"

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.serve import form
-from gateway.serve.auth import Keys
-from gateway.serve.routes import RouteTable
-from gateway.serve.surface import SURFACE, Endpoint, find, is_inference
+from gateway.access.auth import Keys
+from gateway.api.endpoints import SURFACE, Endpoint, find, is_inference
+from gateway.routing.routes import RouteTable
+from gateway.serve.proxy import form
 from tests.dataplane import ASK, Gateway, http_client, model, raw_request, refused_url, stage
 from tests.patience import HANG_S
 from tests.upstream import Call

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.hosts.twin import EngineScript, FakeEngine
+from gateway.hosts.memory.scripted_engine import EngineScript, FakeEngine
 from tests.fake_engine import parse
 from tests.patience import HANG_S
 

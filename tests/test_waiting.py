@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.serve.routes import ModelRoute
+from gateway.routing.routes import ModelRoute
 from tests.dataplane import ASK, CHAT, Gateway, answers, event, http_client, model, raw_request, refused_url, until
 from tests.patience import HANG_S
 from tests.test_surface import body_of, form_request

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.linear import LinearRules
-from gateway.core.rules import Rules
-from gateway.core.ways import Refused, Way, has, plain, repairs
+from gateway.core.kernels.linear import LinearRules
+from gateway.core.planner.engine_rules import Rules
+from gateway.core.planner.variants import Refused, Way, has, plain, repairs
 from gateway.domain import Engine, Flag, Scalar
 from tests.makers import engine
 

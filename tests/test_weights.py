@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.layers import Body, Linear, body
-from gateway.core.linear import Scheme
-from gateway.core.quantization import Unknown
-from gateway.core.reading import read_model
-from gateway.core.weights import (
+from gateway.core.build.layers import Body, Linear, body
+from gateway.core.build.weights import (
     NO_GROUP_INDEX,
     linear_bytes,
     other_bytes,
     weights_bytes,
 )
+from gateway.core.kernels.linear import Scheme
+from gateway.core.model.spec import read_model
+from gateway.core.quantization.block import Unknown
 from gateway.domain import TensorGroup
 from gateway.errors import BadModel
 from tests.conformance import weight_questions

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.plan import decide
-from gateway.core.reading import read_model
+from gateway.core.model.spec import read_model
+from gateway.core.planner.decide import decide
 from gateway.domain import Decision, Gpu, Hardware, Plan, Rejected
 from gateway.profiles import Profiles
 from tests.conformance import model_questions

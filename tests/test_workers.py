@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.serve.memory import Memory
+from gateway.shared_memory import Memory
 from tests.patience import HANG_S
 from tests.served import served
 from tests.test_responses import OTHER, OWNER, Engine, bearer, make, uses
@@ -187,10 +187,10 @@ async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
 ADMIT = """
 import sys
 from gateway.errors import RateLimited
-from gateway.keys import SCOPES
-from gateway.serve.auth import Key, Limit
-from gateway.serve.memory import Memory
-from gateway.serve.shares import SharedLimiter
+from gateway.domain.key import SCOPES
+from gateway.access.auth import Key, Limit
+from gateway.shared_memory import Memory
+from gateway.serve.workers.shared_limits import SharedLimiter
 limiter, key, count = SharedLimiter(Memory(int(sys.argv[1])), int(sys.argv[2])), Key("k", bytes(32), SCOPES, None, Limit(100)), 0
 limiter.rows = {key.digest: 0}
 print(flush=True)
@@ -205,7 +205,7 @@ print(count)
 """
 HOLD = """
 import sys
-from gateway.serve.memory import Memory
+from gateway.shared_memory import Memory
 Memory(int(sys.argv[1])).lock(3).__enter__()
 print(flush=True)
 sys.stdin.readline()

@@ -124,7 +124,7 @@ def version(name: str) -> str:
 def fitserve(where: Where, workers: int = 1) -> Started:
     limits = {"max_connections", "max_connections_per_address"} & Settings.model_fields.keys()
     process = where.launch(
-        [sys.executable, "-m", "gateway.entry", "serve"],
+        [sys.executable, "-m", "gateway.__main__", "serve"],
         **{f"FITSERVE_{name.upper()}": "100000" for name in limits},
         PYTHONPATH=str(ROOT),
         FITSERVE_PORT=str(where.port),

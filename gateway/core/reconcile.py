@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.core.diagnose import HOPELESS, ended, environmental
+from gateway.core.failures.diagnose import HOPELESS, ended, environmental
 from gateway.domain import Attempt, Failure, Instance, Observation, Policy
 
 # Good minutes after which earlier failures no longer count.

@@ -13,15 +13,15 @@ async def choose_host(settings: Settings, instance: str) -> Host:
     one that is there and does not answer yet: engines of an earlier run may be in it, which must not get twins."""
     kind = settings.host_kind
     if kind in ("auto", "docker"):
-        from gateway.hosts.docker import DockerHost
-        from gateway.hosts.docker_client import present
+        from gateway.hosts.docker.client import present
+        from gateway.hosts.docker.host import DockerHost
 
         if kind == "docker" or await asyncio.to_thread(present):
             return DockerHost(network=settings.docker_network, instance=instance)
     if kind == "memory":
-        from gateway.hosts.memory import MemoryHost
+        from gateway.hosts.memory.host import MemoryHost
 
         return MemoryHost()
-    from gateway.hosts.process import ProcessHost
+    from gateway.hosts.process.host import ProcessHost
 
     return ProcessHost(settings.data)

@@ -20,35 +20,37 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
+from gateway.access.auth import Keys
+from gateway.access.keyring import Keyring
+from gateway.access.wrong_keys import Guesses
+from gateway.api.endpoints import is_inference
+from gateway.api.protocol import request_id, send_error
+from gateway.catalog.hub import Hub
+from gateway.controller.launcher import Runner
+from gateway.controller.loop import Loop
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
-from gateway.gpuwatch import GpuWatch
 from gateway.hosts.host import Host
 from gateway.hosts.select import choose_host
-from gateway.hub import Hub
-from gateway.keyring import Keyring
-from gateway.loop import Loop
+from gateway.machine.gpu_watch import GpuWatch
 from gateway.profiles import Profiles
-from gateway.runner import Runner
-from gateway.salvage import installation, open_store
-from gateway.serve import admin, facts, gauges
-from gateway.serve import keys as admin_keys
-from gateway.serve.access import AccessLog, Visit
-from gateway.serve.auth import Keys
-from gateway.serve.guard import Limits
-from gateway.serve.guesses import Guesses
-from gateway.serve.memory import Memory
-from gateway.serve.metrics import Metrics
-from gateway.serve.plane import Plane
-from gateway.serve.protocol import request_id, send_error
-from gateway.serve.routes import Routes
-from gateway.serve.scopes import Scopes
-from gateway.serve.surface import is_inference
+from gateway.routing.routes import Routes
+from gateway.serve.admin import facts
+from gateway.serve.admin import keys as admin_keys
+from gateway.serve.admin import models as admin
+from gateway.serve.admin.scopes import Scopes
+from gateway.serve.metrics import gauges
+from gateway.serve.metrics.access_log import AccessLog, Visit
+from gateway.serve.metrics.counters import Metrics
+from gateway.serve.proxy.limits import Limits
+from gateway.serve.proxy.plane import Plane
 from gateway.settings import Settings
+from gateway.shared_memory import Memory
+from gateway.store.recovery import installation, open_store
 
 if TYPE_CHECKING:
     import httpx
 
-    from gateway.serve.workers import Workers
+    from gateway.serve.workers.supervisor import Workers
 
 # The loop looks at the world at least this often; longer silence means that it hangs.
 _STALE_S = 15.0
@@ -132,7 +134,7 @@ def create_app(
     )
     workers = None
     if shared is not None:
-        from gateway.serve.workers import Workers
+        from gateway.serve.workers.supervisor import Workers
 
         workers = Workers(settings, limits, keys, *shared)
     routes = workers.routes if workers is not None else Routes(queue_per_model=settings.queue_per_model)
@@ -215,7 +217,7 @@ def create_app(
 
 
 def _control_client() -> httpx.AsyncClient:
-    """For health checks and verification; inference goes through `gateway.serve.upstream`."""
+    """For health checks and verification; inference goes through `gateway.serve.proxy.upstream_connection`."""
     import httpx
 
     return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5), follow_redirects=False, trust_env=False)

@@ -19,9 +19,9 @@ import uvicorn
 
 from gateway.errors import SettingsError
 from gateway.serve.app import Door, create_app
-from gateway.serve.front import front
-from gateway.serve.guard import hold_little
-from gateway.serve.upstream import watch_peer
+from gateway.serve.proxy.front import front
+from gateway.serve.proxy.limits import hold_little
+from gateway.serve.proxy.upstream_connection import watch_peer
 from gateway.settings import Settings
 
 log = structlog.get_logger("fitserve")
@@ -106,7 +106,7 @@ def server_config(settings: Settings, app: Door) -> uvicorn.Config:
 
 def _listen(settings: Settings) -> socket.socket:
     """As `listen`, once the workers of a gateway that died have let go of the port."""
-    from gateway.serve.orphans import end_orphans
+    from gateway.serve.workers.orphans import end_orphans
 
     until = time.monotonic() + _ORPHANS_S
     while True:
@@ -123,9 +123,9 @@ def _server(settings: Settings, listener: socket.socket) -> tuple[uvicorn.Server
     """The server, and where it listens."""
     if settings.workers == 1:
         return uvicorn.Server(server_config(settings, create_app(settings))), listener
-    from gateway.serve import sockets
-    from gateway.serve.control import Control
-    from gateway.serve.memory import Memory
+    from gateway.serve.workers import sockets
+    from gateway.serve.workers.control import Control
+    from gateway.shared_memory import Memory
 
     listeners = sockets.share(listener, settings.workers)
     control, path = sockets.listen_control(settings.data)

@@ -19,15 +19,15 @@ from docker.errors import APIError, NotFound
 
 from gateway.domain import EngineRef, LaunchSpec, Mount
 from gateway.errors import HostError
-from gateway.hosts.docker import DockerHost
-from gateway.hosts.docker_client import ping, socket_path
-from gateway.hosts.docker_container import container_name
+from gateway.hosts.docker.client import ping, socket_path
+from gateway.hosts.docker.container import container_name
+from gateway.hosts.docker.host import DockerHost
 from tests.patience import HANG_S
 
 BASE_IMAGE = os.environ.get("BASE_IMAGE", "fitserve-base:bookworm")
 TEST_LABEL = "fitserve-test"
 REPOSITORY = Path(__file__).resolve().parents[2]
-PROGRAM = (REPOSITORY / "tests/fake_engine.py", REPOSITORY / "gateway/hosts/twin.py")
+PROGRAM = (REPOSITORY / "tests/fake_engine.py", REPOSITORY / "gateway/hosts/memory/scripted_engine.py")
 
 
 class DockerHarness:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gateway.domain import EngineRef, LaunchSpec
-from gateway.hosts.memory import MemoryHost, World
-from gateway.hosts.twin import EngineScript
+from gateway.hosts.memory.host import MemoryHost, World
+from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.fake_engine import parse
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gateway.domain import EngineRef, LaunchSpec
-from gateway.hosts.process import ProcessHost
+from gateway.hosts.process.host import ProcessHost
 
 FAKE_ENGINE = Path(__file__).resolve().parent.parent / "fake_engine.py"
 

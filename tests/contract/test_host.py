@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.host import MAX_LINE
-from gateway.hosts.twin import DEAF
+from gateway.hosts.memory.scripted_engine import DEAF
 from tests.patience import HANG_S
 
 from .harness import Harness, answering, exited, find, get, request, until

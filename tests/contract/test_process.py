@@ -20,9 +20,9 @@ import pytest
 
 from gateway.domain import EngineRef, LaunchSpec
 from gateway.errors import HostError
-from gateway.hosts import procfs
-from gateway.hosts.process import ProcessHost
-from gateway.hosts.records import Record, Records
+from gateway.hosts.process import procfs
+from gateway.hosts.process.host import ProcessHost
+from gateway.hosts.process.records import Record, Records
 from tests.patience import HANG_S
 
 from .harness import answering, exited, find, until
@@ -370,8 +370,8 @@ async def test_follow_of_a_name_that_never_ran_ends_at_once(harness: ProcessHarn
 
 
 async def test_list_trims_a_log_that_floods(harness: ProcessHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.hosts.logfile.LIMIT", 200_000)
-    monkeypatch.setattr("gateway.hosts.logfile.KEEP", 1_000)
+    monkeypatch.setattr("gateway.hosts.process.log_file.LIMIT", 200_000)
+    monkeypatch.setattr("gateway.hosts.process.log_file.KEEP", 1_000)
     await harness.host.start(harness.make_spec("a1", script=["--print", "first", "--flood", "30000", "--exit-code", "0"]))
     lines = [line async for line in harness.host.follow("a1")]
     assert len(lines) == 30001

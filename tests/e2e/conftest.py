@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.demo import make_model
+from gateway.demo.checkpoint import make_model
 from tests.contract.process_harness import free_port
 from tests.patience import HANG_S
 
@@ -50,7 +50,7 @@ class Gateway:
         self.environment = {**keep, **own, **settings}
         self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=HANG_S)
         self.process: subprocess.Popen[bytes] | None = None
-        self.command = ["-m", "gateway.entry", "serve"]
+        self.command = ["-m", "gateway.__main__", "serve"]
 
     def launch(self) -> None:
         """Returns before it answers."""
@@ -83,7 +83,7 @@ class Gateway:
 
     def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The command line against this gateway."""
-        command = [sys.executable, "-m", "gateway.entry", *arguments]
+        command = [sys.executable, "-m", "gateway.__main__", *arguments]
         return subprocess.run(
             command, env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=START_S, check=False
         )
@@ -132,7 +132,9 @@ def engines() -> Path:
     """Engine environments, installed once per checkout by the product's own command."""
     data = ROOT / ".cache" / "e2e"
     environment = {**os.environ, "FITSERVE_DATA_DIR": str(data)}
-    subprocess.run([sys.executable, "-m", "gateway.entry", "engine", "install", ENGINE], env=environment, cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "gateway.__main__", "engine", "install", ENGINE], env=environment, cwd=ROOT, check=True
+    )
     return data / "engines"
 
 

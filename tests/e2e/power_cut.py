@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from gateway.controller.launcher import instance_name
 from gateway.domain import Fact
-from gateway.keys import Grant
-from gateway.live import Entry, Live
-from gateway.runner import instance_name
-from gateway.salvage import installation, open_store
-from gateway.store import Store
+from gateway.domain.key import Grant
+from gateway.store.recovery import installation, open_store
+from gateway.store.running_engines import Entry, Live
+from gateway.store.store import Store
 from tests.makers import plan, wish
 
 ROOT = Path(__file__).parents[2]

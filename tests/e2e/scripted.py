@@ -77,7 +77,7 @@ def workers(gateway: Gateway) -> list[int]:
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             arguments = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if arguments[1:4] == [b"-m", b"gateway.serve.worker", os.fsencode(gateway.data)]:
+            if arguments[1:4] == [b"-m", b"gateway.serve.workers.worker", os.fsencode(gateway.data)]:
                 found.append(int(entry.name))
     return found
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import httpx
 
-from gateway.failpoint import POINTS
+from gateway.controller.failpoint import POINTS
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
 from tests.patience import HANG_S

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.demo import SENTENCE, make_model
+from gateway.demo.checkpoint import SENTENCE, make_model
 from tests.contract.docker_harness import docker_harness
 from tests.contract.process_harness import free_port
 from tests.e2e.conftest import ROOT, START_S, wait_for

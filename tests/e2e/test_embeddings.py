@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from gateway.install import find_uv
+from gateway.cli.install import find_uv
 from tests.e2e.conftest import ROOT, Gateway
 from tests.e2e.test_sdk_differential import engine_url
 from tests.sdk_calls import OPENAI_VECTORS, told_openai

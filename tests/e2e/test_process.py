@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from gateway.demo import SENTENCE
+from gateway.demo.checkpoint import SENTENCE
 from tests.e2e.conftest import START_S, Gateway, wait_for
 from tests.e2e.scripted import engines
 

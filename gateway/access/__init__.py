@@ -1,0 +1,1 @@
+"""Who may call, for what and how much: keys, scopes, limits, wrong keys."""

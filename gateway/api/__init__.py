@@ -1,0 +1,1 @@
+"""The OpenAI surface: which endpoints there are, and how requests are read."""

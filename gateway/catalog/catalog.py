@@ -1,0 +1,225 @@
+"""What a model is: a folder, or a Hugging Face repository at a commit, read into a ModelSpec.
+
+Only config.json, the quantization block in it and the headers of safetensors files are read, never weights. Whatever
+is wrong with them is a BadModel that names the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gateway.catalog.files import Files, Folder, Repository, printable
+from gateway.catalog.hub import COMMIT, REPOSITORY, Hub
+from gateway.core.model.spec import Tensor, read_model
+from gateway.core.speculative.drafter import Drafter
+from gateway.core.speculative.drafter import read_drafter as drafter_from
+from gateway.domain import ModelSpec, Task
+from gateway.errors import BadModel
+
+MAX_CONFIG_BYTES = 16 * 1024 * 1024
+# The index of a model with 10^5 tensors takes 15 MB.
+MAX_INDEX_BYTES = 100_000_000
+INDEX = "model.safetensors.index.json"
+
+_FOREIGN = (".bin", ".pt", ".pth", ".gguf")
+_SENTENCE_CONFIGS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+_EMBEDDING_FILES = {"modules.json", "config_sentence_transformers.json", "1_Pooling"}
+# A bare ...Model has no head to generate with, but for these. Source: vllm/model_executor/models/registry.py.
+_GENERATING = re.compile(r"(LMHead|LM|Chat|ChatGLM|Aquila|Omni|Ultravox|Reward|MTP|Draft)Model$")
+
+
+class NeedsRemoteCode(BadModel):
+    """The repository holds code that an engine would run, and the user has not allowed that."""
+
+    code = "needs_remote_code"
+
+
+class Facts(NamedTuple):
+    """What `read_model` takes, and a limit of the context that stands outside config.json."""
+
+    source: str
+    revision: str | None
+    config: dict[str, Any]
+    tensors: dict[str, Tensor] | None
+    file_bytes: int | None
+    remote_code: tuple[str, ...]
+    task_hint: Task | None
+    sentence_limit: int | None
+
+
+async def read(source: str, *, revision: str | None = None, allow_remote_code: bool = False, hub: Hub) -> ModelSpec:
+    """The spec of the model in the folder or repository `source`. Raises BadModel saying what to do."""
+
+    def work() -> ModelSpec:
+        facts = gather(source, revision, allow_remote_code=allow_remote_code, hub=hub)
+        spec = read_model(*facts[:7])
+        limit = facts.sentence_limit
+        return spec if limit is None or limit >= spec.max_position else spec.evolve(max_position=limit)
+
+    return await asyncio.to_thread(work)
+
+
+async def read_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> Drafter:
+    """The drafter in the folder or repository `source`. Raises BadModel saying what to do."""
+
+    def work() -> Drafter:
+        facts = gather(source, None, allow_remote_code=allow_remote_code, hub=hub)
+        return drafter_from(facts.source, facts.revision, facts.config, facts.tensors)
+
+    return await asyncio.to_thread(work)
+
+
+def gather(source: str, revision: str | None, *, allow_remote_code: bool, hub: Hub) -> Facts:
+    """The raw facts of the model, after all checks of its files; blocks."""
+    # Not Path.is_dir, which raises on what can be no path.
+    if source.startswith(("/", "./", "../", "~")) or os.path.isdir(source):  # noqa: PTH112
+        folder = Folder(_resolved(source))
+        return _facts(str(folder.path), None, folder, allow_remote_code=allow_remote_code)
+    if not REPOSITORY.fullmatch(source):
+        raise BadModel(
+            f"{printable(source)[:200]} is neither a model folder nor a Hugging Face repository.",
+            hint="A folder begins with /, ./, ../ or ~; a repository is written org/name.",
+        )
+    listing = hub.resolve(source, revision)
+    if allow_remote_code and not COMMIT.fullmatch(revision or ""):
+        raise BadModel(
+            f"Code of {source} may only run at a commit that you chose, and {revision or 'its default branch'} can change.",
+            hint=f"Read the code, then set revision to its commit; now that is {listing.commit}.",
+        )
+    return _facts(source, listing.commit, Repository(hub, listing), allow_remote_code=allow_remote_code)
+
+
+def weight_files(files: Files) -> list[str]:
+    """The safetensors files that make up the model; empty when it has no weights here."""
+    present = sorted(name for name in files.names if name.endswith(".safetensors"))
+    if INDEX in files.names:
+        weight_map = _json_object(files, INDEX, MAX_INDEX_BYTES).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+            raise BadModel(f"{files.where(INDEX)} has no weight_map of file names.", hint="Download or copy it again.")
+        shards = sorted(set(weight_map.values()))
+        missing = [shard for shard in shards if shard not in files.names]
+        if missing:
+            raise BadModel(
+                f"{files.where(missing[0])} is missing, one of {len(missing)} missing of the {len(shards)} that {INDEX} names.",
+                hint="Download or copy the model again.",
+            )
+        return shards
+    if "model.safetensors" in present:
+        return ["model.safetensors"]
+    foreign = sorted(name for name in files.names if name.endswith(_FOREIGN))
+    if not present and foreign:
+        raise BadModel(
+            f"The weights are only there as {files.where(foreign[0])}, and only safetensors are served.",
+            hint="Convert them to safetensors (save_pretrained of transformers does), or take a repository that has them.",
+        )
+    return present
+
+
+def _facts(source: str, commit: str | None, files: Files, *, allow_remote_code: bool) -> Facts:
+    shards = weight_files(files)
+    if "config.json" not in files.names:
+        raise BadModel(
+            f"There is no {files.where('config.json')}.",
+            hint="A model folder or repository holds config.json and *.safetensors, as transformers writes them.",
+        )
+    config = _json_object(files, "config.json", MAX_CONFIG_BYTES)
+    code = _remote_code(files, config)
+    if code and not allow_remote_code:
+        raise NeedsRemoteCode(
+            f"{source} has code of its own that the engine would run: {', '.join(code[:5])}.",
+            hint="Add it with policy.allow_remote_code=true if you trust it, pinned to a commit.",
+        )
+    tensors: dict[str, Tensor] = {}
+    file_bytes = 0
+    for shard, header in zip(shards, files.headers(shards), strict=True):
+        if twice := tensors.keys() & header.tensors.keys():
+            raise BadModel(
+                f"{files.where(shard)} has tensor {min(twice)}, which another file has too.",
+                hint="Keep the files of one model only, with the index that belongs to them.",
+            )
+        tensors |= header.tensors
+        file_bytes += header.size
+    return Facts(
+        source=source,
+        revision=commit,
+        config=config,
+        tensors=tensors if shards else None,
+        file_bytes=file_bytes if shards else None,
+        remote_code=code,
+        task_hint="embed" if _embeds(files, config) else None,
+        sentence_limit=_sentence_limit(files),
+    )
+
+
+def _sentence_limit(files: Files) -> int | None:
+    """The length that a sentence-transformers model was made for: engines refuse more, whatever config.json says.
+
+    Source: get_sentence_transformer_tokenizer_config (vllm/transformers_utils/config.py), whose list of names this is.
+    """
+    for name in _SENTENCE_CONFIGS:
+        if name in files.names:
+            limit = _json_object(files, name, MAX_CONFIG_BYTES).get("max_seq_length")
+            return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+    return None
+
+
+def _remote_code(files: Files, config: dict[str, Any]) -> tuple[str, ...]:
+    found = ["auto_map in config.json"] if config.get("auto_map") else []
+    if "tokenizer_config.json" in files.names and _json_object(files, "tokenizer_config.json", MAX_CONFIG_BYTES).get(
+        "auto_map"
+    ):
+        found.append("auto_map in tokenizer_config.json")
+    return (*found, *sorted(printable(name) for name in files.names if name.endswith(".py")))
+
+
+def _embeds(files: Files, config: dict[str, Any]) -> bool:
+    if files.names & _EMBEDDING_FILES:
+        return True
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
+    return isinstance(first, str) and first.endswith("Model") and not _GENERATING.search(first)
+
+
+def _json_object(files: Files, name: str, limit: int) -> dict[str, Any]:
+    where, hint = files.where(name), "Repair it, or download or copy it again."
+    try:
+        # The standard library's parser, as configs hold Infinity and NaN, which are not JSON.
+        text = files.read(name, limit)
+        value = json.loads(text)
+        if b"\\u" in text:
+            # Half a surrogate pair, which no answer or database of ours could hold.
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise BadModel(f"{where} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.", hint=hint) from None
+    except UnicodeDecodeError as error:
+        raise BadModel(f"{where} is not JSON: byte {error.start} is not UTF-8.", hint=hint) from None
+    except (ValueError, RecursionError) as error:
+        raise BadModel(f"{where} is not JSON that we read: {error}.", hint=hint) from None
+    if not isinstance(value, dict):
+        raise BadModel(f"{where} is not a JSON object.", hint=hint)
+    return value
+
+
+def _resolved(source: str) -> Path:
+    """Resolved once: what is checked, planned and mounted is the same folder, even when a link is changed meanwhile."""
+    shown, hint = printable(source), "Give the folder that holds config.json, as this machine sees it."
+    try:
+        path = Path(source).expanduser().resolve(strict=True)
+        str(path).encode()
+    except FileNotFoundError:
+        raise BadModel(f"There is no folder {shown}.", hint=hint) from None
+    except OSError as error:
+        raise BadModel(f"{shown} cannot be read: {error.strerror}.", hint=hint) from None
+    except (ValueError, RuntimeError):
+        raise BadModel(f"{shown} is not a path.", hint=hint) from None
+    if not path.is_dir():
+        raise BadModel(f"{shown} is not a folder.", hint=hint)
+    return path

@@ -1,0 +1,124 @@
+"""The files of a model, in a folder of this machine or in a Hugging Face repository, behind one small contract."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from gateway.catalog.hub import Hub, Listing
+from gateway.catalog.safetensors import read_header
+from gateway.core.model.spec import Tensor
+from gateway.errors import BadModel
+
+
+class Header(NamedTuple):
+    """One safetensors file: its size and what it holds."""
+
+    size: int
+    tensors: dict[str, Tensor]
+
+
+class Files(Protocol):
+    """The files of a model, wherever they are. `names` are those at its root, folders included."""
+
+    names: frozenset[str]
+
+    def where(self, name: str) -> str: ...
+
+    def read(self, name: str, limit: int) -> bytes: ...
+
+    def headers(self, names: Sequence[str]) -> list[Header]: ...
+
+
+def printable(text: str) -> str:
+    """File names need not be Unicode; messages and values must be."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Folder:
+    """Files in a folder of this machine. Each is opened once, and what was opened is what is checked and read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.names = frozenset(entry.name for entry in path.iterdir())
+        except OSError as error:
+            raise BadModel(f"{path} cannot be read: {error.strerror}.", hint="Let the gateway's user read it.") from None
+
+    def where(self, name: str) -> str:
+        return printable(f"{self.path}/{name}")
+
+    def read(self, name: str, limit: int) -> bytes:
+        with self._opened(name) as (descriptor, size):
+            if size > limit:
+                raise _too_large(self.where(name), size, limit)
+            return os.pread(descriptor, size, 0)
+
+    def headers(self, names: Sequence[str]) -> list[Header]:
+        return [self._header(name) for name in names]
+
+    def _header(self, name: str) -> Header:
+        with self._opened(name) as (descriptor, size):
+
+            def read(offset: int, length: int) -> bytes:
+                return os.pread(descriptor, length, offset)
+
+            return Header(size, read_header(self.where(name), size, read))
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[tuple[int, int]]:
+        where = self.where(name)
+        try:
+            # Without O_NONBLOCK a named pipe would be waited for.
+            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise BadModel(f"{where} is not a file.", hint="Download or copy it again.")
+                yield descriptor, status.st_size
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise BadModel(
+                f"{where} cannot be read: {error.strerror}.", hint="Let the gateway's user read it, or copy it again."
+            ) from None
+
+
+class Repository:
+    """Files of a Hugging Face repository at a commit."""
+
+    def __init__(self, hub: Hub, listing: Listing) -> None:
+        self.hub = hub
+        self.listing = listing
+        self.names = frozenset(path.partition("/")[0] for path in listing.files)
+
+    def where(self, name: str) -> str:
+        return printable(f"{self.listing.repo}/{name}")
+
+    def read(self, name: str, limit: int) -> bytes:
+        size = self.listing.files.get(name, 0)
+        if size > limit:
+            raise _too_large(self.where(name), size, limit)
+        return self.hub.fetch(self.listing, name)
+
+    def headers(self, names: Sequence[str]) -> list[Header]:
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(self._header, names))
+
+    def _header(self, name: str) -> Header:
+        def read(offset: int, length: int) -> bytes:
+            return self.hub.part(self.listing, name, offset, length) if length else b""
+
+        size = self.listing.files.get(name, 0)
+        return Header(size, read_header(self.where(name), size, read))
+
+
+def _too_large(where: str, size: int, limit: int) -> BadModel:
+    return BadModel(
+        f"{where} has {size} bytes, over the limit of {limit}.", hint="It cannot be what its name says; copy it again."
+    )

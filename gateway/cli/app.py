@@ -1,0 +1,244 @@
+"""The command `fitserve`. Exit codes: 0 ok, 1 failed, 2 usage, 3 no plan or not ready.
+
+Heavy imports stand inside the commands: `fitserve plan` must not pay for a web server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway import __version__
+from gateway.cli.client import call
+from gateway.cli.engine import app as engine_app
+from gateway.cli.facts import app as facts_app
+from gateway.cli.keys import app as keys_app
+from gateway.cli.options import Json, absolute, wishing
+from gateway.cli.plan import matrix, plan
+from gateway.cli.present import said, show_decision, show_model, table
+from gateway.errors import FitserveError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command()(plan)
+app.command()(matrix)
+app.add_typer(engine_app, name="engine")
+app.add_typer(facts_app, name="facts")
+app.add_typer(keys_app, name="keys")
+
+
+def main() -> None:
+    """Entry point: our own errors end with their exit code and two sentences, never a traceback."""
+    try:
+        app(standalone_mode=True)
+    except FitserveError as error:
+        typer.echo(f"fitserve: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    """Serve language models on the GPUs you have: fitserve plans, launches, verifies, recovers and routes."""
+
+
+@app.command()
+def serve(
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Processes that answer inference; FITSERVE_WORKERS.")
+    ] = None,
+) -> None:
+    """Run the gateway. Settings are FITSERVE_* environment variables; docs/settings.md lists them."""
+    if workers is not None:
+        os.environ["FITSERVE_WORKERS"] = str(workers)
+    # Anew, for the command line's memory would stay as long as the gateway.
+    os.execv(sys.executable, [sys.executable, "-m", "gateway.__main__", "serve"])  # noqa: S606 - no shell is wanted
+
+
+@app.command()
+def probe(as_json: Json = False) -> None:
+    """Show what is in this machine."""
+    from gateway.core.planner.explain import machine
+    from gateway.machine.probe import probe as read
+
+    hardware = read(Path.cwd())
+    if as_json:
+        typer.echo(hardware.model_dump_json(indent=2))
+        return
+    table(("", "", "", ""), machine(hardware))
+    for note in hardware.notes:
+        typer.echo(f"note: {note}")
+
+
+@app.command()
+@wishing
+def add(
+    name: Annotated[str, typer.Argument(help="Name that clients put in `model`.")],
+    source: Annotated[str | None, typer.Argument(help="Model folder or Hugging Face repository.")] = None,
+    endpoint: Annotated[list[str] | None, typer.Option(help="Base URL of an engine that runs elsewhere; repeatable.")] = None,
+    *,
+    wished: dict[str, Any],
+    replicas: Annotated[int | None, typer.Option(min=1, help="Copies; else as many as the plan finds useful.")] = None,
+    allow_remote_code: Annotated[
+        bool, typer.Option("--allow-remote-code", help="Let the engine run the repository's code.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; add nothing.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when the model is ready (exit 0) or has no way to be (exit 3).")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Add a model to the running gateway."""
+    given = {"source": absolute(source), "replicas": replicas}
+    body: dict[str, Any] = {"name": name, "endpoints": endpoint or [], **wished}
+    body |= {key: value for key, value in given.items() if value is not None}
+    if allow_remote_code:
+        body["policy"] = {"allow_remote_code": True}
+    if dry_run:
+        from gateway.domain import Decision
+
+        decision = Decision.model_validate(call("POST", "/admin/models?dry_run=true", body))
+        show_decision(decision, as_json=as_json)
+        if not decision.plans:
+            raise typer.Exit(3)
+        return
+    view = call("POST", "/admin/models", body)
+    if wait:
+        view = _wait_ready(name, quiet=as_json)
+    _print(view, as_json, f"{name}: {said(view)}")
+
+
+@app.command()
+def ps(as_json: Json = False) -> None:
+    """List the models of the running gateway."""
+    listing = call("GET", "/admin/models")
+    if as_json:
+        typer.echo(json.dumps(listing, indent=2))
+        return
+    rows = [
+        (m["name"], m["state"], str(len(m["replicas"]) or len(m["wish"]["endpoints"])), m["detail"]) for m in listing["data"]
+    ]
+    table(("NAME", "STATE", "REPLICAS", "DETAIL"), rows)
+
+
+@app.command()
+def show(name: str, as_json: Json = False) -> None:
+    """Show a model: state, plan with reasons, attempts with evidence. Exit code 3 while it is not ready."""
+    view = call("GET", f"/admin/models/{name}")
+    if as_json:
+        typer.echo(json.dumps(view, indent=2))
+    else:
+        show_model(view)
+    if view["state"] != "ready":
+        raise typer.Exit(3)
+
+
+@app.command()
+def logs(
+    name: str,
+    attempt: Annotated[int | None, typer.Option(help="Number of an attempt; default: the latest.")] = None,
+    tail: Annotated[int | None, typer.Option(min=1, help="Only the last lines.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the engine ends.")] = False,
+) -> None:
+    """Print the log of a model's engine."""
+    from gateway.cli.client import stream
+
+    query = {"attempt": attempt, "tail": tail, "follow": "true" if follow else None}
+    for piece in stream(f"/admin/models/{name}/logs", {key: value for key, value in query.items() if value is not None}):
+        sys.stdout.buffer.write(piece)
+        sys.stdout.flush()
+
+
+@app.command()
+def diagnose(
+    log: Annotated[str, typer.Argument(help="Log file of an engine; - for standard input.")],
+    engine: Annotated[str | None, typer.Option(help="KIND or KIND==VERSION that wrote it; else every text counts.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Name the failure in an engine's log, with the line that proves it. Exit code 1 when there is one."""
+    from gateway.cli.diagnosis import read_log, text
+    from gateway.profiles import Profiles
+
+    extra = os.environ.get("FITSERVE_PROFILES_DIR")
+    failure, facts = read_log(log, engine, Profiles(Path(extra) if extra else None))
+    typer.echo(text(failure, facts, as_json=as_json))
+    if failure.kind != "none":
+        raise typer.Exit(1)
+
+
+@app.command()
+def retry(name: str, as_json: Json = False) -> None:
+    """Try a model again that was given up, or that waits for its next start."""
+    view = call("POST", f"/admin/models/{name}/retry")
+    _print(view, as_json, f"{name}: {said(view)}")
+
+
+@app.command()
+def rm(
+    name: str,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when nothing of it runs any more.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Stop a model's engines and forget it."""
+    import time
+
+    answer = call("DELETE", f"/admin/models/{name}")
+    while wait and any(model["name"] == name for model in call("GET", "/admin/models")["data"]):
+        time.sleep(0.2)
+    _print(answer, as_json, f"{name}: {'removed' if wait else 'stopping'}")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check what the gateway needs on this machine, and say what to do. Exit code 1 when something must be mended."""
+    from gateway.cli.doctor import examine
+    from gateway.settings import load_settings
+
+    checks = examine(load_settings())
+    if as_json:
+        typer.echo(json.dumps([check._asdict() for check in checks], indent=2))
+    else:
+        table(("", "CHECK", "FOUND", "DO"), [(check.state.upper(), check.name, check.found, check.do) for check in checks])
+    if any(check.state == "fail" for check in checks):
+        raise typer.Exit(1)
+
+
+# --- helpers ---
+
+
+def _wait_ready(name: str, *, quiet: bool) -> Any:
+    """Poll until ready. Exits 3 when the gateway has given up."""
+    import time
+
+    told = ""
+    while True:
+        view = call("GET", f"/admin/models/{name}")
+        if said(view) != told and not quiet:
+            told = said(view)
+            typer.echo(f"{name}: {told}", err=True)
+        if view["state"] == "ready":
+            return view
+        if view["state"] in ("no_plan", "quarantined", "stopping"):
+            typer.echo(f"fitserve: {name} cannot be served: {view['detail']}", err=True)
+            raise typer.Exit(3)
+        time.sleep(0.5)
+
+
+def _print(value: Any, as_json: bool, text: str) -> None:
+    typer.echo(json.dumps(value, indent=2) if as_json else text)
+
+
+if __name__ == "__main__":
+    main()

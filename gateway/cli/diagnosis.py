@@ -1,0 +1,88 @@
+"""`fitserve diagnose`: the failure in a log, read by hand (schema fitserve.failure/1)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gateway.core.facts.learn import maximum, told
+from gateway.core.failures.diagnose import diagnose
+from gateway.domain import Fact, Failure
+from gateway.errors import BadRequest
+from gateway.profiles import Profiles
+
+SCHEMA = "fitserve.failure/1"
+_PIECE = 1024 * 1024
+# Always there, so that a program need not ask; others follow where the failure names them.
+_CULPRIT = ("kernel", "backend", "layer", "flag", "value")
+
+
+def read_log(source: str, engine: str | None, profiles: Profiles) -> tuple[Failure, tuple[Fact, ...]]:
+    """The failure in a log file (`-`: standard input) and what it proves. engine: KIND or KIND==VERSION. Raises BadRequest."""
+    kind, _, version = (engine or "").partition("==")
+    known = {ref.partition("==")[0] for ref in profiles.engine_files}
+    if engine is not None and kind not in known:
+        raise BadRequest(
+            f"{engine!r} names no engine that fitserve knows.",
+            hint=f"Use KIND or KIND==VERSION, with {', '.join(sorted(known))}.",
+        )
+    try:
+        if source == "-":
+            failure, reader = diagnose(_pieces(sys.stdin.buffer), profiles.signatures, kind or None)
+        else:
+            with Path(source).open("rb", buffering=0) as file:
+                failure, reader = diagnose(_pieces(file), profiles.signatures, kind or None)
+    except OSError as error:
+        raise BadRequest(
+            f"The log {source} cannot be read: {error.strerror}.", hint="Give a file, or - for standard input."
+        ) from None
+    scope = dict(reader.told)
+    seen = scope.pop("version", "")
+    if version or seen:
+        # Only vLLM says its version.
+        scope["engine"] = f"{kind or 'vllm'}=={version or seen}"
+    return failure, told(failure, scope)
+
+
+def report(failure: Failure, facts: tuple[Fact, ...]) -> dict[str, Any]:
+    """The failure as JSON says it."""
+    return {
+        "schema": SCHEMA,
+        "kind": failure.kind,
+        "phase": failure.phase,
+        "culprit": {**dict.fromkeys(_CULPRIT), **failure.culprit},
+        "engine_max_model_len": maximum(failure),
+        "line": failure.line,
+        "line_number": failure.line_number,
+        "facts": [fact.model_dump(exclude_none=True) for fact in facts],
+        "advice": failure.advice.splitlines(),
+    }
+
+
+def lines(failure: Failure, facts: tuple[Fact, ...]) -> Iterator[str]:
+    """The failure as a person reads it."""
+    if failure.kind == "none":
+        yield f"healthy: {failure.message} It came as far as: {failure.phase}."
+        return
+    yield f"{failure.kind} ({failure.phase}): {failure.message}"
+    if failure.line_number:
+        yield f"line {failure.line_number}: {failure.line}"
+    for name, value in failure.culprit.items():
+        yield f"  {name}: {value}"
+    for fact in facts:
+        about = ", ".join(f"{key} {value}" for key, value in fact.scope.items())
+        yield f"fact: {fact.kind}{f' {fact.value}' if fact.value is not None else ''} ({about})"
+    for advice in failure.advice.splitlines():
+        yield f"do: {advice}"
+
+
+def text(failure: Failure, facts: tuple[Fact, ...], *, as_json: bool) -> str:
+    return json.dumps(report(failure, facts), indent=2) if as_json else "\n".join(lines(failure, facts))
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    while piece := file.read(_PIECE):
+        yield piece

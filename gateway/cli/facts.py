@@ -1,0 +1,87 @@
+"""`fitserve facts`: what the running gateway learned of engines and GPUs, to look at, drop, take along and bring in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.client import call
+from gateway.cli.options import Json
+from gateway.cli.present import table
+from gateway.errors import BadRequest, NotFound
+
+app = typer.Typer(no_args_is_help=True, help="What was learned of engines and GPUs.", rich_markup_mode=None)
+
+
+@app.command("ls")
+def ls(as_json: Json = False) -> None:
+    """List the facts, those that ship with fitserve first; they have no number."""
+    rows = _rows()
+    if as_json:
+        typer.echo(json.dumps({"data": rows}, indent=2))
+        return
+    table(
+        ("FACT", "KIND", "STATE", "WHERE"),
+        [(row["id"] or "-", row["fact"]["kind"], "stale" if row["stale"] else "applied", _where(row["fact"])) for row in rows],
+    )
+
+
+@app.command("show")
+def show(number: int, as_json: Json = False) -> None:
+    """Show a fact: what it says, where it holds, and the line that proves it."""
+    row = next((row for row in _rows() if row["id"] == number), None)
+    if row is None:
+        raise NotFound(f"There is no fact {number}.", hint="`fitserve facts ls` lists them.")
+    if as_json:
+        typer.echo(json.dumps(row, indent=2))
+        return
+    fact = row["fact"]
+    lines: list[tuple[object, ...]] = [("kind", fact["kind"]), ("state", row["stale"] or "applied"), ("proof", fact["source"])]
+    lines += [("value", fact["value"])] if fact["value"] is not None else []
+    lines += [(key, value) for key, value in fact["scope"].items()]
+    lines += [(f"under {key}", value) for key, value in fact["under"].items()]
+    lines += [("attempt", fact["attempt"])] if fact["attempt"] is not None else []
+    table(("", ""), lines)
+
+
+@app.command("rm")
+def rm(number: int) -> None:
+    """Forget a fact: what it ruled out may be planned again."""
+    call("DELETE", f"/admin/facts/{number}")
+    typer.echo(f"fact {number}: removed")
+
+
+@app.command("export")
+def export(file: Annotated[Path | None, typer.Argument(help="Where to write; default: standard output.")] = None) -> None:
+    """Write what was learned here as JSON, for `fitserve facts import` on another machine."""
+    text = json.dumps({"facts": [row["fact"] for row in _rows() if row["id"] is not None]}, indent=2) + "\n"
+    if file is None:
+        typer.echo(text, nl=False)
+    else:
+        file.write_text(text)
+
+
+@app.command("import")
+def import_(file: Annotated[Path, typer.Argument(help="What `fitserve facts export` wrote; - for standard input.")]) -> None:
+    """Add what another gateway learned."""
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text()
+        body = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{file} cannot be read as JSON: {error}.", hint="Give what `fitserve facts export` wrote.") from None
+    answer = call("POST", "/admin/facts", body)
+    typer.echo(f"{answer['added']} facts added")
+
+
+def _rows() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = call("GET", "/admin/facts")["data"]
+    return rows
+
+
+def _where(fact: dict[str, Any]) -> str:
+    words = ", ".join(f"{key} {value}" for key, value in fact["scope"].items())
+    return f"{words}: {fact['value']}" if fact["value"] is not None else words

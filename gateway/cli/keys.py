@@ -1,0 +1,61 @@
+"""`fitserve keys`: who may call the running gateway, for what, and how much."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.client import call
+from gateway.cli.options import Json
+from gateway.cli.present import table
+
+app = typer.Typer(no_args_is_help=True, help="Who may call, for what, and how much.", rich_markup_mode=None)
+
+
+@app.command("add")
+def add(
+    name: Annotated[str, typer.Argument(help="By which the key is listed and removed.")],
+    scope: Annotated[list[str] | None, typer.Option(help="inference (the default), read or admin; repeatable.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="A model that it may ask; repeatable. Default: all.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Of prompts and answers together.")] = None,
+    max_in_flight: Annotated[int | None, typer.Option(min=1, help="Requests at once.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key and print it. It is shown once, and kept nowhere."""
+    body: dict[str, Any] = {"name": name, "scopes": scope or ["inference"]}
+    limits = {
+        "models": model or None,
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "max_in_flight": max_in_flight,
+    }
+    made = call("POST", "/admin/keys", body | {key: value for key, value in limits.items() if value is not None})
+    typer.echo(json.dumps(made, indent=2) if as_json else made["key"])
+
+
+@app.command("ls")
+def ls(as_json: Json = False) -> None:
+    """List the keys, those of the settings first. The keys themselves are not known."""
+    listing = call("GET", "/admin/keys")
+    if as_json:
+        typer.echo(json.dumps(listing, indent=2))
+        return
+    rows = [
+        (key["name"], ", ".join(key["scopes"]), ", ".join(key["models"] or ("all",)), _limits(key)) for key in listing["data"]
+    ]
+    table(("NAME", "SCOPES", "MODELS", "LIMITS"), rows)
+
+
+@app.command("rm")
+def rm(name: str) -> None:
+    """Revoke a key at once."""
+    call("DELETE", f"/admin/keys/{name}")
+    typer.echo(f"key {name}: removed")
+
+
+def _limits(key: dict[str, Any]) -> str:
+    words = (("requests_per_minute", "requests/min"), ("tokens_per_minute", "tokens/min"), ("max_in_flight", "at once"))
+    return ", ".join(f"{key[name]:,} {word}" for name, word in words if key[name] is not None) or "none"

@@ -1,0 +1,85 @@
+"""`fitserve plan` and `fitserve matrix`: what would be done; nothing is started, and no gateway is asked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.options import Engines, Hardwares, Json, MaxContext, MinContext, read_wish, usage, wishing
+from gateway.cli.present import show_decision, show_matrix
+
+
+@wishing
+def plan(
+    model: Annotated[str, typer.Argument(help="Model folder or Hugging Face repository.")],
+    hardware: Annotated[str | None, typer.Option(help="A snapshot (2x3090, a file) instead of this machine.")] = None,
+    *,
+    wished: dict[str, Any],
+    as_json: Json = False,
+) -> None:
+    """Show how MODEL would be served, and why; start nothing. Exit code 3 when there is no way."""
+    wish = read_wish(source=model, **wished)
+    decision = _decisions(wish, [model], [hardware])[0][1]
+    show_decision(decision, as_json=as_json)
+    if not decision.plans:
+        raise typer.Exit(3)
+
+
+def matrix(
+    models: Annotated[list[str], typer.Argument(help="Model folders or Hugging Face repositories.")],
+    hardware: Hardwares = None,
+    engine: Engines = None,
+    min_context: MinContext = None,
+    max_context: MaxContext = None,
+    as_json: Json = False,
+) -> None:
+    """Show which engine version runs which model on which machine, and why not. Exit code 3 when nothing runs."""
+    from gateway.core.planner.matrix import cells
+
+    wish = read_wish(engines=tuple(engine or ()), min_context=min_context, max_context=max_context)
+    machines: list[str | None] = [None]
+    if hardware is not None:
+        machines = [name.strip() for name in hardware.split(",") if name.strip()]
+        if not machines:
+            usage("--hardware names no machine. Give snapshots with commas between them, such as 2x3090,8xh100.")
+    found = [cell for engines, decision in _decisions(wish, models, machines) for cell in cells(decision, engines)]
+    show_matrix(found, as_json=as_json)
+    if all(cell.state == "failing" for cell in found):
+        raise typer.Exit(3)
+
+
+def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list[tuple[list[str], Any]]:
+    """For each model and machine (None: this one): the engines that were considered, and the decision."""
+    import asyncio
+
+    from gateway.catalog.catalog import read, read_drafter
+    from gateway.catalog.hub import Hub
+    from gateway.core.planner.decide import decide
+    from gateway.profiles import Profiles
+
+    environment = os.environ
+    extra = environment.get("FITSERVE_PROFILES_DIR")
+    data = Path(environment.get("FITSERVE_DATA_DIR", "~/.local/share/fitserve")).expanduser()
+    profiles = Profiles(Path(extra) if extra else None, cache=data / "profiles.json")
+    hub = Hub(environment.get("FITSERVE_HF_ENDPOINT"), environment.get("FITSERVE_HF_TOKEN"), data / "hub")
+    found = []
+    drafter = asyncio.run(read_drafter(wish.drafter, hub=hub)) if wish.drafter else None
+    here = [(name or "this machine", profiles.hardware(name) if name else _this_machine()) for name in machines]
+    for model in models:
+        spec = asyncio.run(read(model, revision=wish.revision, hub=hub))
+        for name, machine in here:
+            engines = profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
+            rules = profiles.rules(engines)
+            decision = decide(spec, machine, engines, wish, profiles.facts, None, name, rules, drafter, profiles.gpus)
+            found.append(([engine.ref for engine in engines], decision))
+    profiles.documents.save()
+    return found
+
+
+def _this_machine() -> Any:
+    from gateway.machine.probe import probe
+
+    return probe(Path.cwd())

@@ -1,0 +1,173 @@
+"""What the command line prints: tables and plans for people. The facts come from `core/explain.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+
+
+def said(view: Any) -> str:
+    return f"{view['state']} ({view['detail']})" if view["detail"] else str(view["state"])
+
+
+def _width() -> int | None:
+    """Columns to keep to. In a pipe there are none, unless COLUMNS says so: lines must not break."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        return max(40, shutil.get_terminal_size().columns)
+    return None
+
+
+def _plain(text: object) -> str:
+    """What a model's files say goes to a terminal: without the characters that would steer it."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
+
+
+def say(text: object, *, indent: int = 0, first: str = "") -> None:
+    """A paragraph that keeps to the terminal's width; `indent` is of its lines after the first, which begins with `first`."""
+    width, begin, rest = _width(), first, " " * indent
+    if width is None:
+        typer.echo(f"{begin}{_plain(text)}")
+        return
+    wrapped = textwrap.wrap(_plain(text), width, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False)
+    typer.echo("\n".join(wrapped) if wrapped else begin.rstrip())
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
+    """Columns without a frame, which read well in a terminal and in a pipe. The last column wraps, or goes below."""
+    lines = [[_plain(cell) for cell in row] for row in ([head] if any(head) else []) + [tuple(row) for row in rows]]
+    if not lines:
+        return
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]) - 1)]
+    left, width = sum(widths) + 2 * len(widths), _width()
+    for line in lines:
+        start = "".join(f"{cell:<{size}}  " for cell, size in zip(line, widths, strict=False))
+        if width is None or left + len(line[-1]) <= width:
+            typer.echo(f"{start}{line[-1]}".rstrip())
+        elif width - left >= _LEAST_COLUMN:
+            say(line[-1], indent=left, first=start)
+        else:
+            typer.echo(start.rstrip())
+            if line[-1]:
+                say(line[-1], indent=4, first="    ")
+
+
+# A last column narrower than this goes below its row.
+_LEAST_COLUMN = 30
+
+
+def show_decision(decision: Any, *, as_json: bool) -> None:
+    from gateway.core.planner import explain
+
+    if as_json:
+        typer.echo(decision.model_dump_json(by_alias=True, indent=2))
+        return
+    say(explain.headline(decision))
+    if decision.plans:
+        show_plan(decision.plans[0])
+    else:
+        say("Allow another engine version, a shorter context or more GPUs; `fitserve matrix` compares machines and versions.")
+    if others := decision.plans[1:]:
+        typer.echo("\nOther plans" + (f" (the first {_MOST_OTHERS} of {len(others)})" if len(others) > _MOST_OTHERS else ""))
+        head = ("RANK", "ENGINE", "GPUS", "CONTEXT", "OTHERWISE THAN THE ENGINE ITSELF")
+        table(head, explain.others(others[:_MOST_OTHERS]))
+    if decision.rejected:
+        typer.echo("\nRejected")
+        for refused in explain.rejections(decision.rejected):
+            say(f"{refused.verdict}: {refused.who}", indent=4, first="  ")
+            for line in refused.lines:
+                inner = "      " if line.startswith(" ") else "    "
+                say(line.strip(), indent=len(inner) + 2, first=inner)
+
+
+_MOST_OTHERS = 8
+
+
+def show_matrix(cells: Any, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([cell.model_dump() for cell in cells], indent=2))
+        return
+    told: list[str] = [""]
+    rows = [
+        (
+            _named(cell.model, [other.model for other in cells]),
+            cell.hardware,
+            str(cell.engine),
+            cell.state if cell.state != "failing" else cell.verdict,
+            f"TP={cell.tensor_parallel}" + (f" PP={cell.pipeline_parallel}" if cell.pipeline_parallel > 1 else ""),
+            "" if cell.max_model_len is None else f"{cell.max_model_len:,}",
+            _once(cell.why, told),
+        )
+        for cell in cells
+    ]
+    table(("MODEL", "HARDWARE", "ENGINE", "STATE", "GPUS", "CONTEXT", "WHY"), rows)
+
+
+def _once(text: str, told: list[str]) -> str:
+    """The text; in a terminal, where it is long, "as above" where the row above has said it. `told` has what was said."""
+    told.append(text)
+    return "as above" if text and text == told[-2] and _width() else text
+
+
+def _named(model: str, models: list[str]) -> str:
+    """A model by the last part of its path, where that is enough to tell it from the others."""
+    last = model.rstrip("/").rpartition("/")[2]
+    return model if any(other != model and other.rstrip("/").endswith(f"/{last}") for other in models) else last
+
+
+def show_plan(plan: Any) -> None:
+    from gateway.core.planner import explain
+
+    typer.echo("")
+    table(("CHOICE", "VALUE", "WHY"), explain.choices(plan))
+    if plan.kernels:
+        _layers("Kernels per rank", ("LAYER", "K x N", "SCHEME", "KERNEL"), explain.kernels(plan.kernels))
+    if plan.attention:
+        _layers("Attention", ("LAYERS", "HEAD SIZE", "BACKEND"), explain.attention(plan.attention))
+    typer.echo("\nMemory per device\n" + explain.memory_bar(plan.memory, min(60, (_width() or 80) - 16)))
+    table(("", "", ""), explain.memory_rows(plan.memory))
+    if plan.warnings:
+        typer.echo("")
+    for warning in plan.warnings:
+        say(f"warning: {warning}", indent=4)
+    if plan.advice:
+        typer.echo("")
+        say(f"advice: {plan.advice}", indent=4)
+    words = [*(f"{name}={shlex.quote(value)}" for name, value in plan.env.items()), shlex.join(plan.argv)]
+    typer.echo("\nEngine flags")
+    # One line, however long: it is there to be copied.
+    typer.echo(_plain(" ".join(words)))
+
+
+def _layers(title: str, head: tuple[str, ...], layers: Any) -> None:
+    typer.echo(f"\n{title}" + (f" of {_plain(layers.under)}" if layers.under else ""))
+    table(head, layers.rows)
+    for number, note in enumerate(layers.notes, start=1):
+        say(note, indent=4, first=f"({number}) ")
+
+
+def show_model(view: Any) -> None:
+    import datetime
+
+    from gateway.domain import Plan
+
+    typer.echo(f"{view['name']}: {said(view)}")
+    if view["plan"]:
+        show_plan(Plan.model_validate(view["plan"]))
+    if view["attempts"]:
+        typer.echo("\nAttempts")
+        for attempt in view["attempts"]:
+            started = datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC).astimezone().strftime("%F %T")
+            words = [attempt["state"], attempt["engine"], f"context {attempt['max_model_len']:,}", attempt["otherwise"]]
+            typer.echo(f"  {attempt['id']}  {started}  {'  '.join(word for word in words if word)}")
+            if failure := attempt["failure"]:
+                typer.echo(f"     {failure['kind']} while {failure['phase']}: {failure['message']} {failure['advice']}")
+                if failure["line"]:
+                    typer.echo(f"     log: {failure['line']}")

@@ -1,0 +1,164 @@
+"""What the loop does about one replica: plan, launch, verify, publish, fail, stop. Each records what it did before it counts.
+
+Nothing here decides what comes next. Effects may be cut off anywhere: what they leave is what the next pass finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gateway.controller.launcher import Runner, instance_name, no_plan_reason
+from gateway.controller.replicas import Model, Slot
+from gateway.controller.verify import verify
+from gateway.core.facts.learn import judged, learn, proved
+from gateway.core.reconcile import failures_in_a_row
+from gateway.domain import Attempt, Failure
+from gateway.errors import FitserveError, HostError, NoPlan
+from gateway.store.running_engines import Entry, Live
+from gateway.store.store import Store
+
+if TYPE_CHECKING:
+    import httpx
+
+log = structlog.get_logger("fitserve.loop")
+
+# How long the last words of a broken engine may take, in turns of the event loop: whoever reads its log then has as many turns,
+# however little of the processor there is.
+_LAST_WORDS, _TURN_S = 10, 0.1
+_PORT_TRIES = 100
+# Between two looks at whether a pull or a download still moves.
+_STALL_POLL_S = 5.0
+
+
+class Effects:
+    """Shared by all replicas of a gateway. `client` makes the control calls to engines."""
+
+    def __init__(self, store: Store, live: Live, runner: Runner, client: Callable[[], httpx.AsyncClient]) -> None:
+        self._store = store
+        self._live = live
+        self._runner = runner
+        self._client = client
+        self._planning = asyncio.Lock()
+
+    async def plan(
+        self, model: Model, slot: Slot, claims: Callable[[], Mapping[str, int]], ports: Callable[[], Collection[int]]
+    ) -> None:
+        # One at a time: two plans made side by side would count on the same free memory.
+        async with self._planning:
+            facts = await asyncio.to_thread(self._store.facts)
+            try:
+                decision = await self._runner.decide(model.wish, facts, claims())
+                model.decision = decision
+                if not decision.plans:
+                    raise NoPlan("; ".join([no_plan_reason(decision), *self._runner.gpus.said()]))
+                plan = decision.plans[0]
+                if model.wish.replicas is None:
+                    model.slots += [Slot(slot.model, index) for index in range(len(model.slots), plan.replicas.value)]
+                # A start that was recorded and cut off has a port that the host knows nothing of. In containers all have the same.
+                for _ in range(_PORT_TRIES):
+                    port = await self._runner.host.allocate_port()
+                    if port not in ports():
+                        break
+                slot.attempt = await asyncio.to_thread(self._store.add_attempt, slot.model, slot.index, plan, port, time.time())
+                log.info("planned", model=slot.model, replica=slot.index, engine=str(plan.engine), plan=plan.fingerprint)
+            except FitserveError as error:
+                slot.block(str(error))
+                log.warning("no plan", model=slot.model, replica=slot.index, reason=str(error))
+
+    async def launch(self, model: Model, slot: Slot, attempt: Attempt) -> None:
+        moved = time.monotonic()
+
+        def report(progress: str) -> None:
+            nonlocal moved
+            if progress != slot.progress:
+                moved, slot.progress = time.monotonic(), progress
+
+        patience_s = self._runner.settings.start_timeout_s
+        bringing: asyncio.Future[None] | None = None
+        try:
+            entry = Entry(wish=model.wish, created_at=model.created_at, attempt=attempt)
+            await asyncio.to_thread(self._live.write, instance_name(attempt), entry)
+            launch = self._runner.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
+            bringing = asyncio.ensure_future(launch)
+            while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[0]:
+                if time.monotonic() - moved > patience_s:
+                    await self.fail(slot, attempt, _stalled(slot.progress, patience_s))
+                    return
+            await bringing
+        except FitserveError as error:
+            kind = "host_error" if isinstance(error, HostError) else "download"
+            failure = Failure(kind=kind, phase=slot.progress or "launching", message=error.message, advice=error.hint)
+            if slot.attempt is attempt:
+                await self.fail(slot, attempt, failure)
+        finally:
+            if bringing is not None:
+                bringing.cancel()
+                with contextlib.suppress(asyncio.CancelledError, FitserveError):
+                    await bringing
+
+    async def verify(self, slot: Slot, attempt: Attempt) -> None:
+        watcher = slot.watcher
+        if watcher is None:
+            return
+        patience_s = self._runner.settings.start_timeout_s
+
+        def report(progress: str) -> None:
+            slot.progress = progress
+
+        failure = await verify(self._client(), watcher.url, attempt.model, attempt.plan, patience_s, report)
+        if failure is None:
+            watcher.note(verified=True, phase="serving")
+        else:
+            if failure.kind == "verification_failed":
+                # A crash shows in the log a moment after the connection breaks, and names the cause better.
+                turn = 0
+                while turn < _LAST_WORDS or watcher.judging:
+                    await asyncio.sleep(_TURN_S)
+                    turn += 1
+            watcher.fail(failure)
+
+    async def publish(self, slot: Slot, attempt: Attempt) -> None:
+        now = time.time()
+        ready = attempt.evolve(state="ready", ready_at=now)
+        cache_bytes = slot.watcher.cache_bytes if slot.watcher else None
+        await asyncio.to_thread(self._store.save_attempt, ready, *proved(attempt, now, cache_bytes))
+        slot.attempt = ready
+        log.info("ready", model=slot.model, replica=slot.index, plan=attempt.fingerprint)
+
+    async def fail(self, slot: Slot, attempt: Attempt, failure: Failure) -> None:
+        now = time.time()
+        failure = judged(attempt, failure, failures_in_a_row(tuple(slot.history)), now)
+        ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
+        await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))
+        self._live.remove(instance_name(attempt))
+        log.warning(
+            "failed", model=slot.model, replica=slot.index, kind=failure.kind, reason=failure.message, line=failure.line
+        )
+        slot.attempt = None
+        slot.history.append(ended)
+        if slot.task is not None and slot.task is not asyncio.current_task():
+            slot.task.cancel()
+        await slot.unwatch()
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        try:
+            await self._runner.host.stop(name, grace_s)
+        except FitserveError as error:
+            log.error("the engine could not be stopped", instance=name, error=str(error))  # noqa: TRY400 - what is said is known
+            await asyncio.sleep(1.0)
+
+
+def _stalled(progress: str, patience_s: float) -> Failure:
+    return Failure(
+        kind="stalled",
+        phase=progress or "launching",
+        message=f"Nothing moved for {round(patience_s)} seconds; the last that was heard is: {progress or 'nothing'}.",
+        advice="Look at the network and the disk; what is there already is kept. FITSERVE_START_TIMEOUT_S sets the patience.",
+        proves="nothing",
+    )

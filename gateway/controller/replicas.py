@@ -1,0 +1,120 @@
+"""The models as the loop holds them in memory, and what follows from that: their state in a word, and their routes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gateway.controller.launcher import instance_name
+from gateway.controller.watcher import EndpointWatcher, Watcher
+from gateway.core.reconcile import Rest
+from gateway.domain import Attempt, Decision, Plan, Wish
+from gateway.routing import routes as routing
+
+# States from which a model comes back by itself, so that it can be waited for.
+_HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
+
+
+@dataclass
+class Slot:
+    """One replica as the loop holds it: what is recorded, what is seen, what is under way."""
+
+    model: str
+    index: int
+    attempt: Attempt | None = None
+    history: list[Attempt] = field(default_factory=list)
+    watcher: Watcher | None = None
+    task: asyncio.Task[None] | None = None
+    stopping: bool = False
+    progress: str = ""
+    blocked: str | None = None
+    blocked_at: float = 0.0
+    shown: Rest = Rest("starting")
+
+    @property
+    def busy(self) -> bool:
+        return self.task is not None
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """All that are remembered, the live one last."""
+        return [*self.history, *([self.attempt] if self.attempt else [])]
+
+    def block(self, reason: str) -> None:
+        """There is nothing to start for now."""
+        self.blocked, self.blocked_at = reason, time.monotonic()
+
+    async def unwatch(self) -> None:
+        if self.watcher is not None:
+            watcher, self.watcher = self.watcher, None
+            await watcher.close()
+
+    @property
+    def phase(self) -> str:
+        return self.progress or (self.watcher.observation.phase if self.watcher else "starting")
+
+
+@dataclass
+class Model:
+    """One wanted model: its replicas, or its endpoints elsewhere."""
+
+    wish: Wish
+    created_at: float
+    deleting: bool = False
+    slots: list[Slot] = field(default_factory=list)
+    endpoints: list[EndpointWatcher] = field(default_factory=list)
+    decision: Decision | None = None
+    forgiven_at: float = 0.0
+    """Failures until then no longer count, because somebody asked to try again."""
+
+
+def status(model: Model) -> tuple[str, str]:
+    """The state of a model in a word, and why. Ready as soon as one replica is."""
+    if model.deleting:
+        return "stopping", "it is being removed"
+    if model.wish.endpoints:
+        up = [endpoint for endpoint in model.endpoints if endpoint.served_name is not None]
+        if up:
+            return "ready", f"{len(up)} of {len(model.wish.endpoints)} endpoints answer"
+        return "unreachable", "; ".join(endpoint.detail for endpoint in model.endpoints)
+    order = ("ready", "verifying", "starting", "backing_off", "no_plan", "quarantined", "stopping")
+    best = min(model.slots, key=lambda slot: order.index(slot.shown.state))
+    detail = best.shown.reason
+    if best.shown.state in ("starting", "verifying"):
+        detail = best.phase
+    elif best.shown.state == "backing_off" and best.shown.until is not None:
+        detail = f"{detail} Next start in {max(0, round(best.shown.until - time.time()))} s."
+    return best.shown.state, detail
+
+
+def capacity(plan: Plan) -> int:
+    """How many requests an engine gets at once: as many as it runs, and a quarter to take their places without a pause."""
+    seqs = plan.max_num_seqs.value
+    return seqs + max(1, seqs // 4)
+
+
+def route(model: Model, urls: Mapping[str, str]) -> routing.ModelRoute:
+    """Where requests for the model go now. `urls`: of the instances that run, by name."""
+    replicas = [
+        routing.Replica(url=urls[name], id=name, served_name=model.wish.name, capacity=capacity(slot.attempt.plan))
+        for slot in model.slots
+        if slot.attempt is not None and slot.attempt.state == "ready" and (name := instance_name(slot.attempt)) in urls
+    ]
+    replicas += [
+        routing.Replica(url=endpoint.url, id=f"{model.wish.name}@{endpoint.url}", served_name=endpoint.served_name)
+        for endpoint in model.endpoints
+        if endpoint.served_name is not None
+    ]
+    tasks = [slot.attempt.plan.model.task for slot in model.slots if slot.attempt is not None]
+    state, detail = status(model)
+    return routing.ModelRoute(
+        name=model.wish.name,
+        state=state,
+        detail=detail,
+        created=int(model.created_at),
+        replicas=() if model.deleting else tuple(replicas),
+        task=tasks[0] if tasks else None,
+        wait_s=model.wish.policy.wait_s if state in _HOPEFUL else 0.0,
+    )

@@ -1,0 +1,267 @@
+"""Eyes on engines: the log line by line, the health endpoint, and what both prove. Never writes, never decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from gateway.controller.engine_logs import LogCopy, log_path
+from gateway.core.failures.diagnose import PHASES
+from gateway.core.failures.log_lines import clean
+from gateway.core.failures.log_reader import Reader
+from gateway.core.failures.signatures import Signatures
+from gateway.domain import Attempt, Failure, Observation
+from gateway.errors import HostError
+from gateway.hosts.host import Host
+from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    import httpx
+
+_TAIL_LINES = 200
+_PROBE_TIMEOUT_S = 5.0
+_START_POLL_S = 0.5
+# Between the line that proves a failure and its report.
+_REASONS_S = 0.4
+_CANARIES = 2
+# A flood of lines must not keep the event loop from everything else.
+_YIELD_LINES = 200
+
+
+class Watcher:
+    """Watches one attempt. `observation` and `tail` are what is known now; `wake` is called when they change."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        name: str,
+        url: str,
+        host: Host,
+        signatures: Signatures,
+        settings: Settings,
+        wake: Callable[[], None],
+        silent_s: Callable[[str], float | None] = lambda _: None,
+        canary: Callable[[Watcher, float], Awaitable[bool]] | None = None,
+    ) -> None:
+        """silent_s: seconds since the instance gave its clients a byte; None: none of them waits. canary: whether it answers a
+        request of one token in so many seconds."""
+        self.attempt = attempt
+        self.name = name
+        self.url = url
+        self.observation = Observation(verified=attempt.state == "ready")
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._host = host
+        self._reader = Reader(signatures, attempt.plan.engine.kind)
+        # Of what serves, the log may be read from the middle on, where users write into it.
+        if attempt.state == "ready":
+            self._reader.serve()
+        self._proving: asyncio.TimerHandle | None = None
+        self._settings = settings
+        self._wake = wake
+        self._silent_s = silent_s
+        self._canary = canary
+        self._last_sign = self._answered = time.monotonic()
+        self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._health())]
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """What the engine's log says was left for its KV cache."""
+        return self._reader.cache_bytes
+
+    @property
+    def judging(self) -> bool:
+        """Whether the log has named a failure that is not told yet."""
+        return self._proving is not None
+
+    def note(self, **changes: object) -> None:
+        """Change the observation and wake the loop."""
+        self.observation = self.observation.evolve(**changes)
+        self._wake()
+
+    def fail(self, failure: Failure) -> None:
+        """The first proof stands: what comes after it are its consequences."""
+        if self.observation.proof is None:
+            self.note(proof=failure)
+
+    async def close(self) -> None:
+        if self._proving is not None:
+            self._proving.cancel()
+            self._proving = None
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _follow(self) -> None:
+        number = 0
+        copy = None if self._host.kind == "process" else LogCopy(log_path(self._settings.data, self.name))
+        try:
+            async with contextlib.aclosing(self._host.follow(self.name)) as lines:
+                async for raw in lines:
+                    number += 1
+                    if copy is not None:
+                        copy.write(raw)
+                    self._read(raw)
+                    if number % _YIELD_LINES == 0:
+                        await asyncio.sleep(0)
+            self._prove(self._reader.verdict)
+        except (HostError, OSError) as error:
+            self.tail.append(f"(the log could not be read: {error})")
+        finally:
+            if copy is not None:
+                copy.close()
+            self.note(log_ended=True)
+
+    def _read(self, raw: bytes) -> None:
+        self._last_sign = time.monotonic()
+        self.tail.append(clean(raw))
+        self._reader.read(raw)
+        if self._reader.failure is not None and self._proving is None:
+            # Its reasons, and the words of the other ranks, follow at once.
+            self._proving = asyncio.get_running_loop().call_later(_REASONS_S, self._judge)
+        phase = PHASES.get(self._reader.phase)
+        if phase is not None and phase != self.observation.phase and not self.observation.answering:
+            self.note(phase=phase)
+
+    def _judge(self) -> None:
+        # None when the engine has survived it after all.
+        self._proving = None
+        self._prove(self._reader.failure)
+
+    def _prove(self, failure: Failure | None) -> None:
+        if failure is not None:
+            self.fail(failure)
+
+    async def _health(self) -> None:
+        silent_since: float | None = None
+        while True:
+            healthy = await answers(f"{self.url}/health")
+            now = time.monotonic()
+            if healthy:
+                silent_since = None
+                if not self.observation.answering:
+                    self.note(answering=True, phase="verifying" if not self.observation.verified else "serving")
+                if self.observation.verified:
+                    await self._progress()
+            elif self.observation.answering:
+                silent_since = silent_since or now
+                if now - silent_since > self._settings.hang_after_s:
+                    seconds = round(now - silent_since)
+                    self.fail(
+                        Failure(
+                            kind="hang",
+                            phase=self.observation.phase,
+                            message=f"The engine answered no health check for {seconds} seconds, though its process lives.",
+                            advice="The engine is replaced.",
+                            proves="nothing",
+                        )
+                    )
+            elif now - self._last_sign > self._settings.start_timeout_s:
+                self.fail(
+                    Failure(
+                        kind="start_timeout",
+                        phase=self.observation.phase,
+                        message=f"The start printed nothing for {round(self._settings.start_timeout_s)} seconds and does not answer.",
+                        line=self.tail[-1] if self.tail else None,
+                        advice="Read the log; FITSERVE_START_TIMEOUT_S sets the patience.",
+                    )
+                )
+            await asyncio.sleep(self._settings.health_interval_s if self.observation.answering else _START_POLL_S)
+
+    async def _progress(self) -> None:
+        """An engine whose clients wait, that gives no token and does not answer the smallest request either, hangs.
+
+        One that computes a long prompt gives no token for long, but answers the small request beside it.
+        """
+        patience_s = self._settings.hang_after_s
+        silent = self._silent_s(self.name)
+        if silent is None or min(silent, time.monotonic() - self._answered) < patience_s or self._canary is None:
+            return
+        for _ in range(_CANARIES):
+            if await self._canary(self, patience_s / 3):
+                self._answered = time.monotonic()
+                return
+            still = self._silent_s(self.name)
+            if still is None or still < patience_s:
+                return
+        self.fail(
+            Failure(
+                kind="hang",
+                phase=self.observation.phase,
+                message=f"The engine gave no token for {round(silent)} seconds and did not answer {_CANARIES} requests for one "
+                "token, though it says it is healthy.",
+                advice="The engine is replaced.",
+                proves="nothing",
+            )
+        )
+
+
+class EndpointWatcher:
+    """Watches an engine that runs elsewhere: `served_name` is what it calls the model, None while it is away."""
+
+    def __init__(
+        self, model: str, endpoint: str, client: httpx.AsyncClient, interval_s: float, wake: Callable[[], None]
+    ) -> None:
+        self.url = endpoint.rstrip("/").removesuffix("/v1")
+        self.served_name: str | None = None
+        self.detail = "not asked yet"
+        self._model = model
+        self._client = client
+        self._interval_s = interval_s
+        self._wake = wake
+        self._task = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _watch(self) -> None:
+        while True:
+            before = (self.served_name, self.detail)
+            self.served_name, self.detail = await self._look()
+            if (self.served_name, self.detail) != before:
+                self._wake()
+            await asyncio.sleep(self._interval_s if self.served_name else min(1.0, self._interval_s))
+
+    async def _look(self) -> tuple[str | None, str]:
+        import httpx
+
+        try:
+            response = await self._client.get(f"{self.url}/v1/models", timeout=_PROBE_TIMEOUT_S)
+            names = [str(model["id"]) for model in response.json()["data"]] if response.status_code == 200 else []
+        except httpx.HTTPError as error:
+            return None, f"{self.url} does not answer ({type(error).__name__})"
+        except (ValueError, KeyError, TypeError):
+            return None, f"{self.url}/v1/models does not answer like an OpenAI server"
+        if self._model in names:
+            return self._model, ""
+        if len(names) == 1:
+            return names[0], ""
+        return None, f"{self.url} does not serve {self._model}" + (f" but {', '.join(names[:5])}" if names else "")
+
+
+async def answers(url: str) -> bool:
+    """Whether a GET gives 200 within a few seconds.
+
+    A connection of its own each time: it is cancelled at any moment, which a pool of connections does not survive well,
+    and a new connection is what a client would have to make.
+    """
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            try:
+                writer.write(f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
+                status = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, ValueError):
+        return False
+    return status.split()[1:2] == [b"200"]

@@ -1,0 +1,1 @@
+"""Which backend the attention layers get."""

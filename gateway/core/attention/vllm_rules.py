@@ -1,0 +1,172 @@
+"""What each attention backend of one engine version says to a layer: attention.yaml, data. Pure.
+
+    Backend (from a profile) + AttentionQuery (one layer on one rank) + Gpu -> every criterion it fails, with the reason
+
+The criteria are those of the engine's own `validate_configuration`, one field of Backend for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gateway.core.attention.conditions import AttentionQuery, Check, Gpu, Role, Unknown, refusal
+from gateway.domain import Value
+
+# Tokens of a block, the engine's default first.
+_BLOCKS = (16, 32, 64, 128, 256)
+
+Trait = Literal["sinks", "multimodal_prefix", "sliding_window", "non_causal"]
+
+
+class Backend(Value):
+    """`validate_configuration` of one backend. A trait that it does not name is one it does not take."""
+
+    source: str
+    mla: bool = False
+    sparse: bool = False
+    package: str | None = None  # it cannot be imported without
+    head: Check | None = None
+    dtype: Check | None = None
+    kv: Check | None = None
+    block: tuple[Check, ...] = ()
+    capability: Check | None = None
+    roles: tuple[Role, ...] = ("decoder",)
+    takes: dict[Trait, Check] = Field(default_factory=dict)  # an empty check: everywhere
+    combination: tuple[Check, ...] = ()
+
+
+def refusals(backend: Backend, asks: Iterable[Trait], query: AttentionQuery, gpu: Gpu) -> Iterator[tuple[str, str]]:
+    """Every criterion that the backend fails, and why. `asks`: the traits that this version looks at."""
+    if backend.package is not None and backend.package not in gpu.packages:
+        yield "package", f"the package {backend.package} is not installed"
+        return
+    for name in ("head", "dtype", "kv", "capability"):
+        check: Check | None = getattr(backend, name)
+        if check is not None and (reason := refusal(check, query, gpu)):
+            yield name, reason
+    if reason := _first(backend.block, query, gpu):
+        yield "block", reason
+    if backend.mla != (query.kind == "mla"):
+        yield "mla", "is for MLA" if backend.mla else "is not for MLA"
+    if backend.sparse != query.sparse:
+        yield "sparse", "is for sparse attention" if backend.sparse else "is not for sparse attention"
+    if query.role not in backend.roles:
+        yield "role", f"does not do {query.role.replace('_', '-')} attention"
+    for trait in asks:
+        has, words = _TRAITS[trait]
+        if not has(query):
+            continue
+        if trait not in backend.takes:
+            yield trait, f"does not take {words}"
+        elif reason := refusal(backend.takes[trait], query, gpu):
+            yield trait, f"{words}: {reason}" if not isinstance(reason, Unknown) else reason
+    if reason := _first(backend.combination, query, gpu):
+        yield "combination", reason
+
+
+def preferred_block(backend: Backend, query: AttentionQuery, gpu: Gpu) -> int | None:
+    """The least tokens of a block that the backend takes. get_preferred_block_size in vllm/v1/attention/backend.py."""
+    return next((size for size in _BLOCKS if not _first(backend.block, replace(query, block_size=size), gpu)), None)
+
+
+def _first(checks: tuple[Check, ...], query: AttentionQuery, gpu: Gpu) -> str | None:
+    return next((reason for check in checks if (reason := refusal(check, query, gpu))), None)
+
+
+_TRAITS: dict[Trait, tuple[Callable[[AttentionQuery], bool], str]] = {
+    "sinks": (lambda q: q.sinks, "attention sinks"),
+    "multimodal_prefix": (lambda q: q.multimodal_prefix, "image tokens that see one another"),
+    "sliding_window": (lambda q: q.kind == "sliding", "a sliding window"),
+    "non_causal": (lambda q: not q.causal, "non-causal layers"),
+}
+
+
+# --- the file ---
+
+
+class Order(Value):
+    """The engine's list of candidates, best first, for the layers and GPUs that match."""
+
+    match: Check
+    backends: tuple[str, ...]
+
+
+class Candidate(Value):
+    """A backend of vision towers, which have a list of their own."""
+
+    backend: str
+    requires: Check = Check()
+
+
+class FlashVersion(Value):
+    match: Check
+    version: Literal[2, 3, 4]
+
+
+class Step(Value):
+    """What is set where `match` holds of the layer with the largest head; neither: left as it is."""
+
+    match: Check = Check()
+    backend: str | None = None
+    flash_attention: int | None = None
+    with_forced: tuple[str, ...] = ()  # it is set beside these backends too, where a user forces one
+
+
+class ModelOverride(Value):
+    """What the engine sets for these architectures before it selects: the first step that matches, if no backend is forced."""
+
+    architectures: tuple[str, ...]
+    source: str
+    mixed_heads: bool = False  # only where layers differ in head size
+    above_head: int = 0  # only where the largest head is larger
+    steps: tuple[Step, ...]
+
+
+class AttentionRules(Value):
+    """profiles/engines/KIND/VERSION/attention.yaml. Sources are files of that version, with lines."""
+
+    packages: tuple[str, ...]  # what the official image has of what the rules ask for
+    asks: tuple[Trait, ...]  # the traits that selection looks at; it does not check any other
+    asks_source: str
+    kv_dtypes: tuple[str, ...]  # those that the rules describe; any other is unknown
+    orders: tuple[Order, ...]
+    orders_source: str
+    backends: dict[str, Backend]
+    vision: tuple[Candidate, ...]
+    vision_source: str
+    flash_versions: tuple[FlashVersion, ...]
+    flash_versions_source: str
+    flash_backends: tuple[str, ...]  # those whose layers ask for a version of FlashAttention
+    recurrent: dict[str, str]
+    recurrent_source: str
+    multimodal_prefix: tuple[str, ...]  # model types
+    multimodal_prefix_source: str
+    vision_prefix: dict[str, str] = Field(default_factory=dict)  # model type -> use_bidirectional_attention where it is not set
+    vision_prefix_source: str = ""
+    models: tuple[ModelOverride, ...] = ()
+    own_backends: tuple[str, ...] = ()  # architectures whose layers bring backends that no list has
+    own_backends_source: str = ""
+    plain_towers: tuple[str, ...] = ()  # architectures whose vision tower asks torch itself for attention
+    plain_towers_source: str = ""
+
+    # Compared by identity: a version's rules are read once, and answers are remembered for each.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def order(self, query: AttentionQuery, gpu: Gpu) -> tuple[str, ...]:
+        """The engine's list for this layer on this GPU."""
+        return next((order.backends for order in self.orders if refusal(order.match, query, gpu) is None), ())
+
+    @model_validator(mode="after")
+    def _describes_what_it_lists(self) -> Self:
+        listed = {name for order in self.orders for name in order.backends}
+        listed |= {step.backend for model in self.models for step in model.steps if step.backend}
+        if unknown := sorted(listed - set(self.backends)):
+            raise ValueError(f"{', '.join(unknown)} is listed, but `backends` does not describe it")
+        return self

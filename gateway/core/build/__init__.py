@@ -1,0 +1,1 @@
+"""What an engine version builds of a model: layers and their weights."""

@@ -1,0 +1,209 @@
+"""Everything that one engine version builds of a model, with the quantization scheme of every linear layer. Pure.
+
+    body(spec, traits) -> Body(linears, others, attention)      per_rank(linear, tp) -> (k, n)
+
+Layers that differ only in their number are one Linear with the number as `*`; where a scheme holds for some numbers only,
+there are several. The output head is not one of them. Sources: vllm/model_executor/models/ of 0.18.0 to 0.33.0, held to
+what those build by tests/conformance/golden/layer-*.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from gateway.core.kernels.linear import Scheme
+from gateway.core.model.blueprint import Blueprint, Built, Shard
+from gateway.core.model.families import RENAMES, blueprint, varied
+from gateway.core.quantization.block import UNQUANTIZED, Known, Quantization
+from gateway.core.quantization.floating import WEIGHTS_BY_GROUPS
+from gateway.core.quantization.parse import parse
+from gateway.domain import AttentionGroup, ModelSpec, Quant, TensorGroup
+from gateway.errors import BadModel
+
+# A trait is what some engine versions build differently; a caller names those of its version.
+# vLLM 0.26.0 and 0.33.0: GPTQ, AWQ and AutoRound keep a Qwen3.5 in_proj_ba whole (maybe_disable_tp in
+# layers/mamba/gdn/qwen_gdn_linear_attn.py:853 of 0.33.0).
+WHOLE_GATES = "whole_gates"
+# vLLM 0.18.0 keeps the A_log of gated delta nets in the model's dtype (models/qwen3_next.py:490), later ones in float32.
+NARROW_DECAY = "narrow_decay"
+
+# vLLM 0.33.0 cuts a Mamba 2 projection of one group however it is packed. Earlier versions ask it for a parameter that packed
+# integers do not have: in_proj.weight (layers/mamba/mamba_mixer2.py:418 of 0.18.0, :428 of 0.26.0).
+CUT_PACKED_MIXERS = "cut_packed_mixers"
+
+_FLOATS = {"F16", "BF16", "F32"}
+# How far the elements of an unquantized checkpoint may be from those of the config before its headers are believed instead.
+_TOLERANCE = 0.005
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`k` inputs and `n` outputs of the uncut layer; `parts` are the outputs of each module merged into it.
+
+    Names are the engine's, with `.w13` (gate and up) and `.w2` (down) for the two products of experts, of which there are
+    `experts`. A cut never splits one of `heads`; `kv_heads` are repeated where ranks outnumber them. Both are 0 elsewhere.
+    A `bias` is cut as the outputs are: not at all where `shard` cuts the inputs.
+    """
+
+    name: str
+    count: int
+    k: int
+    n: int
+    shard: Shard
+    parts: tuple[int, ...]
+    scheme: Known
+    heads: int = 0
+    kv_heads: int = 0
+    experts: int = 0
+    bias: bool = False
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: engine versions that build alike share one
+class Body:
+    """What one engine version builds of a model. `others` are the parameters that are not a linear layer's.
+
+    Not `known`: of this family, or of a checkpoint whose shapes its config contradicts, only the tensors of the headers are
+    known; they are in `others`, and `linears` is empty. `assumed` says what of the quantization config.json does not tell.
+    """
+
+    linears: tuple[Linear, ...]
+    others: tuple[TensorGroup, ...]
+    attention: tuple[AttentionGroup, ...]
+    known: bool = True
+    assumed: str = ""
+
+
+def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
+    """(k, n) on one of `tp` ranks, or None where the engine refuses the cut.
+
+    Source: ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear in
+    vllm/model_executor/layers/linear.py: KV heads are repeated where there are fewer of them than ranks.
+    """
+    if layer.shard == "replicated":
+        return layer.k, layer.n
+    if layer.shard in ("row", "expert_row"):
+        return (layer.k // tp, layer.n) if layer.k % tp == 0 else None
+    if layer.heads % tp:
+        return None
+    if layer.shard == "qkv":
+        query, key, value = layer.parts
+        heads = layer.kv_heads
+        if heads % tp if heads >= tp else tp % heads:
+            return None
+        repeated = max(1, tp // heads)
+        return layer.k, (query + (key + value) * repeated) // tp
+    return (layer.k, layer.n // tp) if all(part % tp == 0 for part in layer.parts) else None
+
+
+def asked(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
+    """Those of an engine version's traits that what it builds of this model can depend on: versions that share them build alike."""
+    if varied(spec.config):
+        return frozenset(traits)
+    recurrent = any(group.kind == "recurrent" for group in spec.attention)
+    names = {WHOLE_GATES, NARROW_DECAY, CUT_PACKED_MIXERS} if recurrent else set()
+    modelopt = spec.quant is not None and spec.quant.method.lower().startswith("modelopt")
+    return frozenset(traits) & (names | {WEIGHTS_BY_GROUPS} if modelopt else names)
+
+
+def body(spec: ModelSpec, traits: Collection[str] = ()) -> Body:
+    """`traits` are those of the engine version. Raises BadModel for fields of config.json that are missing or cannot be."""
+    config, quant = _frozen(spec.config, spec.source), spec.quant and _frozen(spec.quant.model_dump(), spec.source)
+    traits = asked(spec, traits)
+    built = traits if varied(spec.config) else frozenset()
+    plan = _blueprint(config, spec.source, built)
+    headers = spec.tensors if spec.tensors_from == "headers" else ()
+    if plan is None or (spec.quant is None and headers and _contradicts(plan, spec, headers)):
+        return Body((), spec.tensors, spec.attention, known=False)
+    # What a GPTQ or AWQ checkpoint has quantized, its headers tell where its block does not.
+    # Source: maybe_update_config in gptq_marlin.py and awq_marlin.py, which read them for that too.
+    packed = frozenset(group.name.rpartition(".")[0] for group in headers if group.dtype not in _FLOATS)
+    grouped = traits & {WEIGHTS_BY_GROUPS}
+    schemes, quantization = _schemes(config, spec.source, spec.model_type, quant, packed, built, grouped, bool(headers))
+    linears = _schemed(plan.linears, schemes, quantization, traits)
+    others = tuple(_held(group, traits) for group in _loaded(plan, spec))
+    return Body(linears, others, plan.attention, assumed=quantization.assumed)
+
+
+def _frozen(value: Mapping[str, Any], source: str) -> str:
+    """JSON as text, which can be the key of a cache: engine versions and machines ask for the same models again."""
+    try:
+        return json.dumps(value)
+    except (ValueError, TypeError, RecursionError):
+        raise BadModel(f"config.json of {source} is not plain JSON.", hint="Download or copy the model again.") from None
+
+
+@lru_cache(maxsize=32)
+def _blueprint(config: str, source: str, traits: frozenset[str]) -> Blueprint | None:
+    return blueprint(json.loads(config), source, traits)
+
+
+@lru_cache(maxsize=32)
+def _schemes(
+    config: str,
+    source: str,
+    model_type: str,
+    quant: str | None,
+    packed: frozenset[str],
+    built: frozenset[str],
+    grouped: frozenset[str],
+    read: bool,
+) -> tuple[tuple[dict[Known, int], ...], Quantization]:
+    """How many numbers of each layer of the blueprint have each scheme. `read`: there were headers."""
+    plan = _blueprint(config, source, built)
+    block = None if quant is None else Quant.model_validate_json(quant)
+    quantization = parse(block, RENAMES.get(model_type, ()), packed, read, grouped)
+    return tuple(_counted(item, quantization) for item in plan.linears) if plan else (), quantization
+
+
+def _schemed(
+    layers: Iterable[Built], schemes: Iterable[Mapping[Known, int]], quantization: Quantization, traits: Collection[str]
+) -> tuple[Linear, ...]:
+    """One Linear for each scheme that the numbers of a layer have."""
+    found: list[Linear] = []
+    for item, counts in zip(layers, schemes, strict=True):
+        whole = WHOLE_GATES in traits and item.modules == ("in_proj_b", "in_proj_a") and quantization.integer_checkpoint
+        shard: Shard = "replicated" if whole else item.shard
+        size = (item.k, sum(item.parts), shard, item.parts)
+        for scheme, count in counts.items():
+            packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
+            mixer = item.shard == "qkv" and item.modules == ("in_proj",)
+            heads = 1 if packed and mixer and CUT_PACKED_MIXERS not in traits else item.heads
+            found.append(Linear(item.name, count, *size, scheme, heads, item.kv_heads, item.experts, item.bias))
+    return tuple(sorted(found, key=lambda linear: (linear.name, -linear.count)))
+
+
+def _counted(item: Built, quantization: Quantization) -> dict[Known, int]:
+    """How many numbers of this layer have each scheme."""
+    if not item.quantizable:
+        return {UNQUANTIZED: len(item.numbers)}
+    counts: dict[Known, int] = {}
+    asked = item.numbers if quantization.numbered else item.numbers[:1]
+    for number in asked:
+        name = item.name.replace("*", str(number), 1).removesuffix(".w13").removesuffix(".w2")
+        scheme = quantization.scheme_of(name, item.modules, experts=item.experts > 0)
+        counts[scheme] = counts.get(scheme, 0) + len(item.numbers) // len(asked)
+    return counts
+
+
+def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
+    """Pooling drops the output head."""
+    return (group for group in plan.others if not (spec.task != "generate" and group.name.endswith("lm_head.weight")))
+
+
+def _held(group: TensorGroup, traits: Collection[str]) -> TensorGroup:
+    """This parameter in the dtype that the engine version holds it in."""
+    narrow = NARROW_DECAY in traits and group.name.endswith(".linear_attn.A_log")
+    return TensorGroup(**{**dict(group), "dtype": ""}) if narrow else group
+
+
+def _contradicts(plan: Blueprint, spec: ModelSpec, headers: Iterable[TensorGroup]) -> bool:
+    """Whether the headers hold another number of elements than the config says."""
+    stored = sum(group.count * math.prod(group.shape) for group in headers)
+    said = sum(len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts) for item in plan.linears)
+    said += sum(group.count * math.prod(group.shape) for group in _loaded(plan, spec))
+    return abs(stored - said) > _TOLERANCE * said

@@ -1,0 +1,1 @@
+"""What was learned, and where it holds."""

@@ -1,0 +1,1 @@
+"""What an engine's log says of its failure."""

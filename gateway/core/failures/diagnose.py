@@ -1,0 +1,87 @@
+"""From what an engine prints and how it ends to a Failure that names the cause. Pure.
+
+Reader (logreader.py)  a log as it grows
+diagnose               a whole log
+ended                  an engine that ended without a line that proves a cause
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.core.failures.log_reader import Reader
+from gateway.core.failures.signatures import Signatures
+from gateway.domain import Failure, Instance
+
+# Causes outside the plan: the same plan may work the next time, so they teach nothing about it. A hang is one the first time.
+ENVIRONMENTAL = frozenset(
+    {
+        "killed",
+        "exited",
+        "port_in_use",
+        "gpu_shared",
+        "ram_shared",
+        "gpu_lost",
+        "host_error",
+        "disk_full",
+        "download",
+        "stalled",
+    }
+)
+# Causes that no plan and no engine version cures: somebody must act first.
+HOPELESS = frozenset({"weights_gated", "needs_remote_code"})
+# Where a start is, and the same as users read it.
+PHASES = {
+    "download": "downloading weights",
+    "load": "loading weights",
+    "profile": "measuring memory",
+    "kv": "making the KV cache",
+    "compile": "compiling",
+    "graphs": "capturing graphs",
+}
+
+
+def environmental(failure: Failure) -> bool:
+    """Whether the same plan may be started again."""
+    return failure.kind in ENVIRONMENTAL or failure.proves == "nothing"
+
+
+def diagnose(pieces: Iterable[bytes], signatures: Signatures, engine: str | None = None) -> tuple[Failure, Reader]:
+    """The failure in a whole log, of kind `none` where it is healthy; and the reader, which knows how far the start came."""
+    reader = Reader(signatures, engine)
+    for piece in pieces:
+        reader.feed(piece)
+    reader.close()
+    healthy = Failure(kind="none", phase=reader.phase, message="The log names no failure.", proves="nothing")
+    return reader.verdict or healthy, reader
+
+
+def ended(instance: Instance, phase: str, tail: Iterable[str], *, was_ready: bool) -> Failure:
+    """The Failure of an engine that exited without a line that proves a cause."""
+    lines = [line for line in tail if line.strip()]
+    last = lines[-1] if lines else None
+    code = instance.exit_code
+    if instance.oom_killed:
+        return Failure(
+            kind="host_oom",
+            phase=phase,
+            message="The kernel killed the engine because the memory of the host, or of its container, ran out.",
+            line=last,
+            culprit={"exit_code": -9 if code is None else code},
+            advice="Free memory, or ask for a smaller context.",
+        )
+    if code is None:
+        how, kind = "The engine is gone; its exit code was not seen", "exited"
+    elif code < 0 or code in (137, 143):
+        how, kind = f"The engine was killed (signal {-code if code < 0 else code - 128})", "killed"
+    else:
+        how, kind = f"The engine ended with exit code {code}", "exited" if was_ready else "unknown"
+    when = "while it was serving" if was_ready else f"while {phase}"
+    return Failure(
+        kind=kind,
+        phase=phase,
+        message=f"{how} {when}, and its log names no known cause.",
+        line=last,
+        culprit={} if code is None else {"exit_code": code},
+        advice="Read the whole log with `fitserve logs`.",
+    )

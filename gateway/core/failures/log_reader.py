@@ -1,0 +1,300 @@
+"""A log read as it grows: what it proves, long before the process gives up. Pure.
+
+An engine prints one cause many times: as the exception of the process that met it, as that of each process which waited for
+it, and at last as `Engine core initialization failed`. The first proof in the log is the cause, unless it is of a kind that
+is mostly a consequence (`weak`). What is printed as information or warning was survived, and so was everything before an
+engine said that it serves. From then on users write into the log too, so only what the engine itself calls fatal counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+
+from gateway.core.failures.log_bytes import FATAL, LOUD, LogBytes
+from gateway.core.failures.log_lines import Line, clean, parse
+from gateway.core.failures.signatures import Signature, Signatures, filled
+from gateway.domain import Failure, Scalar
+
+_CITED = 1000
+# Lines of one message or traceback, processes told apart, kernels remembered: more than any engine needs, and bounded.
+_MESSAGE_LINES = 60
+_MOST_PROCESSES = 256
+_MOST_CANDIDATES = 64
+
+_EXCEPTION = re.compile(r"(?:\w+\.)*(?P<name>\w*(?:Error|Exception|Exit|Interrupt|Expired|OutOfResources))(?::|$)")
+_FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line \d+, in (?P<function>[\w<>.]+)')
+_TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
+_FATAL = re.compile(
+    r"EngineCore (?:failed to start|encountered a fatal error)|WorkerProc (?:failed to start|hit an exception)"
+    r"|(?:Scheduler|DetokenizerManager|TokenizerManager|DataParallelController) hit an exception"
+)
+_WRAPPER = re.compile(
+    r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Frontend process failed during engine core|Executor failed|cancelled$"
+    r"|EngineCore encountered an issue|Worker failed with error .*please check the stack trace above for the root cause$"
+    r"|Received sigquit from a child process|Scheduler or DataParallelController \d+ terminated with|Cancelled by )"
+    r"|(?:[\w.]+\.)?Engine(?:Dead|Generate)Error(?::|$)"
+)
+_BENIGN = re.compile(
+    r"(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError|ConnectionResetError|EOFError)(?::|$)"
+)
+_STOPPED = re.compile(
+    r"\[shutdown\] .{0,40}(?:shutdown triggered|trigger received signal)|SIGTERM received\.|Received SIG(?:TERM|INT)\b|Shutting down$"
+)
+_IGNORED = re.compile(r"Exception ignored in|Exception in thread|Task exception was never retrieved")
+_LAYER = re.compile(r"self\.(\w+)(?: = self\.|\()")
+_NOT_LAYERS = frozenset({"model", "layers", "language_model", "quant_method", "linear_attn", "self_attn", "mlp", "experts"})
+
+
+@dataclass
+class _Process:
+    """What one process of the engine is in the middle of printing."""
+
+    frames: deque[str] = field(default_factory=lambda: deque(maxlen=_MESSAGE_LINES))
+    file: str = ""
+    layer: str = ""
+    tracing: bool = False
+    ignored: bool = False
+    replaces: bool = False
+    fatal: bool = False
+    open: _Candidate | None = None
+    header: bool = False
+    left: int = 0
+    unknown: _Candidate | None = None
+
+    def close(self) -> None:
+        self.open, self.tracing, self.ignored, self.replaces, self.left = None, False, False, False, 0
+
+
+@dataclass
+class _Candidate:
+    row: Signature | None
+    culprit: dict[str, Scalar]
+    line: str
+    number: int
+    phase: str
+    survived: bool = False
+
+    @property
+    def rank(self) -> int:
+        """The smaller, the nearer to the root: known causes, consequences, the unknown, and that somebody died."""
+        if self.row is None:
+            return 2
+        return 0 if not self.row.weak else 3 if self.row.proves == "nothing" else 1
+
+
+class Reader(LogBytes):
+    """Reads one engine's log. `feed` takes bytes as they come, `read` one line; `failure` is what they prove so far.
+
+    engine: its kind, None where it is not known and every signature may hold. phase: load, profile, kv, compile, graphs, serving.
+    """
+
+    def __init__(self, signatures: Signatures, engine: str | None = None) -> None:
+        super().__init__()
+        self.phase = "starting"
+        self.ready = False
+        self.told: dict[str, str] = {}
+        self.cache_bytes: int | None = None
+        """What the rank with the least was left for its KV cache, as the engine measured it."""
+        self._signatures = signatures
+        self._engine = engine
+        self._processes: dict[str, _Process] = {}
+        self._last = ""
+        self._candidates: list[_Candidate] = []
+        self._dying: tuple[str, int] | None = None
+        self._stopped = False
+        self._kernels: deque[str] = deque(maxlen=_MOST_CANDIDATES)
+
+    def line(self, raw: bytes) -> None:
+        if self._stopped:
+            return
+        text = clean(raw)
+        line = parse(text)
+        if line.process or line.header:
+            self._last = line.process
+        process = self._process(self._last)
+        if line.quiet or (line.header and line.level is None):
+            self._told(line, process)
+        if line.level == "WARNING" and not self._stopped and (found := self._alone(line, process, warned=True)):
+            self._add(_Candidate(found[0], found[1], text, self.number, self._phase(found[0], process)), process, line)
+        if line.quiet or self._stopped:
+            return
+        fatal = line.header and _FATAL.match(line.text)
+        if fatal:
+            process.fatal, self.attend, self.anchors = True, _MESSAGE_LINES, LOUD
+            self._dying = self._dying or (text, self.number)
+        if _TRACEBACK.match(line.text) or (fatal and "Traceback" in line.text):
+            self.attend = _MESSAGE_LINES
+            ignored = process.ignored and not process.tracing
+            process.open, process.tracing, process.ignored, process.left = None, True, ignored, 0
+            process.frames.clear()
+            process.layer = ""
+        elif frame := _FRAME.match(line.text):
+            self.attend = max(self.attend, 20)
+            process.open = None
+            process.file = frame["file"]
+            process.frames.append(frame["function"])
+        elif _IGNORED.match(line.text):
+            process.ignored, process.tracing = True, False
+        elif line.text.startswith("During handling of the above exception"):
+            process.replaces = True
+        elif _EXCEPTION.match(line.text):
+            self._exception(line, text, process)
+        elif found := self._alone(line, process):
+            self._add(_Candidate(found[0], found[1], text, self.number, self._phase(found[0], process)), process, line)
+        elif _WRAPPER.match(line.text) and line.header:
+            self._dying = self._dying or (text, self.number)
+        elif process.open is not None and process.left > 0:
+            self._continued(line, text, process)
+        elif not process.tracing:
+            # A progress bar is no record of its own.
+            self._learn(line.text)
+        elif "/models/" in process.file or "/mamba/" in process.file:
+            layer = _LAYER.search(line.text)
+            process.layer = layer[1] if layer and layer[1] not in _NOT_LAYERS else process.layer
+
+    def serve(self) -> None:
+        """From here on users write into the log."""
+        self.ready, self.anchors = True, FATAL
+
+    def _told(self, line: Line, process: _Process) -> None:
+        """The process goes on: what it printed before was survived, unless it called it fatal."""
+        if process.unknown is not None and not process.fatal:
+            process.unknown.survived = True
+        process.close()
+        if line.quiet:
+            process.fatal = False
+        if _STOPPED.match(line.text) and not self._candidates and self._dying is None:
+            self._stopped = True
+        self._learn(line.text)
+
+    def _learn(self, text: str) -> None:
+        """How far the start is, and what it chose."""
+        if self.ready:
+            return
+        for row, groups in self._signatures.told(text):
+            if kernel := groups.get("kernel"):
+                self._kernels.append(str(kernel))
+            if isinstance(size := groups.pop("cache_bytes", None), int):
+                self.cache_bytes = size if self.cache_bytes is None else min(self.cache_bytes, size)
+            self.told |= {name: str(value) for name, value in groups.items() if name != "kernel"}
+            if row.phase is not None:
+                self.phase = row.phase
+            if row.phase == "serving":
+                self.serve()
+                if self._dying is None:
+                    self._candidates.clear()
+
+    def _alone(self, line: Line, process: _Process, *, warned: bool = False) -> tuple[Signature, dict[str, Scalar]] | None:
+        """A line that proves a failure without an exception."""
+        found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=True)
+        if warned and found and not found[0].warned:
+            return None
+        return found if found and (found[0].when == "always" or not self.ready or process.fatal) else None
+
+    def _exception(self, line: Line, text: str, process: _Process) -> None:
+        traced, ignored, replaces = process.tracing, process.ignored, process.replaces
+        process.close()
+        if (self.ready and not process.fatal) or ignored or _BENIGN.match(line.text):
+            return
+        found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False)
+        if found is None and _WRAPPER.match(line.text):
+            self._dying = self._dying or (text, self.number)
+            return
+        self.attend = max(self.attend, 8)
+        row, culprit = found or (None, {})
+        if row is None and replaces and process.unknown in self._candidates:
+            self._candidates.remove(process.unknown)
+        candidate = _Candidate(row, self._culprit(row, culprit, process), text, self.number, self._phase(row, process))
+        if row is not None or traced or process.fatal:
+            self._add(candidate, process, line)
+
+    def _continued(self, line: Line, text: str, process: _Process) -> None:
+        """One more line of the message of an exception."""
+        candidate, process.left = process.open, process.left - 1
+        if candidate is None or line.header is not process.header:
+            process.close()
+        elif candidate.row is not None:
+            candidate.culprit |= self._signatures.more(candidate.row, line.text)
+            self.attend = max(self.attend, 3)
+        elif found := self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False):
+            candidate.row = found[0]
+            candidate.culprit = self._culprit(found[0], found[1], process)
+            candidate.line, candidate.number = text, self.number
+            candidate.phase = self._phase(found[0], process)
+            self.attend = _MESSAGE_LINES
+        else:
+            self.attend = max(self.attend, 3)
+
+    def _add(self, candidate: _Candidate, process: _Process, line: Line) -> None:
+        if len(self._candidates) < _MOST_CANDIDATES:
+            self._candidates.append(candidate)
+        process.open, process.header, process.left = candidate, line.header, _MESSAGE_LINES
+        self.attend = max(self.attend, 8 if candidate.row is None else 20)
+        if candidate.row is None:
+            process.unknown = candidate
+
+    def _culprit(self, row: Signature | None, found: dict[str, Scalar], process: _Process) -> dict[str, Scalar]:
+        """What the message names, and where kernels are in question what the traceback says of kernel and layer."""
+        if row is None or row.proves not in ("kernel", "engine"):
+            return found
+        kernel, like = row.kernel, row.like
+        for function in process.frames:
+            if (told := self._signatures.frames.get(function)) and told.kernel:
+                kernel, like = told.kernel, told.like
+        named = next((name for name in reversed(self._kernels) if like and re.fullmatch(like, name)), kernel)
+        own: dict[str, Scalar] = {"kernel": named} if named else {}
+        own |= {"layer": process.layer} if process.layer else {}
+        return own | found
+
+    def _phase(self, row: Signature | None, process: _Process) -> str:
+        if row is not None and row.phase:
+            return row.phase
+        named = [told.phase for function in process.frames if (told := self._signatures.frames.get(function)) and told.phase]
+        return named[-1] if named else self.phase
+
+    def _process(self, name: str) -> _Process:
+        if name not in self._processes and len(self._processes) >= _MOST_PROCESSES:
+            name = next(iter(self._processes))
+        return self._processes.setdefault(name, _Process())
+
+    @property
+    def failure(self) -> Failure | None:
+        """What is proven so far; it may still be told better by lines that belong to it."""
+        told = [one for one in self._candidates if one.row is not None or (self._dying and not one.survived)]
+        if told:
+            return _failure(min(told, key=lambda one: one.rank))
+        if self._dying is None:
+            return None
+        line, number = self._dying
+        return _failure(_Candidate(None, {}, line, number, self.phase))
+
+    @property
+    def verdict(self) -> Failure | None:
+        """What a log that has ended proves: also an exception of no known kind that nothing was printed after."""
+        left = [one for one in self._candidates if one.row is None and not one.survived]
+        return self.failure or (_failure(left[0]) if left and not self.ready else None)
+
+
+def _failure(one: _Candidate) -> Failure:
+    row = one.row
+    if row is None:
+        return Failure(
+            kind="unknown",
+            phase=one.phase,
+            message="The engine failed with an error that is not known here.",
+            line=one.line[:_CITED],
+            line_number=one.number,
+            advice="Read the whole log with `fitserve logs`.\nReport it with the log: the next version will know it.",
+        )
+    return Failure(
+        kind=row.kind or "unknown",
+        phase=one.phase,
+        message=filled(row.message, one.culprit),
+        line=one.line[:_CITED],
+        line_number=one.number,
+        culprit=one.culprit,
+        advice=filled(row.advice, one.culprit),
+        proves=row.proves,
+    )

@@ -1,0 +1,173 @@
+"""Which kernel a dense linear layer gets: one engine version's rules (linear.yaml, data) applied to one layer. Pure.
+
+    LinearRules + LinearShape (per rank) + compute capability -> KernelChoice
+
+The engine walks an ordered list of kernels and takes the first that accepts the layer. So does `choose`, and it keeps why
+each kernel before that one refused. A layer that the rules do not describe is "unknown", never a guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gateway.core.kernels.conditions import Case, Check, Kind, LinearShape, Scheme, first_refusal, numbers, of_family, refusal
+from gateway.domain import Refusal, Value
+
+__all__ = ["DISABLED", "KernelChoice", "Kind", "LinearRules", "LinearShape", "Scheme", "choose"]
+
+DISABLED = "disabled by VLLM_DISABLED_KERNELS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelChoice:
+    """`none`: the engine will refuse the model. `unknown`: these rules do not describe the layer."""
+
+    kernel: str | None
+    padded_to: tuple[int, int] | None = None  # (k, n)
+    refused: tuple[Refusal, ...] = ()
+    status: Literal["ok", "none", "unknown"]
+    note: str = ""  # why it is slow
+
+
+# --- the rules, as linear.yaml has them ---
+
+
+class Pads(Value):
+    """Grow to the cheapest of these (k, n) tiles, k also to whole groups."""
+
+    tiles: tuple[tuple[int, int], ...]
+
+
+class Kernel(Value):
+    source: str
+    requires: tuple[Check, ...] = ()
+    pads: Pads | None = None
+    disablable: bool = True  # VLLM_DISABLED_KERNELS can name it
+    slow: str = ""  # why a faster one would be better
+
+
+class Move(Value):
+    """On these capabilities `kernel` comes directly before `before`."""
+
+    kernel: str
+    before: str
+    capabilities: tuple[str, ...]
+
+
+class Path(Value):
+    """One code path of the engine: the layers it takes and its kernels, in order of preference."""
+
+    match: Check
+    source: str
+    kernels: tuple[str, ...] = ()
+    activation: str = "16-bit"
+    move: Move | None = None
+    automatic: bool = False  # only while no backend is forced
+    disablable: bool = True  # it heeds VLLM_DISABLED_KERNELS
+    refuses: str = ""  # the engine turns such layers away before it looks at kernels
+
+
+class LinearRules(Value):
+    """profiles/engines/KIND/VERSION/linear.yaml. Sources are files of that version, with lines."""
+
+    packages: tuple[str, ...]  # what the official image has of what the rules ask for
+    # --linear-backend; empty: the version has no such option
+    backends: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    backend_without_kernel: Literal["refuse", "ignore"] = "refuse"
+    backend_source: str = ""
+    paths: tuple[Path, ...]
+    kernels: dict[str, Kernel]
+
+    # Compared by identity: a version's rules are read once, and answers are remembered for each.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @model_validator(mode="after")
+    def _describes_what_it_lists(self) -> Self:
+        for path in self.paths:
+            if unknown := [name for name in path.kernels if name not in self.kernels]:
+                raise ValueError(f"a path lists {', '.join(unknown)}, which `kernels` does not describe")
+            if path.move and not {path.move.kernel, path.move.before} <= set(path.kernels):
+                raise ValueError(f"a path moves {path.move.kernel} before {path.move.before} but does not list both")
+        return self
+
+
+# --- the evaluator ---
+
+
+def choose(
+    rules: LinearRules,
+    shape: LinearShape,
+    capability: str,
+    packages: frozenset[str] | None = None,
+    disabled: frozenset[str] = frozenset(),
+    forced: str | None = None,
+    seen: Callable[[str], str | None] = lambda _: None,
+) -> KernelChoice:
+    """The kernel of this layer on a GPU of this capability ("8.6").
+
+    packages: importable where the engine runs; None: what its official image has. disabled: VLLM_DISABLED_KERNELS.
+    forced: --linear-backend. seen: how the engine was seen to refuse a kernel for such a layer, whatever these rules say.
+    """
+    case = Case(shape, capability, frozenset(rules.packages) if packages is None else packages, disabled)
+    if forced == "auto":
+        forced = None
+    if numbers(capability) is None:
+        return _unknown("", f"{capability!r} is not a compute capability")
+    if forced and forced not in rules.backends:
+        return _unknown("--linear-backend", f"this version has no backend {forced!r}")
+    path = next((p for p in rules.paths if not (p.automatic and forced) and refusal(p.match, case) is None), None)
+    if path is None:
+        return _unknown("", f"these rules have no path for {shape.scheme.kind} layers like this")
+    if path.refuses:
+        return _none(Refusal(kernel="", reason=path.refuses))
+    names = list(path.kernels)
+    if path.move and of_family(capability, path.move.capabilities):
+        names.remove(path.move.kernel)
+        names.insert(names.index(path.move.before), path.move.kernel)
+    if forced:
+        chosen = [name for name in names if name in rules.backends[forced]]
+        if not chosen and rules.backend_without_kernel == "refuse":
+            reason = f"has no kernel for {shape.scheme.kind} layers"
+            return _none(Refusal(kernel=f"--linear-backend {forced}", reason=reason))
+        names = chosen or names
+    case = Case(shape, capability, case.packages, disabled, path.activation)
+    refused: list[Refusal] = []
+    for name in names:
+        kernel = rules.kernels[name]
+        why = first_refusal(kernel.requires, case) or seen(name)
+        if why is None and name in disabled and path.disablable and kernel.disablable:
+            why = DISABLED
+        if why is None:
+            padded = _padded(kernel.pads, shape)
+            return KernelChoice(kernel=name, padded_to=padded, refused=tuple(refused), status="ok", note=kernel.slow)
+        refused.append(Refusal(kernel=name, reason=why))
+    return _none(*refused)
+
+
+def _none(*refused: Refusal) -> KernelChoice:
+    return KernelChoice(kernel=None, refused=refused, status="none")
+
+
+def _unknown(what: str, reason: str) -> KernelChoice:
+    return KernelChoice(kernel=None, refused=(Refusal(kernel=what, reason=reason),), status="unknown")
+
+
+def _padded(pads: Pads | None, shape: LinearShape) -> tuple[int, int] | None:
+    if pads is None:
+        return None
+    group = max(shape.scheme.group, 1)
+    grown = [(_up(shape.k, math.lcm(k, group)), _up(shape.n, n)) for k, n in pads.tiles]
+    best = min(grown, key=lambda kn: (kn[0] * kn[1], kn[0] + kn[1]))
+    return None if best == (shape.k, shape.n) else best
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

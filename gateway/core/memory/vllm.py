@@ -1,0 +1,198 @@
+"""What fills a GPU: weights per rank, KV cache, and what an engine needs beside them.
+
+Weights and KV cache follow from shapes (core/weights.py, core/kv.py); activations, graphs and overhead are estimates, which
+is why a Memory has a band (`low`, `high`) around everything but the KV cache.
+
+The constants were read in 33 starts of vLLM 0.26.0 (CUDA 13.0, dummy weights) on H200 GPUs, driver 580.159.04, on 2026-11-21;
+tests/measured_memory.json has each start's own figures, docs/performance.md the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gateway.core.build.layers import Body, per_rank
+from gateway.core.memory.sglang_kv_cache import Pool
+from gateway.core.memory.vllm_kv_cache import ITEM_BYTES, Cache
+from gateway.domain import Gpu, Memory, ModelSpec
+
+GIB = 1024**3
+MIB = 1024**2
+
+# What the engine counts as non-torch memory: cuBLAS workspaces and kernels loaded during its profile run. 0.22 to 0.24 GiB
+# with one rank; 0.07 to 0.10 with two, where NCCL takes most of it before the engine begins to count. And what the rounding
+# of allocations adds to the weights: 0.01 to 0.08 GiB.
+_OVERHEAD = round(0.30 * GIB)
+_OVERHEAD_OF_RANKS = round(0.18 * GIB)
+# Taken before the engine begins to count, so beside its budget: the CUDA context (0.51 GiB), and NCCL with its peers.
+_CONTEXT = round(0.51 * GIB)
+_NCCL = 2 * GIB
+# Graphs of one layer, all batch sizes together: the engine's own estimate where it makes one (0.009 to 0.024 GiB), and what
+# capturing really took (0.009 to 0.044).
+_GRAPH_OF_LAYER = round(0.017 * GIB)
+_MOST_GRAPH_OF_LAYER = round(0.045 * GIB)
+# Bytes for each logit of the sampler's dummy run. The first runner samples with top-k and top-p, 3.7 copies in float32
+# (gpt-oss-20b); the second does neither (gemma-3-1b), and takes up to 27 once it warms up, which its budget does not know.
+_LOGIT = {1: 14.8, 2: 2.2}
+_LOGIT_WARM = 27
+# Seen beside all else with DeepSeek-V2-Lite, whatever the batch.
+_LATENT = round(0.15 * GIB)
+# Of a family that is not known only the files' tensors are: engines may fuse, pad and cast them otherwise.
+_UNKNOWN_FAMILY = 0.1
+# What the driver keeps of a card: 615 MiB of an H200. CUDA's total, of which the engine takes its share, is NVML's less this.
+_DRIVER = 640 * MIB
+_DRIVER_SHARE = 50
+# A trait of engine versions: all but mixtures of experts, hybrids and poolers run on "model runner V2", which does not
+# estimate its graphs. Source: VllmConfig._is_default_v2_model_runner_model (vllm/config/vllm.py:600) of 0.26.0.
+DENSE_SECOND_RUNNER = "dense_second_runner"
+# DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES (vllm/config/vllm.py:68) of 0.26.0.
+_SECOND_RUNNER = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "GraniteMoeForCausalLM",
+        "InklingForCausalLM",
+        "InklingForConditionalGeneration",
+        "LongcatFlashNgramForCausalLM",
+        "Qwen2MoeForCausalLM",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one rank computes at once: of which ranks there are, in which dtype, and the batch. `runner`: the engine's 1st or 2nd."""
+
+    device: str
+    tp: int
+    pp: int
+    dtype: str
+    batched_tokens: int
+    seqs: int
+    graphs: bool
+    runner: int = 1
+
+
+def runner_of(spec: ModelSpec, body: Body, traits: Collection[str]) -> int:
+    """Which of vLLM's two model runners serves this model by default."""
+    if DENSE_SECOND_RUNNER not in traits or spec.task != "generate":
+        return 1
+    if any(group.kind in ("recurrent", "encoder") for group in body.attention):
+        return 1
+    return 2 if not spec.experts or spec.architecture in _SECOND_RUNNER else 1
+
+
+def driver_bytes(gpu: Gpu) -> int:
+    """What the driver keeps for itself of a card's memory, as NVML tells that: read where the card is idle, else bounded."""
+    total = gpu.total_bytes or 0
+    most = min(_DRIVER, total // _DRIVER_SHARE)
+    if gpu.memory_kind != "dedicated":
+        return 0
+    if gpu.processes == () and gpu.free_bytes is not None:
+        return min(max(0, total - gpu.free_bytes), total // _DRIVER_SHARE)
+    return most
+
+
+def position_bytes(spec: ModelSpec, body: Body, dtype: str) -> int:
+    """Bytes of the table of sines and cosines for rotary positions, which every rank holds once for all layers.
+
+    Source: RotaryEmbedding (vllm/model_executor/layers/rotary_embedding); models without it keep no less in weights.
+    """
+    heads = [group.head_dim - (group.value_dim or 0) if group.kind == "mla" else group.head_dim for group in body.attention]
+    return spec.max_position * max(heads, default=0) * ITEM_BYTES[dtype]
+
+
+def activation_bytes(spec: ModelSpec, body: Body, load: Load) -> int:
+    """Peak of the engine's profile run: the widest of a full batch's forward pass, of sampling, and of compiling.
+
+    Hidden states, the widest MLP and its halves; each expert's inputs and outputs, which stay until the end (workspace_shapes
+    of TritonExperts, vllm/model_executor/layers/fused_moe); the logits; and one more embedding, which the compiler copies.
+    """
+    item, tokens = ITEM_BYTES[load.dtype], load.batched_tokens
+    hidden = spec.hidden * item * tokens
+    text = [layer for layer in body.linears if not layer.experts and layer.shard in ("column", "merged", "qkv")]
+    widest = max(((per_rank(layer, load.tp) or (0, 0))[1] for layer in text), default=0)
+    if not body.known:
+        columns = [t.shape[0] for t in body.others if t.shard in ("column", "expert_column") and len(t.shape) == 2]
+        widest = 2 * max(columns, default=spec.hidden) // load.tp
+    forward = 4 * hidden + (widest + widest // 2) * item * tokens
+    experts = 0
+    if spec.experts:
+        inner = spec.experts.intermediate // load.tp
+        rows = max(inner, spec.hidden) + max(2 * inner, spec.hidden)
+        experts = (spec.experts.per_token * rows + spec.hidden) * item * tokens
+    kinds = {group.kind for group in body.attention}
+    sees = "vision" in kinds
+    # Embeddings of images as they are kept, and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5).
+    beside = (6 * hidden if sees else 0) + (_LATENT if "mla" in kinds else 0)
+    logits = min(load.seqs, tokens) * spec.vocab if spec.task == "generate" else 0
+    sampling = round(_LOGIT[load.runner] * logits) + hidden
+    # A model that sees is given embeddings, so that its compiled part has none.
+    ranks = 1 if load.tp == 1 else 2
+    compiling = spec.vocab * spec.hidden * item // load.tp + 2 * ranks * hidden if load.graphs and not sees else 0
+    return max(forward, sampling, compiling) + experts + beside
+
+
+def beside_bytes(spec: ModelSpec, body: Body, load: Load, *, graphs_in_budget: bool = True) -> int:
+    """What an engine takes of a GPU beside its share: the CUDA context, NCCL, and graphs and sampling it does not count."""
+    beside = _CONTEXT + (_NCCL if load.tp * load.pp > 1 else 0)
+    if load.runner == 2 and spec.task == "generate":
+        beside += _warm_bytes(spec, load)
+    if load.graphs and (load.runner == 2 or not graphs_in_budget):
+        beside += _graph_layers(body) * _GRAPH_OF_LAYER
+    return beside
+
+
+def _warm_bytes(spec: ModelSpec, load: Load) -> int:
+    """Of sampling, once the second runner warms up."""
+    return _LOGIT_WARM * min(load.seqs, load.batched_tokens) * spec.vocab
+
+
+def _graph_layers(body: Body) -> int:
+    return sum(group.layers for group in body.attention if group.kind != "vision")
+
+
+def memory(
+    spec: ModelSpec,
+    body: Body,
+    cache: Cache | Pool,
+    load: Load,
+    *,
+    weights_bytes: int,
+    device_bytes: int,
+    budget_bytes: int,
+    graphs_in_budget: bool = True,
+) -> Memory:
+    """The Memory of one rank under a budget; `kv_bytes` is what the expected case leaves, 0 when it leaves nothing.
+
+    graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.21 capture them beside it, and so does the
+    second runner of 0.26.0, whose profile_cudagraph_memory is 0 (vllm/v1/worker/gpu/model_runner.py).
+    """
+    activation, ranks = activation_bytes(spec, body, load), load.tp * load.pp
+    overhead, beside = 2 * GIB, GIB // 2
+    if load.device == "cuda":
+        overhead = _OVERHEAD if ranks == 1 else _OVERHEAD_OF_RANKS
+        beside = _CONTEXT + (_NCCL if ranks > 1 else 0) + GIB // 4
+    overhead += position_bytes(spec, body, load.dtype)
+    layers = _graph_layers(body)
+    graph = layers * _GRAPH_OF_LAYER if load.graphs else 0
+    used = weights_bytes + activation + overhead + (graph if graphs_in_budget and load.runner == 1 else 0)
+    grows = cache.bytes_for(1, load.batched_tokens) > 0
+    kv = max(0, budget_bytes - used) if grows else 0
+    unsure = 0 if body.known else round(weights_bytes * _UNKNOWN_FAMILY)
+    warm = _warm_bytes(spec, load) if spec.task == "generate" else 0
+    most = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
+    most += layers * _MOST_GRAPH_OF_LAYER if load.graphs else 0
+    return Memory(
+        gpu_bytes=device_bytes,
+        budget_bytes=budget_bytes,
+        weights_bytes=weights_bytes,
+        activation_bytes=activation,
+        graph_bytes=graph,
+        overhead_bytes=overhead,
+        kv_bytes=kv,
+        kv_bytes_per_token=cache.bytes_per_token,
+        kv_tokens=kv // cache.bytes_per_token if cache.bytes_per_token else 0,
+        low=weights_bytes - unsure + activation // 2 + overhead // 2,
+        high=weights_bytes + weights_bytes // 50 + unsure + most + overhead + beside,
+    )

@@ -1,0 +1,1 @@
+"""What a model is: its config, its families, its tensors."""

@@ -1,0 +1,133 @@
+"""Vision-language models around a text model of another family: Qwen2.5-VL, Qwen3-VL, Mistral 3. Pure.
+
+Sources: models/qwen2_5_vl.py, qwen3_vl.py, mistral3.py, pixtral.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gateway.core.model.blueprint import Blueprint, Built
+from gateway.core.model.config import Fields
+from gateway.core.model.families.dense import dense
+from gateway.core.model.families.moe import qwen_moe
+from gateway.core.model.families.parts import layer_numbers, mlp, norms, tensor
+from gateway.core.model.families.qwen_vision import qwen_vision
+from gateway.domain import AttentionGroup, TensorGroup
+
+# Module paths of the checkpoint that the engine's model class names otherwise (hf_to_vllm_mapper of each).
+QWEN2_PATHS = (
+    ("model.language_model.", "language_model.model."),
+    ("model.visual.", "visual."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.", "language_model.model."),
+)
+MISTRAL_PATHS = (
+    ("model.language_model.", "language_model.model."),
+    ("model.vision_tower.", "vision_tower."),
+    ("model.multi_modal_projector.", "multi_modal_projector."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.", "language_model.model."),
+)
+
+
+def qwen2_vl(fields: Fields, _: str, path: str) -> Blueprint:
+    """The text model, and in a config.json that does not nest it the tower too."""
+    if "vision_config" not in fields.config:
+        return dense(fields, "qwen2", path)
+    text, tower = dense(fields, "qwen2", "language_model.model"), qwen2_tower(fields)
+    return Blueprint(text.linears + tower.linears, text.attention + tower.attention, text.others + tower.others)
+
+
+def qwen3_vl(fields: Fields, _: str, path: str) -> Blueprint:
+    return dense(fields, "qwen3", path)
+
+
+def qwen3_vl_moe(fields: Fields, _: str, path: str) -> Blueprint:
+    return qwen_moe(fields, "qwen3_moe", path)
+
+
+def _tower(top: Fields) -> Fields:
+    return Fields(top.mapping("vision_config", {}), top.source)
+
+
+def _group(layers: int, heads: int, head_dim: int) -> AttentionGroup:
+    return AttentionGroup(kind="vision", layers=layers, heads=heads, kv_heads=heads, head_dim=head_dim, causal=False)
+
+
+def _depth(fields: Fields, default: int) -> range:
+    return layer_numbers(Fields({"num_hidden_layers": fields.config.get("depth", default)}, fields.source))
+
+
+def qwen2_tower(top: Fields) -> Blueprint:
+    """Sizes that are not there are Qwen2_5_VLVisionConfig's."""
+    fields = _tower(top)
+    blocks, hidden = _depth(fields, 32), fields.integer("hidden_size", default=3584)
+    heads, width = fields.integer("num_heads", default=16), fields.integer("intermediate_size", default=3420)
+    merged = hidden * fields.integer("spatial_merge_size", default=2) ** 2
+    patch, frames = fields.integer("patch_size", default=14), fields.integer("temporal_patch_size", default=2)
+    path, channels = "visual.blocks.*", fields.integer("in_channels", "in_chans", default=3)
+    out = fields.integer("out_hidden_size", default=3584)
+    linears = [
+        Built(f"{path}.attn.qkv", blocks, hidden, (hidden,) * 3, "qkv", heads=heads, kv_heads=heads, bias=True),
+        Built(f"{path}.attn.proj", blocks, hidden, (hidden,), "row", bias=True),
+        *mlp(f"{path}.mlp", blocks, hidden, width, bias=True),
+        Built("visual.merger.mlp.*", (0,), merged, (merged,), "column", bias=True),
+        Built("visual.merger.mlp.*", (2,), merged, (out,), "row", bias=True),
+    ]
+    others = norms(path, len(blocks), hidden, "norm1", "norm2") + norms("visual.merger", 1, hidden, "ln_q")
+    others.append(tensor("visual.patch_embed.proj.weight", 1, hidden, channels, frames, patch, patch))
+    return Blueprint(tuple(linears), (_group(len(blocks), heads, max(1, hidden // heads)),), tuple(others))
+
+
+def qwen3_tower(top: Fields) -> Blueprint:
+    """That of Qwen3.5, and mergers whose output is added to the first layers of the text model."""
+    fields, tower = _tower(top), qwen_vision(top)
+    levels = fields.config.get("deepstack_visual_indexes", [8, 16, 24])
+    if not isinstance(levels, list):
+        raise fields.wrong("deepstack_visual_indexes", "a list of block numbers")
+    if not levels:
+        return tower
+    numbers = layer_numbers(Fields({"num_hidden_layers": len(levels)}, fields.source))
+    merged = fields.integer("hidden_size") * fields.integer("spatial_merge_size", default=2) ** 2
+    path = "visual.deepstack_merger_list.*"
+    linears = (
+        Built(f"{path}.linear_fc1", numbers, merged, (merged,), "column", bias=True),
+        Built(f"{path}.linear_fc2", numbers, merged, (fields.integer("out_hidden_size"),), "row", bias=True),
+    )
+    others = tuple(tensor(f"{path}.norm.{name}", len(numbers), merged) for name in ("weight", "bias"))
+    return Blueprint(tower.linears + linears, tower.attention, tower.others + others)
+
+
+def pixtral_tower(top: Fields) -> Blueprint:
+    """Sizes that are not there are PixtralVisionConfig's."""
+    fields, text = _tower(top), Fields(top.mapping("text_config", {}), top.source)
+    blocks = layer_numbers(Fields({"num_hidden_layers": 24} | dict(fields.config), fields.source))
+    hidden, width = fields.integer("hidden_size", default=1024), fields.integer("intermediate_size", default=4096)
+    heads = fields.integer("num_attention_heads", default=16)
+    head, patch = fields.integer("head_dim", default=max(1, hidden // heads)), fields.integer("patch_size", default=16)
+    path, text_hidden = "vision_tower.transformer.layers.*", text.integer("hidden_size")
+    merged = hidden * top.integer("spatial_merge_size", default=2) ** 2
+    names, bias = ("q_proj", "k_proj", "v_proj"), top.flag("multimodal_projector_bias")
+    linears = [
+        Built(f"{path}.attention.qkv_proj", blocks, hidden, (heads * head,) * 3, "qkv", names, heads=heads, kv_heads=heads),
+        Built(f"{path}.attention.o_proj", blocks, heads * head, (hidden,), "row"),
+        *mlp(f"{path}.feed_forward", blocks, hidden, width),
+        Built("multi_modal_projector.linear_1", (0,), hidden, (text_hidden,), "column", bias=bias),
+        Built("multi_modal_projector.linear_2", (0,), text_hidden, (text_hidden,), "row", bias=bias),
+    ]
+    others: list[TensorGroup] = [
+        *norms(path, len(blocks), hidden, "attention_norm", "ffn_norm"),
+        *norms("vision_tower", 1, hidden, "ln_pre"),
+        *norms("multi_modal_projector", 1, hidden, "norm"),
+        tensor("vision_tower.patch_conv.weight", 1, hidden, fields.integer("num_channels", default=3), patch, patch),
+        tensor("multi_modal_projector.patch_merger.merging_layer.weight", 1, hidden, merged),
+    ]
+    return Blueprint(tuple(linears), (_group(len(blocks), heads, head),), tuple(others))
+
+
+FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = {
+    **dict.fromkeys(("qwen2_5_vl", "qwen2_5_vl_text"), qwen2_vl),
+    "qwen3_vl_text": qwen3_vl,
+    "qwen3_vl_moe_text": qwen3_vl_moe,
+}

@@ -1,0 +1,224 @@
+"""From config.json and tensor headers to a ModelSpec.
+
+config.json alone is enough for every family that core/families/ knows; of others the headers tell the weights, and the
+config the attention where it is of keys and values per head. What these rules do not know is a BadModel, never a guess: a
+wrong size here is an engine that runs out of memory later.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+from gateway.core.model.blueprint import Blueprint
+from gateway.core.model.config import WORD, Fields, shown
+from gateway.core.model.families import blueprint, completed
+from gateway.core.model.families.softmax import ENCODERS, HIDDEN, LAYERS, softmax_groups
+from gateway.core.model.sharding import shard_of
+from gateway.domain import Experts, ModelSpec, Quant, Task, TensorGroup
+from gateway.errors import BadModel
+
+
+class Tensor(NamedTuple):
+    """One tensor as a safetensors header describes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.")
+# No weight tensor has as many elements; what says so is broken, or made to break us.
+_MOST_ELEMENTS = 2**50
+
+# The first named dtype that the headers have is the widest, which engines take when the config names none.
+# Source: common_broadcastable_dtype in vllm/transformers_utils/model_arch_config_convertor.py.
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+# Their positions begin after the padding token's, which shortens what fits. Source: vllm/model_executor/models/roberta.py.
+_OFFSET_POSITIONS = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}
+
+_LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_trained_positions",
+)
+_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+
+# Layers that draft tokens, which engines build only for speculation. Source: get_spec_layer_idx_from_weight_name in
+# vllm/model_executor/models/deepseek_v2.py, glm4_moe.py; the mtp. prefix that qwen3_next.py and qwen3_5.py skip.
+_DRAFTING = re.compile(r"^(model\.)?mtp\.")
+_NUMBERED = re.compile(r"^(?:model\.|language_model\.)*layers\.(\d+)\.")
+
+
+def read_model(
+    source: str,
+    revision: str | None,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None,
+    file_bytes: int | None,
+    remote_code: tuple[str, ...],
+    task_hint: Task | None,
+) -> ModelSpec:
+    """Raises BadModel naming the field of config.json, or the tensor, that is missing or cannot be."""
+    top = Fields(config, source)
+    fields = completed(Fields(top.mapping("text_config", config), source))
+    architecture = top.first_word("architectures")
+    family = top.word("model_type")
+    plan = blueprint(config, source)
+    if plan is None and tensors is None:
+        raise BadModel(
+            f"The weights of {source} are not here, and its family {family} is not one whose shapes config.json fixes.",
+            hint="Give a folder or repository that has its safetensors files.",
+        )
+    attention = plan.attention if plan else softmax_groups(fields, _inner_family(fields, family))
+    experts = _experts(fields) if plan is None else _planned_experts(plan, fields)
+    dtype = _dtype(top, fields, tensors)
+    encoder = family in ENCODERS or all(group.kind == "encoder" for group in attention)
+    task: Task = "embed" if encoder else task_hint or "generate"
+    if architecture.endswith("ForSequenceClassification"):
+        task = "rerank"
+    # Tied heads are the embedding, and pooling drops the head: engines load neither, even where a file has it.
+    tied = _tied(plan) if plan else top.flag("tie_word_embeddings") or fields.flag("tie_word_embeddings")
+    headless = task != "generate" or tied
+    groups: tuple[TensorGroup, ...] = ()
+    drafts: tuple[TensorGroup, ...] = ()
+    if tensors is not None:
+        _check_shapes(tensors, source)
+        drafting = _draft_layers(fields)
+        kept = {
+            name: tensor for name, tensor in tensors.items() if not (headless and _HEAD.search(name)) and not drafting(name)
+        }
+        groups = group_tensors(kept)
+        drafts = group_tensors({name: tensor for name, tensor in tensors.items() if drafting(name)})
+    return ModelSpec(
+        source=source,
+        revision=revision,
+        architecture=architecture,
+        model_type=family,
+        task=task,
+        dtype=cast("Any", dtype),
+        max_position=_longest(fields, family),
+        hidden=fields.integer(*HIDDEN),
+        vocab=fields.integer("vocab_size"),
+        attention=attention,
+        experts=experts,
+        quant=quant_of(top, fields),
+        tensors=groups,
+        tensors_from="config" if tensors is None else "headers",
+        draft_tensors=drafts,
+        remote_code=remote_code,
+        file_bytes=file_bytes,
+        config=dict(config),
+    )
+
+
+def group_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
+    """Fold tensors that differ only in their numbers, dtype and shape being equal."""
+    counts: dict[tuple[str, str, tuple[int, ...]], int] = {}
+    for name, tensor in tensors.items():
+        key = (_NUMBER.sub("*", name), tensor.dtype, tensor.shape)
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(
+        TensorGroup(name=name, count=count, shape=shape, dtype=dtype, shard=shard_of(name))
+        for (name, dtype, shape), count in sorted(counts.items())
+    )
+
+
+def _inner_family(fields: Fields, family: str) -> str:
+    return fields.word("model_type") if "model_type" in fields.config else family
+
+
+def _tied(plan: Blueprint) -> bool:
+    return not any(_HEAD.search(group.name) for group in plan.others)
+
+
+def _draft_layers(fields: Fields) -> Callable[[str], bool]:
+    """Whether a tensor is of a layer that only drafts tokens."""
+    last = fields.integer(*LAYERS)
+    numbered = bool(fields.config.get("num_nextn_predict_layers"))
+
+    def drafts(name: str) -> bool:
+        layer = _NUMBERED.match(name) if numbered else None
+        return bool(_DRAFTING.match(name)) or (layer is not None and int(layer[1]) >= last)
+
+    return drafts
+
+
+def _longest(fields: Fields, family: str) -> int:
+    """The most positions: the smallest of the limits that the config names."""
+    lengths = [fields.integer(name) for name in _LENGTHS if fields.config.get(name) is not None]
+    return max(1, min(lengths, default=2048) - _OFFSET_POSITIONS.get(family, 0))
+
+
+def _experts(fields: Fields) -> Experts | None:
+    names = [name for name in _EXPERTS if fields.config.get(name)]
+    if not names:
+        return None
+    shared = "shared_expert_intermediate_size"
+    return Experts(
+        count=fields.integer(*names),
+        per_token=fields.integer(*_EXPERTS_PER_TOKEN),
+        intermediate=fields.integer("moe_intermediate_size", "intermediate_size"),
+        shared_intermediate=fields.integer(shared) if fields.config.get(shared) else 0,
+    )
+
+
+def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
+    """The same, from the layers that follow from the config."""
+    experts = [item for item in plan.linears if item.experts and item.shard == "expert_row"]
+    if not experts:
+        return None
+    shared = [item.k for item in plan.linears if re.search(r"\.shared_experts?\.down_proj$", item.name)]
+    return Experts(
+        count=experts[0].experts,
+        per_token=fields.integer(*_EXPERTS_PER_TOKEN),
+        intermediate=experts[0].k,
+        shared_intermediate=max(shared, default=0),
+    )
+
+
+def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) -> str:
+    for config in (fields.config, top.config):
+        for name in ("dtype", "torch_dtype"):
+            value = config.get(name)
+            if isinstance(value, str) and value.removeprefix("torch.") in _DTYPES:
+                return value.removeprefix("torch.")
+    stored = {tensor.dtype for tensor in (tensors or {}).values()}
+    return next((name for name, code in _DTYPES.items() if code in stored), "float32")
+
+
+def quant_of(top: Fields, fields: Fields) -> Quant | None:
+    """The checkpoint's quantization block, from wherever config.json has it."""
+    for config in (top, fields):
+        for name in ("quantization_config", "compression_config"):
+            if config.config.get(name) is None:
+                continue
+            block = config.mapping(name, {})
+            method = block.get("quant_method")
+            if method is None and isinstance(block.get("producer"), Mapping):
+                # ModelOpt names itself there only.
+                method = block["producer"].get("name")
+            if not isinstance(method, str) or not WORD.fullmatch(method):
+                raise config.wrong(name, "an object with a `quant_method`")
+            try:
+                json.dumps(block, ensure_ascii=False).encode()
+            except (ValueError, TypeError, RecursionError):
+                raise config.wrong(name, "plain JSON") from None
+            return Quant(method=method, config=dict(block))
+    return None
+
+
+def _check_shapes(tensors: Mapping[str, Tensor], source: str) -> None:
+    for name, tensor in tensors.items():
+        if math.prod(tensor.shape) > _MOST_ELEMENTS or any(size < 0 for size in tensor.shape):
+            raise BadModel(
+                f"Tensor {shown(name)} of {source} has a shape that no weights have.", hint="Download or copy the model again."
+            )

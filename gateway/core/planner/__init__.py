@@ -1,0 +1,1 @@
+"""From everything that is known to ranked plans."""

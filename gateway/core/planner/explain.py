@@ -1,0 +1,235 @@
+"""A plan in words: the same data, arranged for reading. Pure; the CLI only paints it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gateway.core.facts.peers import P2P_OFF
+from gateway.core.memory.vllm import GIB
+from gateway.domain import Choice, Decision, Hardware, LayerAttention, LayerKernel, Memory, Plan, Refusal, Rejected
+
+
+class Row(NamedTuple):
+    name: str
+    value: str
+    reason: str
+    source: str
+
+
+def gib(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / GIB:.2f} GiB"
+
+
+def choices(plan: Plan) -> list[tuple[str, str, str]]:
+    """Every decided value, with its reason and source."""
+    rows = [("engine", str(plan.engine), f"image {plan.engine.image}" if plan.engine.image else "")]
+    for name in Plan.model_fields:
+        choice = getattr(plan, name)
+        if isinstance(choice, Choice) and not (name == "num_speculative_tokens" and not choice.value):
+            value = {True: "on", False: "off"}[choice.value] if isinstance(choice.value, bool) else str(choice.value)
+            rows.append((name.replace("_", " "), value, f"{choice.reason} ({choice.source})"))
+    return rows
+
+
+def memory_rows(memory: Memory) -> list[tuple[str, str, str]]:
+    """What fills a device, in the order of the bar; its letters begin the rows."""
+    rows = [("W weights", gib(memory.weights_bytes), "")]
+    for letter, name in (("a", "activations"), ("g", "graphs"), ("o", "overhead")):
+        count = getattr(memory, _PARTS[letter])
+        rows += [(f"{letter} {name}", gib(count), "estimate")] if count else []
+    tokens = f"{memory.kv_tokens:,} tokens of {memory.kv_bytes_per_token:,} bytes"
+    requests = f": {memory.full_requests:g} times the planned context" if memory.full_requests else ""
+    rows.append(("K KV cache", gib(memory.kv_bytes), tokens + requests))
+    rows.append(("budget", gib(memory.budget_bytes), "what the engine may take"))
+    rows.append(("least, most", f"{memory.low / GIB:.2f} to {gib(memory.high)}", "of all but the KV cache"))
+    return rows
+
+
+# Of the memory bar: letter -> field.
+_PARTS = {"W": "weights_bytes", "a": "activation_bytes", "g": "graph_bytes", "o": "overhead_bytes", "K": "kv_bytes"}
+
+
+def memory_bar(memory: Memory, width: int = 60) -> str:
+    """The device as a bar; a dot is not ours. What is too small for a letter has none."""
+    bar, filled = "", 0
+    for letter, name in _PARTS.items():
+        filled += getattr(memory, name)
+        bar = bar.ljust(min(width, round(width * filled / max(1, memory.gpu_bytes))), letter)
+    return f"[{bar.ljust(width, '.')}] {gib(memory.gpu_bytes)}"
+
+
+class Layers(NamedTuple):
+    """A table of layers, whose names all begin with `under`, and the notes that it refers to by number."""
+
+    under: str
+    rows: list[tuple[str, ...]]
+    notes: list[str]
+
+
+def kernels(rows: tuple[LayerKernel, ...]) -> Layers:
+    """Which kernel computes what, and which were passed over; what is plain matrix multiplication is one row."""
+    told = [row for row in rows if row.scheme != "unquantized" or row.kernel != "torch"]
+    under = _shared([row.layer for row in told])
+    found: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    for row in told:
+        size = f"{row.k} x {row.n}" if row.k is not None else "cannot be cut"
+        texts = [f"{'it would crash: ' if row.status == 'crash' else ''}{row.note}"] if row.note else []
+        texts += [f"padded to {row.padded_to[0]} x {row.padded_to[1]}"] if row.padded_to else []
+        kernel = f"{_short(row.kernel or _STATUS[row.status])}{_numbered(texts + passed_over(row.refused), notes)}"
+        found.append((f"{row.layer.removeprefix(f'{under}.')} x{row.count}", size, row.scheme, kernel))
+    if plain := sum(row.count for row in rows) - sum(row.count for row in told):
+        found.append((f"{plain} other layers" if found else f"all {plain} layers", "", "unquantized", "torch"))
+    return Layers(under, found, notes)
+
+
+_STATUS = {"ok": "", "none": "NONE", "unknown": "unknown", "crash": ""}
+
+
+def attention(rows: tuple[LayerAttention, ...]) -> Layers:
+    """Which backend computes the attention of which layers, and which were passed over."""
+    notes: list[str] = []
+    found: list[tuple[str, ...]] = []
+    for row in rows:
+        name = f"{row.backend} {row.version or ''}".strip() if row.backend else _STATUS[row.status]
+        shown = f"{name}{_numbered(passed_over(row.refused), notes)}"
+        found.append((f"{row.kind} x{row.layers}", str(row.head_dim), shown))
+    return Layers("", found, notes)
+
+
+def passed_over(refused: tuple[Refusal, ...]) -> list[str]:
+    """`Machete, CutlassW4A8: why`, one line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for one in refused:
+        reasons.setdefault(one.reason, []).append(_short(one.kernel))
+    return [f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in reasons.items()]
+
+
+def _numbered(texts: list[str], notes: list[str]) -> str:
+    """A reference to the note that says this, which is added where there is none yet."""
+    note = "; ".join(texts)
+    if not note:
+        return ""
+    if note not in notes:
+        notes.append(note)
+    return f" ({notes.index(note) + 1})"
+
+
+def _short(kernel: str) -> str:
+    return kernel.removesuffix("LinearKernel").removesuffix("MoEMethod")
+
+
+def _shared(names: list[str]) -> str:
+    """The path that all these names begin with: `model.layers.*.`"""
+    paths = [name.split(".")[:-1] for name in names]
+    shared = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared)
+
+
+class Refused(NamedTuple):
+    """Candidates that were ruled out for one reason: `vllm==0.19.1 TP=2,4`, the verdict, and why in lines."""
+
+    who: str
+    verdict: str
+    lines: list[str]
+
+
+def rejections(rejected: tuple[Rejected, ...]) -> list[Refused]:
+    """Refusals for the same reason as one."""
+    grouped: dict[tuple[str, tuple[str, ...]], dict[str, list[str]]] = {}
+    for one in rejected:
+        stages = f" PP={one.pipeline_parallel}" if one.pipeline_parallel > 1 else ""
+        sizes = grouped.setdefault((one.verdict, _why(one)), {}).setdefault(str(one.engine), [])
+        size = f"{one.tensor_parallel}{stages}"
+        sizes += [] if size in sizes else [size]
+    return [
+        Refused("; ".join(f"{engine} TP={','.join(sizes)}" for engine, sizes in engines.items()), verdict, list(lines))
+        for (verdict, lines), engines in grouped.items()
+    ]
+
+
+def _why(one: Rejected) -> tuple[str, ...]:
+    """The reasons; where it is that every kernel or backend refuses, each of them on a line."""
+    rows = [row.refused for row in one.kernels if row.status == "none" and row.layer == one.layer]
+    rows += [row.refused for row in one.attention if row.status == "none"]
+    told = passed_over(rows[0]) if rows and one.verdict in ("no_kernel", "no_backend") else []
+    if not told:
+        # A profile's rules are the engine version's own, which is named anyway.
+        source = "" if one.source.startswith("profile ") else f" ({one.source})"
+        return (*one.reasons[:-1], one.reasons[-1] + source)
+    return (one.reasons[0].partition(": ")[0] + ":", *(f"  {line}" for line in told))
+
+
+def others(plans: tuple[Plan, ...]) -> list[tuple[str, str, str, str, str]]:
+    """The plans behind the best one: rank, engine, GPUs, context, and what speaks against it."""
+    return [
+        (
+            str(plan.rank),
+            str(plan.engine),
+            _layout(plan),
+            f"{plan.max_model_len.value:,}",
+            changes(plan) + (" (degraded)" if plan.verdict == "degraded" else ""),
+        )
+        for plan in plans
+    ]
+
+
+def _layout(plan: Plan) -> str:
+    stages = plan.pipeline_parallel.value
+    return f"TP={plan.tensor_parallel.value}" + (f" PP={stages}" if stages > 1 else "")
+
+
+def changes(plan: Plan) -> str:
+    """What a plan does otherwise than the engine by itself."""
+    words = []
+    if plan.cost:
+        words += ["whole experts"] if plan.expert_parallel.value else []
+        words += [f"KV cache in {plan.kv_cache_dtype.value}"] if plan.kv_cache_dtype.value != "auto" else []
+        words += [plan.kernel_overrides.value] if plan.kernel_overrides.value != "none" else []
+        words += [f"{plan.dtype.value} activations"] if plan.dtype.source.startswith("profile") else []
+        words += [f"weights in {plan.quantization.value}"] if plan.halved else []
+        words += ["no graphs, small batch"] if plan.enforce_eager.source == "fact" else []
+    words += ["no custom all-reduce"] if plan.custom_all_reduce.source == "fact" else []
+    words += ["no peer-to-peer access"] if plan.env.get(P2P_OFF[0]) == P2P_OFF[1] else []
+    return ", ".join(words)
+
+
+def headline(decision: Decision) -> str:
+    if not decision.plans:
+        return f"No plan for {decision.model} on {decision.hardware}."
+    best = decision.plans[0]
+    count = len(best.gpus)
+    where = f"{count} GPU{'s' if count > 1 else ''}" if count else "the CPU"
+    context = f"{best.max_model_len.value:,} tokens of context"
+    judged = ", ".join(word for word in (best.grade, best.verdict) if word != "ok")
+    return f"{decision.model} on {decision.hardware}: {best.engine} on {where}, {context} ({judged})."
+
+
+def machine(hardware: Hardware) -> list[Row]:
+    """The probe's reading, one row per thing."""
+    rows = [
+        Row("CPU", f"{hardware.cpu_cores} cores", hardware.cpu_name or hardware.arch, " ".join(hardware.cpu_features)),
+        Row("RAM", gib(hardware.ram_total_bytes), f"{gib(hardware.ram_available_bytes)} available", ""),
+        Row("shared memory", gib(hardware.shm_bytes), "", ""),
+        Row("disk", gib(hardware.disk_free_bytes), "free", ""),
+        Row("driver", hardware.driver or "none", f"CUDA {hardware.cuda_driver}" if hardware.cuda_driver else "", ""),
+    ]
+    for gpu in hardware.gpus:
+        kind = " unified" if gpu.memory_kind == "unified" else ""
+        lost = f", not used: {gpu.lost}" if gpu.lost else ""
+        rows.append(
+            Row(
+                f"GPU {gpu.index}",
+                gpu.name,
+                f"sm {gpu.capability}, {gib(gpu.total_bytes)}{kind}, {gib(gpu.free_bytes)} free{lost}",
+                gpu.uuid,
+            )
+        )
+    for link in hardware.links:
+        p2p = {True: "works", False: f"no ({link.p2p_status})", None: "unknown"}[link.p2p]
+        rows.append(Row(f"GPU {link.a}-{link.b}", f"{link.nvlinks or 0} NVLinks", f"peer-to-peer: {p2p}", ""))
+    return rows

@@ -1,0 +1,280 @@
+"""The gates that a way passes before anything is sized: code trust, architecture, driver, devices, legality, dtype. Pure.
+
+The first gate that refuses names the verdict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gateway.core.build.layers import Body
+from gateway.core.facts.peers import NCCL, failing
+from gateway.core.facts.scope import holding
+from gateway.core.memory.sglang import multimodal
+from gateway.core.memory.sglang_kv_cache import model_of
+from gateway.core.planner.engine_rules import Rules
+from gateway.core.planner.flags import spelled
+from gateway.core.planner.gpus import GpuTable
+from gateway.core.planner.layer_kernels import Seen
+from gateway.core.planner.parallel import best_group, illegal
+from gateway.core.planner.quantization_methods import check, resolve
+from gateway.core.planner.variants import Refused, Way
+from gateway.domain import (
+    Choice,
+    Engine,
+    Fact,
+    Gpu,
+    Hardware,
+    LayerAttention,
+    LayerKernel,
+    Memory,
+    ModelSpec,
+    Plan,
+    Scalar,
+    StrChoice,
+    Wish,
+)
+
+# What a KV cache may be kept in where no rules of backends say more: those whose size follows from the name.
+_SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
+
+
+@dataclass
+class Found:
+    """What was computed of a way, also of one that is refused."""
+
+    kernels: tuple[LayerKernel, ...] = ()
+    attention: tuple[LayerAttention, ...] = ()
+    memory: Memory | None = None
+    method: str = ""  # of quantization, by the engine's own name
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What every way shares."""
+
+    spec: ModelSpec
+    hardware: Hardware
+    wish: Wish
+    facts: tuple[Fact, ...] = ()
+    claims: Mapping[str, int] = field(default_factory=dict)
+    gpus: GpuTable | None = None
+    groups: dict[int, tuple[Gpu, ...] | None] = field(default_factory=dict, compare=False)
+    """The best group of so many GPUs, once it was looked for."""
+
+
+def gate_model(given: Inputs, engine: Engine) -> None:
+    spec = given.spec
+    if spec.remote_code and not given.wish.policy.allow_remote_code:
+        raise Refused(
+            "untrusted_code",
+            f"the repository would run its own code: {', '.join(spec.remote_code)}",
+            "policy.allow_remote_code",
+        )
+    if engine.architectures and spec.architecture not in engine.architectures:
+        raise Refused("unsupported_architecture", f"{engine.ref} does not know {spec.architecture}", f"profile {engine.ref}")
+    unfit = {group.head_dim for group in spec.attention} - set(engine.head_dims) if engine.head_dims else set()
+    if unfit:
+        raise Refused(
+            "no_backend", f"no attention of {engine.ref} computes heads of size {min(unfit)}", f"profile {engine.ref}"
+        )
+
+
+def without_media(given: Inputs, engine: Engine, rules: Rules | None, plan: Plan) -> Plan:
+    """An engine that opens whatever a client names serves models that take images only where it is told to refuse media: so it
+    is told. Raises Refused where the user says otherwise."""
+    spec, pools = given.spec, rules.memory if rules else None
+    towers = any(group.kind == "vision" for group in spec.attention) or {"vision_config", "audio_config"} & spec.config.keys()
+    takes_media = towers or (pools is not None and multimodal(pools, model_of(spec)))
+    opens = f"{engine.ref} opens local files that a request names as an image, video or sound"
+    given_args = {name.removeprefix("--").replace("_", "-"): value for name, value in given.wish.args.items()}
+    missing: dict[str, Scalar] = {}
+    for flag, value in engine.text_only.items() if takes_media else ():
+        if flag not in given_args:
+            missing[flag] = value
+        elif _plain(given_args[flag]) != _plain(value):
+            reason = f"{opens}; without --arg {flag} this model is served as text only, and vLLM serves it with media"
+            raise Refused("unsafe_media", reason, engine.sources.get("text_only", f"profile {engine.ref}"))
+    if not missing:
+        return plan
+    warning = f"As text only: {opens}, so it is told to refuse media; vLLM serves this model with media."
+    safe: Plan = plan.evolve(
+        argv=(*plan.argv, *spelled(engine, missing)), verdict="degraded", warnings=(warning, *plan.warnings)
+    )
+    return safe
+
+
+def _plain(value: Scalar | None) -> object:
+    """A flag's value as users and profiles may both write it."""
+    try:
+        return json.loads(value.lower()) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def gate_kv(engine: Engine, rules: Rules | None, kv_dtype: str) -> None:
+    """This version has such a KV cache, and these rules know which backends take it and what a token then needs."""
+    flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
+    if kv_dtype != "auto" and flag is not None and flag.choices and kv_dtype not in flag.choices:
+        reason = f"--kv-cache-dtype of {engine.ref} cannot be {kv_dtype}; it is one of {', '.join(flag.choices)}"
+        raise Refused("bad_flag", reason, f"profile {engine.ref}")
+    described = (rules.attention or rules.attention_backends) if rules else None
+    known = described.kv_dtypes if described else _SIZED
+    if kv_dtype not in known:
+        reason = f"which attention backend takes a KV cache in {kv_dtype}, and how large it is, is not known here"
+        raise Refused("no_backend", reason, f"profile {engine.ref}")
+
+
+def gate_peers(given: Inputs, engine: Engine, group: tuple[Gpu, ...]) -> None:
+    """These GPUs can talk to each other, by whatever way."""
+    if fact := failing(given.facts, engine, group).get(NCCL):
+        names = ", ".join(str(gpu.index) for gpu in group)
+        reason = f"GPUs {names} could not talk to each other here, also without peer-to-peer access: {fact.source}"
+        raise Refused("known_bad", reason, "fact")
+
+
+def gate_kernels(found: Found, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> None:
+    """Every layer has a kernel and a backend, and none that is known to fail."""
+    source = f"profile {engine.ref}"
+    facts = tuple(fact for fact in facts if fact.kind == "kernel_fails" and fact.scope.get("engine", engine.ref) == engine.ref)
+    for row in found.kernels:
+        size = f" (K={row.k}, N={row.n} per rank)" if row.k else ""
+        if row.status == "none":
+            why = "; ".join(f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in row.refused)
+            raise Refused("no_kernel", f"no kernel for {row.layer}{size}: {why}", source, layer=row.layer)
+        if row.status == "crash":
+            reason = f"it loads, but {row.kernel} would crash at the first request in {row.layer}{size}: {row.note}"
+            raise Refused("runtime_fail", reason, source, layer=row.layer, kernel=row.kernel)
+        if facts and row.kernel is not None and (fact := _failing(row, engine, facts, capability)):
+            reason = f"{row.kernel}, which {row.layer}{size} would get, is known to fail here: {fact.source}"
+            raise Refused("known_bad", reason, "fact", layer=row.layer, kernel=row.kernel)
+    for layers in found.attention:
+        if layers.status == "none":
+            why = "; ".join(f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in layers.refused)
+            reason = f"no attention backend for the {layers.layers} {layers.kind} layers of head size {layers.head_dim}: {why}"
+            raise Refused("no_backend", reason, source)
+        about = {"kernel": layers.backend, "engine": engine.ref, "capability": capability, "head_dim": str(layers.head_dim)}
+        if fact := _known(facts, "kernel_fails", about):
+            reason = f"{layers.backend}, which heads of size {layers.head_dim} would get, is known to fail here: {fact.source}"
+            raise Refused("known_bad", reason, "fact")
+
+
+def _failing(row: LayerKernel, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> Fact | None:
+    about = {"kernel": row.kernel, "engine": engine.ref, "capability": capability, "scheme": row.scheme}
+    about |= {"k": str(row.k), "n": str(row.n)}
+    return _known(facts, "kernel_fails", about)
+
+
+def refused_before(facts: tuple[Fact, ...], engine: Engine, capability: str) -> Seen:
+    """How this engine version was seen to turn layers away from kernels that the rules accept."""
+    about = {"engine": engine.ref, "capability": capability}
+    return tuple(
+        (frozenset(fact.scope.items() - about.items()), f"refused such a layer here before: {fact.source}")
+        for fact in facts
+        if fact.kind == "kernel_refuses" and all(fact.scope.get(name, value) == value for name, value in about.items())
+    )
+
+
+def _known(facts: tuple[Fact, ...], kind: str, about: Mapping[str, str | None]) -> Fact | None:
+    """The first fact of this kind that holds and is about more than an engine version."""
+    return next((fact for fact in holding(facts, kind, about) if fact.scope.keys() - {"engine"}), None)
+
+
+def gate_driver(given: Inputs, engine: Engine) -> None:
+    """The driver can run the CUDA version that the engine is built with, the image is built for this processor, and nobody has
+    seen this version fail at what it would have to do."""
+    source = f"profile {engine.ref}"
+    for capability in {gpu.capability for gpu in given.hardware.gpus} or {None}:
+        about = {"engine": engine.ref, "capability": capability, "architecture": given.spec.architecture}
+        about |= {"quantization": given.spec.quant.method if given.spec.quant else None}
+        if fact := _known(given.facts, "engine_fails", about):
+            raise Refused("known_bad", f"{engine.ref} is known not to do this: {fact.source}", "fact")
+    if engine.machines and given.hardware.arch not in engine.machines:
+        built = " and ".join(engine.machines)
+        raise Refused("unsupported_platform", f"its image is built for {built}, this machine is {given.hardware.arch}", source)
+    driver, least = given.hardware.driver, engine.min_driver
+    if driver and least and _version(driver) < _version(least):
+        reason = f"CUDA {engine.cuda} needs driver {least} or newer, this machine has {driver}"
+        raise Refused("driver_too_old", reason, source)
+
+
+def _version(text: str) -> list[int]:
+    return [int(part) if part.isdecimal() else 0 for part in text.split(".")]
+
+
+def gate_devices(given: Inputs, engine: Engine, body: Body, tp: int, pp: int, *, ep: bool) -> tuple[Gpu, ...]:
+    gpus = given.hardware.gpus
+    if engine.device == "cpu":
+        if tp * pp > 1:
+            raise Refused("illegal_parallelism", "parallelism on a CPU is not planned", "planner")
+        return ()
+    if len(gpus) < tp * pp:
+        raise Refused("no_device", f"{tp * pp} GPU{'s are' if tp * pp > 1 else ' is'} needed and {len(gpus)} are here", "probe")
+    if problem := illegal(given.spec, body, tp, ep=ep):
+        reason, layer = problem
+        source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
+        raise Refused("illegal_parallelism", reason, source, layer=layer)
+    layers = sum(group.layers for group in given.spec.attention if group.kind != "vision")
+    if pp > layers:
+        raise Refused("illegal_parallelism", f"{layers} layers cannot be shared by {pp} stages", "vllm/distributed/utils.py")
+    if tp * pp not in given.groups:
+        given.groups[tp * pp] = best_group(given.hardware, tp * pp, given.claims)
+    group = given.groups[tp * pp]
+    if group is None:
+        raise Refused("no_device", f"there are no {tp * pp} GPUs of one kind", "probe")
+    if group[0].total_bytes is None:
+        raise Refused("unknown_memory", f"the memory of {group[0].name} could not be read", "probe")
+    capability = group[0].capability
+    if engine.min_capability and capability and float(capability) < float(engine.min_capability):
+        raise Refused(
+            "no_kernel",
+            f"{engine.ref} needs compute capability {engine.min_capability}, {group[0].name} has {capability}",
+            f"profile {engine.ref}",
+        )
+    return group
+
+
+def gate_method(given: Inputs, engine: Engine, args: Mapping[str, Scalar], way: Way, dtype: str, capability: str | None) -> str:
+    """The quantization method by the engine's own name: this version has it, and it takes this GPU and these activations."""
+    spec, source = given.spec, f"profile {engine.ref}"
+    deprecated = bool(args.get("allow-deprecated-quantization", False))
+    resolved = resolve(engine, spec.quant, way.quantization, spec.model_type, capability, allow_deprecated=deprecated)
+    check(engine, resolved, capability, dtype)
+    if spec.quant is None and way.quantization not in ("", "fp8"):
+        reason = f"what --quantization {way.quantization} makes of weights that are not quantized is not known here"
+        raise Refused("unsupported_quantization", reason, source)
+    return resolved.method
+
+
+def gate_dtype(given: Inputs, group: tuple[Gpu, ...], args: Mapping[str, Scalar], way: Way) -> Choice[str]:
+    if way.dtype:
+        reason, source = way.because["dtype"]
+        return StrChoice(value=way.dtype, reason=reason, source=source)
+    wanted = args.get("dtype", given.wish.dtype)
+    wanted = {"half": "float16", "float": "float32"}.get(str(wanted), str(wanted))
+    capability = group[0].capability if group else None
+    old = capability is not None and float(capability) < 8.0
+    if wanted != "auto":
+        if wanted == "bfloat16" and old:
+            raise Refused(
+                "no_kernel",
+                f"bfloat16 needs compute capability 8.0, {group[0].name} has {capability}",
+                "vllm/platforms/cuda.py check_if_supports_dtype",
+            )
+        return StrChoice(value=wanted, reason="set by the user", source="user")
+    if given.spec.dtype == "bfloat16" and old:
+        return StrChoice(
+            value="float16",
+            reason=f"the weights are bfloat16, which compute capability {capability} cannot compute",
+            source="vllm/platforms/cuda.py",
+        )
+    if given.spec.dtype == "float32":
+        value = "float16" if old or given.spec.task != "generate" else "bfloat16"
+        return StrChoice(
+            value=value,
+            reason="half the bytes of the float32 weights, as the engine itself would choose",
+            source="vllm/config/model.py _resolve_auto_dtype",
+        )
+    return StrChoice(value=given.spec.dtype, reason="the dtype of the weights", source="config.json")

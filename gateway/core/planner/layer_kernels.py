@@ -1,0 +1,176 @@
+"""The kernel of every linear layer of a model, by the rules of one engine version. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from gateway.core.build.layers import Linear, per_rank
+from gateway.core.build.weights import undivided
+from gateway.core.kernels.linear import LinearShape, Scheme, choose
+from gateway.core.kernels.moe import MoeRules, MoeShape, choose_moe
+from gateway.core.model.experts import ExpertTraits
+from gateway.core.planner.engine_rules import Rules
+from gateway.domain import LayerKernel, Refusal
+
+# How the engine was seen to refuse kernels that the rules accept: which (scheme as `described`, k, n, kernel), and the words.
+Seen = tuple[tuple[frozenset[tuple[str, str]], str], ...]
+
+
+@lru_cache(maxsize=512)  # a cut that is repaired, or a machine with the same GPUs, asks for the same layers again
+def layer_kernels(
+    layers: tuple[Linear, ...],
+    rules: Rules,
+    tp: int,
+    dtype: str,
+    capability: str,
+    disabled: frozenset[str] = frozenset(),
+    forced: str | None = None,
+    *,
+    experts: ExpertTraits | None = None,
+    ep: bool = False,
+    moe_backend: str | None = None,
+    variables: frozenset[str] = frozenset(),
+    seen: Seen = (),
+) -> tuple[LayerKernel, ...]:
+    """One row for each kind of layer. Of experts `experts` says what their sizes do not; without it the
+    rows of quantized ones are unknown.
+
+    ep: ranks hold whole experts. moe_backend: --moe-backend. variables: environment variables that are on.
+    """
+
+    def row(layer: Linear) -> LayerKernel:
+        if layer.experts and experts is not None and rules.moe is not None and isinstance(layer.scheme, Scheme):
+            return _experts(layer, layer.scheme, rules.moe, tp, dtype, capability, experts, ep, moe_backend, variables)
+        return _row(layer, rules, tp, dtype, capability, disabled, forced, experts.origin if experts else "", seen)
+
+    return tuple(row(layer) for layer in layers)
+
+
+def _experts(
+    layer: Linear,
+    scheme: Scheme,
+    rules: MoeRules,
+    tp: int,
+    dtype: str,
+    capability: str,
+    traits: ExpertTraits,
+    ep: bool,
+    forced: str | None,
+    variables: frozenset[str],
+) -> LayerKernel:
+    sizes = (layer.k, layer.n) if ep else per_rank(layer, tp)
+    if sizes is None:
+        return _plain(layer, None, None, "none", f"{layer.n} outputs and {layer.k} inputs cannot be cut for {tp} ranks")
+    k, n = sizes
+    first = layer.name.endswith(".w13")
+    if not traits.function:
+        return _plain(layer, k, n, "unknown", "the function between the experts' products is not known here")
+    gated = not traits.function.endswith("_no_mul")
+    shape = MoeShape(
+        hidden=k if first else n,
+        intermediate=max(n // (2 if gated else 1), 1) if first else k,
+        experts=layer.experts,
+        per_token=traits.per_token,
+        scheme=scheme,
+        origin="" if scheme.kind == "unquantized" else traits.origin,
+        dtype=dtype,
+        function=traits.function,
+        bias=layer.bias,
+        routing=traits.routing,
+        family=traits.family,
+        tp=tp,
+        ep=ep and tp > 1,
+    )
+    choice = choose_moe(rules, shape, capability, None, forced, variables)
+    crash = dict(choice.crashes).get("w13" if first else "w2")
+    padded = None
+    if choice.padded_to:
+        grown = replace(shape, hidden=choice.padded_to[0], intermediate=choice.padded_to[1])
+        product = grown.w13 if first else grown.w2
+        padded = (product.k, product.n) if (product.k, product.n) != (k, n) else None
+    status = choice.status if choice.status != "crash" or crash else "ok"
+    return LayerKernel(
+        layer=layer.name,
+        count=layer.count,
+        k=k,
+        n=n,
+        scheme=described(scheme),
+        kernel=choice.kernel,
+        status=status,
+        padded_to=padded,
+        refused=choice.refused,
+        note=crash or ("" if choice.status == "crash" else choice.note),
+    )
+
+
+def _row(
+    layer: Linear,
+    rules: Rules,
+    tp: int,
+    dtype: str,
+    capability: str,
+    disabled: frozenset[str],
+    forced: str | None,
+    origin: str,
+    seen: Seen,
+) -> LayerKernel:
+    sizes = per_rank(layer, tp)
+    scheme = layer.scheme
+    k, n = sizes or (None, None)
+    if not isinstance(scheme, Scheme):
+        return _plain(layer, k, n, "unknown", scheme.reason)
+    if k is None or n is None:
+        return _plain(layer, k, n, "none", f"{layer.n} outputs and {layer.k} inputs cannot be cut for {tp} ranks")
+    if scheme.kind == "unquantized":
+        return LayerKernel(layer=layer.name, count=layer.count, k=k, n=n, scheme="unquantized", kernel="torch", status="ok")
+    if layer.experts:
+        return _plain(layer, k, n, "unknown", "kernels of experts are not known here")
+    if rules.linear is None:
+        return _plain(layer, k, n, "unknown", "kernels of this engine version are not known here")
+    if reason := undivided(layer, scheme, k, n):
+        return _plain(layer, k, n, "none", reason)
+    shape = LinearShape(k, n, scheme, dtype, full_k=layer.k, full_n=layer.n, parts=_parts(layer, tp), origin=origin)
+
+    def before(kernel: str) -> str | None:
+        about = {("scheme", described(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel)} if seen else set()
+        return next((words for scope, words in seen if scope <= about), None)
+
+    choice = choose(rules.linear, shape, capability, None, disabled, forced, before)
+    return LayerKernel(
+        layer=layer.name,
+        count=layer.count,
+        k=k,
+        n=n,
+        scheme=described(scheme),
+        kernel=choice.kernel,
+        status=choice.status,
+        padded_to=choice.padded_to,
+        refused=choice.refused,
+        note=choice.note,
+    )
+
+
+def _parts(layer: Linear, tp: int) -> tuple[int, ...]:
+    """The outputs of each module on one rank; (): they are one to the engine, or its inputs are cut."""
+    if layer.shard in ("replicated", "row"):
+        return ()
+    repeated = max(1, tp // layer.kv_heads) if layer.shard == "qkv" and layer.kv_heads else 1
+    return tuple(part * (repeated if number else 1) // tp for number, part in enumerate(layer.parts))
+
+
+def _plain(layer: Linear, k: int | None, n: int | None, status: str, reason: str) -> LayerKernel:
+    scheme = described(layer.scheme) if isinstance(layer.scheme, Scheme) else "unknown"
+    refused = (Refusal(kernel="", reason=reason),)
+    fields = {"layer": layer.name, "count": layer.count, "k": k, "n": n, "scheme": scheme, "kernel": None}
+    return LayerKernel.model_validate({**fields, "status": status, "refused": refused})
+
+
+def described(scheme: Scheme) -> str:
+    """A scheme in a word or two: `wna16 4-bit g128 act-order`."""
+    words: list[str] = [scheme.kind]
+    if scheme.kind in ("wna16", "w8a16", "w4a8"):
+        words += [f"{scheme.bits}-bit", "channel" if scheme.group < 0 else f"g{scheme.group}"]
+        words += ["act-order"] if scheme.act_order else []
+        words += [] if scheme.symmetric else ["zero points"]
+    return " ".join(words)

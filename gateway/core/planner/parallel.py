@@ -1,0 +1,104 @@
+"""Which tensor parallel sizes a model allows, and which GPUs form a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+
+from gateway.core.build.layers import Body, per_rank
+from gateway.core.build.weights import padded_vocab
+from gateway.domain import Gpu, Hardware, ModelSpec
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
+# Groups are compared one by one, and 12 GPUs have at most 924 of one size.
+_CONSIDERED = 12
+
+
+def illegal(spec: ModelSpec, body: Body, tp: int, *, ep: bool = False) -> tuple[str, str | None] | None:
+    """Why `tp` ranks cannot share this model, and which layer stands against it; None when they can.
+
+    Source: `verify_with_parallel_config` (vllm/config/model.py) for heads; `divide` asserts in
+    vllm/model_executor/layers/linear.py and vocab_parallel_embedding.py for linear layers and vocabulary;
+    vllm/model_executor/layers/fused_moe/config.py for experts.
+    """
+    if tp == 1:
+        return None
+    for group in body.attention:
+        if group.kind in ("vision", "recurrent"):
+            continue
+        if group.heads % tp:
+            return f"{group.heads} attention heads cannot be shared by {tp} GPUs", None
+        if group.kind != "mla" and group.kv_heads % tp and tp % group.kv_heads:
+            return f"{group.kv_heads} KV heads can be neither split over nor repeated on {tp} GPUs", None
+    vocab = padded_vocab(spec.vocab)
+    if vocab % tp:
+        return f"the vocabulary ({vocab} rows with padding) cannot be split over {tp} GPUs", None
+    for layer in body.linears:
+        if per_rank(layer, tp) is None and not (ep and layer.experts):
+            return f"{layer.name} ({layer.k} inputs, {layer.n} outputs) cannot be cut for {tp} GPUs", layer.name
+    if body.known:
+        return None
+    for tensor in body.others:
+        fused = len(tensor.shape) == 3 and tensor.shard.startswith("expert")
+        if fused and spec.experts and spec.experts.intermediate % tp:
+            return f"experts of size {spec.experts.intermediate} cannot be split over {tp} GPUs", tensor.name
+        rows, columns = (tensor.shape[0], tensor.shape[1]) if len(tensor.shape) == 2 else (0, 0)
+        if tensor.shard in ("column", "expert_column") and rows % tp:
+            return f"{tensor.name} has {rows} rows, which {tp} GPUs cannot split", tensor.name
+        if tensor.shard in ("row", "expert_row") and columns % tp:
+            return f"{tensor.name} has {columns} columns, which {tp} GPUs cannot split", tensor.name
+    return None
+
+
+def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
+    """Bytes that a new engine may count on: what is free now, less what our engines were promised and may not use yet."""
+    total = gpu.total_bytes or 0
+    free = total if gpu.free_bytes is None else gpu.free_bytes
+    return max(0, min(free, total - claims.get(gpu.uuid, 0)))
+
+
+def best_group(hardware: Hardware, tp: int, claims: Mapping[str, int]) -> tuple[Gpu, ...] | None:
+    """The `tp` alike GPUs to use: of the groups with room, most NVLink between them, then most memory, then lowest index.
+
+    A group has room when its fullest GPU has at least half of what the best group could offer: links between GPUs
+    that are in use are worth less than memory.
+    """
+    links = {frozenset((link.a, link.b)): link.nvlinks or 0 for link in hardware.links}
+    kinds: dict[tuple[str, str | None, int | None], list[Gpu]] = {}
+    for gpu in hardware.gpus:
+        kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(gpu)
+    room = {gpu.uuid: available_bytes(gpu, claims) for gpu in hardware.gpus}
+    groups = [
+        group
+        for alike in kinds.values()
+        for group in combinations(sorted(alike, key=lambda gpu: (-room[gpu.uuid], gpu.index))[: max(_CONSIDERED, tp)], tp)
+    ]
+    most = max((min(room[gpu.uuid] for gpu in group) for group in groups), default=0)
+
+    def preference(group: tuple[Gpu, ...]) -> tuple[bool, int, int, list[int]]:
+        nvlinks = sum(links.get(frozenset((a.index, b.index)), 0) for a, b in combinations(group, 2))
+        least = min(room[gpu.uuid] for gpu in group)
+        return 2 * least >= most, nvlinks, least, sorted((-gpu.index for gpu in group), reverse=True)
+
+    best = max(groups, key=preference, default=None)
+    return None if best is None else tuple(sorted(best, key=lambda gpu: gpu.index))
+
+
+def spare_groups(hardware: Hardware, size: int, budget_bytes: int, claims: Mapping[str, int]) -> int:
+    """How many groups of `size` alike GPUs have this much room on each."""
+    kinds: dict[tuple[str, str | None, int | None], int] = {}
+    for gpu in hardware.gpus:
+        if available_bytes(gpu, claims) >= budget_bytes:
+            kind = (gpu.name, gpu.capability, gpu.total_bytes)
+            kinds[kind] = kinds.get(kind, 0) + 1
+    return sum(count // size for count in kinds.values()) if size else 0
+
+
+def peers_without_p2p(hardware: Hardware, group: Iterable[Gpu]) -> tuple[int, int] | None:
+    """The first pair of the group for which neither NVLink nor working peer-to-peer access was read."""
+    links = {frozenset((link.a, link.b)): link for link in hardware.links}
+    for a, b in combinations(group, 2):
+        link = links.get(frozenset((a.index, b.index)))
+        if link is None or not (link.nvlinks or link.p2p):
+            return a.index, b.index
+    return None

@@ -1,0 +1,239 @@
+"""The Plan that a candidate and its sizes make: every choice with its reason, the flags that say it, the warnings. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from gateway.core.facts.peers import CUSTOM, P2P, P2P_OFF, failing
+from gateway.core.kernels.linear import DISABLED
+from gateway.core.model.scheme import Scheme
+from gateway.core.planner.advisories import advice
+from gateway.core.planner.candidate import Candidate
+from gateway.core.planner.flags import spelled
+from gateway.core.planner.parallel import peers_without_p2p
+from gateway.core.planner.sizes import Sizes
+from gateway.domain import BoolChoice, Choice, EngineRef, Fact, IntChoice, ModelRef, Plan, Scalar, StrChoice
+
+
+def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
+    engine, way, found, speculation = candidate.engine, candidate.way, candidate.found, candidate.speculation
+    silent = failing(candidate.given.facts, engine, candidate.group)
+    reduce = _all_reduce(candidate, silent)
+    whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
+    return Plan(
+        model=_model(candidate),
+        engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
+        gpus=tuple(gpu.uuid for gpu in candidate.group),
+        tensor_parallel=_tensor_parallel(candidate),
+        pipeline_parallel=IntChoice(value=way.pp, **_why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")),
+        expert_parallel=BoolChoice(value=way.ep, **_why(candidate, "ep", "enable-expert-parallel", whole)),
+        replicas=_replicas(candidate),
+        dtype=candidate.dtype,
+        quantization=_quantization(candidate),
+        kv_cache_dtype=StrChoice(
+            value=way.kv_dtype,
+            **_why(
+                candidate,
+                "kv_dtype",
+                "kv-cache-dtype",
+                "the dtype of the activations" if way.kv_dtype == "auto" else "what the checkpoint says of its cache",
+            ),
+        ),
+        kernel_overrides=_overrides(candidate),
+        speculation=speculation.method,
+        num_speculative_tokens=speculation.tokens
+        or IntChoice(value=0, reason=speculation.method.reason, source=speculation.method.source),
+        drafter=_drafter(candidate),
+        max_model_len=sizes.context,
+        max_num_seqs=sizes.batch.seqs,
+        max_num_batched_tokens=sizes.batch.tokens,
+        custom_all_reduce=reduce,
+        enforce_eager=sizes.batch.eager,
+        kernels=found.kernels,
+        attention=found.attention,
+        memory=sizes.memory,
+        verdict="degraded" if _degraded(candidate) else "ok",
+        cost=way.cost,
+        argv=spelled(engine, {**_flags(candidate, sizes, reduce.value), **candidate.args}),
+        env={**(engine.eager_env if sizes.batch.eager.value else {}), **(dict([P2P_OFF]) if P2P in silent else {}), **env},
+        scope=sizes.scope,
+        under={"image": engine.image} | ({"driver": driver} if (driver := candidate.given.hardware.driver) else {}),
+        warnings=(*sizes.warnings, *_warnings(candidate), *_through_the_host(silent)),
+        advice=advice(engine),
+    )
+
+
+def _flags(candidate: Candidate, sizes: Sizes, reduce: bool) -> dict[str, Scalar]:
+    """What the engine has to be told, by canonical names."""
+    way, batch = candidate.way, sizes.batch
+    own: dict[str, Scalar] = {"tensor-parallel-size": way.tp, "dtype": candidate.dtype.value}
+    own |= {"max-model-len": sizes.context.value}
+    own |= {"pipeline-parallel-size": way.pp} if way.pp > 1 else {}
+    own |= {"enable-expert-parallel": True} if way.ep else {}
+    own |= {"max-num-seqs": batch.seqs.value, "max-num-batched-tokens": batch.tokens.value, **sizes.flags}
+    own |= {"kv-cache-dtype": way.kv_dtype} if way.kv_dtype != "auto" else {}
+    own |= {"quantization": way.quantization} if way.quantization else {}
+    own |= dict(way.backends)
+    # Only SGLang has to be told; the flag is left out where an engine does not have it.
+    own |= {"is-embedding": True} if candidate.given.spec.task != "generate" else {}
+    config = candidate.speculation.config
+    own |= {"speculative-config": json.dumps(config)} if config else {}
+    own |= {"enforce-eager": True} if batch.eager.value else {}
+    return own | ({} if reduce else {"disable-custom-all-reduce": True})
+
+
+def _model(candidate: Candidate) -> ModelRef:
+    spec = candidate.given.spec
+    return ModelRef(source=spec.source, revision=spec.revision, task=spec.task, vocab=spec.vocab)
+
+
+def _drafter(candidate: Candidate) -> ModelRef | None:
+    config = candidate.speculation.config
+    if "model" not in config:
+        return None
+    vocab = candidate.given.spec.vocab
+    return ModelRef(source=config["model"], revision=config.get("revision"), task="generate", vocab=vocab)
+
+
+def _degraded(candidate: Candidate) -> bool:
+    rows = candidate.found.kernels
+    unsure = candidate.way.careful or bool(_replaced(candidate)) or not candidate.body.known
+    return unsure or any(row.status == "unknown" or row.note for row in rows)
+
+
+def _through_the_host(silent: Mapping[str, Fact]) -> list[str]:
+    if P2P not in silent:
+        return []
+    name, value = P2P_OFF
+    return [f"The GPUs talk through the host's memory ({name}={value}), which is slower: {silent[P2P].source}"]
+
+
+def _without(candidate: Candidate, kernel: str) -> int:
+    """How many layers would get this kernel, and do not, because the engine's switch for it knows no layers."""
+    passed = [
+        row for row in candidate.found.kernels if any(one.kernel == kernel and one.reason == DISABLED for one in row.refused)
+    ]
+    return sum(row.count for row in passed)
+
+
+def _replaced(candidate: Candidate) -> str:
+    """Why the engine is kept from the kernel that it would choose."""
+    because = candidate.way.because
+    return "; ".join(because[name][0] for name in ("disabled", "backends") if name in because)
+
+
+def _warnings(candidate: Candidate) -> list[str]:
+    spec, found, body = candidate.given.spec, candidate.found, candidate.body
+    warnings = [f"{row.layer}: {row.note}." for row in found.kernels if row.note]
+    warnings += [f"Not the kernel that the engine would choose: {why}."] if (why := _replaced(candidate)) else []
+    warnings += [
+        f"The engine can leave out {kernel} for the whole model only: {count} layers go without it, and may be slower."
+        for kernel in candidate.way.disabled
+        if (count := _without(candidate, kernel)) > 1
+    ]
+    warnings += candidate.speculation.warnings
+    if unknown := [row.layer for row in found.kernels if row.status == "unknown"]:
+        warnings.append(f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell.")
+    if unknown := sorted({row.kind for row in found.attention if row.status == "unknown"}):
+        warnings.append(f"Which backend computes {', '.join(unknown)} attention is not known; the start will tell.")
+    if not body.known:
+        sizes = "sizes are those of its files, kernels are not predicted"
+        warnings.append(f"The family {spec.model_type} is not known here: {sizes}.")
+    if body.assumed:
+        warnings.append(f"{body.assumed[:1].upper()}{body.assumed[1:]}.")
+    if candidate.way.quantization and spec.quant is None:
+        quantization = candidate.way.quantization
+        warnings.append(f"The weights are quantized to {quantization} while they load, which costs some accuracy.")
+    warnings += _widened(candidate)
+    return warnings
+
+
+def _widened(candidate: Candidate) -> list[str]:
+    """What the quantization does not give on this GPU: it has no products in the format of the weights."""
+    table, group = candidate.given.gpus, candidate.group
+    if table is None or not group:
+        return []
+    kinds = {layer.scheme.kind for layer in candidate.body.linears if isinstance(layer.scheme, Scheme)}
+    formats = sorted({lacking for kind in kinds if (lacking := table.widened(kind, group[0].capability))})
+    where = f"{group[0].name} (compute capability {group[0].capability})"
+    return [
+        f"The {name.upper()} weights are smaller, not faster: {where} widens them to 16 bits for every product."
+        for name in formats
+    ]
+
+
+# --- choices ---
+
+
+def _why(candidate: Candidate, name: str, flag: str, plain: str) -> dict[str, str]:
+    """Reason and source of what a way may change by `name`, and a user by `flag`."""
+    if flag in candidate.args:
+        return {"reason": "set by the user", "source": "user"}
+    reason, source = candidate.way.because.get(name, (plain, "planner"))
+    return {"reason": reason, "source": source}
+
+
+def _tensor_parallel(candidate: Candidate) -> Choice[int]:
+    tp = candidate.way.tp
+    if candidate.given.wish.tensor_parallel or "tensor-parallel-size" in candidate.args:
+        return IntChoice(value=tp, reason="set by the user", source="user")
+    if candidate.engine.device == "cpu":
+        return IntChoice(value=1, reason="the engine runs on the CPU", source=candidate.source)
+    if tp == 1:
+        fits = "the model fits one GPU" if candidate.way.pp == 1 else "each stage fits one GPU"
+        return IntChoice(value=1, reason=fits, source="memory model")
+    heads = "/".join(str(group.heads) for group in candidate.body.attention if group.kind not in ("vision", "recurrent"))
+    return IntChoice(value=tp, reason=f"{heads} attention heads and the weights divide by {tp}", source="config.json")
+
+
+def _replicas(candidate: Candidate) -> Choice[int]:
+    asked = candidate.given.wish.replicas
+    if asked:
+        return IntChoice(value=asked, reason="as asked for", source="user")
+    return IntChoice(value=1, reason="one copy; other GPUs stay free", source="planner")
+
+
+def _loaded_as(candidate: Candidate, named: str) -> str:
+    method = candidate.found.method
+    other = f"; {candidate.engine.ref} loads it as {method}" if method not in ("", named) else ""
+    return f"what the checkpoint says of itself{other}"
+
+
+def _quantization(candidate: Candidate) -> Choice[str]:
+    quant, way = candidate.given.spec.quant, candidate.way
+    if "quantization" in candidate.args:
+        return StrChoice(value=way.quantization, reason="set by the user", source="user")
+    if way.quantization:
+        reason, source = way.because["quantization"]
+        return StrChoice(value=way.quantization, reason=reason, source=source)
+    if quant is None:
+        return StrChoice(value="none", reason="the weights are not quantized", source="config.json")
+    return StrChoice(value=quant.method, reason=_loaded_as(candidate, quant.method), source="config.json")
+
+
+def _overrides(candidate: Candidate) -> Choice[str]:
+    """What keeps the engine from a kernel it would choose itself."""
+    way = candidate.way
+    words = [f"without {name}" for name in way.disabled] + [f"--{flag}={value}" for flag, value in way.backends]
+    reasons = [way.because[name] for name in ("disabled", "backends") if name in way.because]
+    if not words:
+        return StrChoice(value="none", reason="the engine's own choice of kernels is sound", source="planner")
+    reason = "; ".join(reason for reason, _ in reasons) or "set by the user"
+    return StrChoice(value=", ".join(words), reason=reason, source=reasons[0][1] if reasons else "user")
+
+
+def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool]:
+    if "disable-custom-all-reduce" in candidate.args:
+        return BoolChoice(value=not candidate.args["disable-custom-all-reduce"], reason="set by the user", source="user")
+    pair = peers_without_p2p(candidate.given.hardware, candidate.group)
+    fact = silent.get(CUSTOM) or silent.get(P2P)
+    if pair is None and fact is not None:
+        return BoolChoice(
+            value=False, reason=f"with it, the GPUs could not talk to each other here: {fact.source}", source="fact"
+        )
+    if pair is None:
+        reason = "one device" if candidate.way.tp == 1 else "every pair has NVLink or working peer-to-peer access"
+        return BoolChoice(value=True, reason=reason, source="probe")
+    reason = f"GPUs {pair[0]} and {pair[1]} have neither NVLink nor proven peer-to-peer access"
+    return BoolChoice(value=False, reason=reason, source="probe")

@@ -1,0 +1,1 @@
+"""What drafts tokens, or why nothing does."""

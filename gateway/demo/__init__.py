@@ -1,0 +1,1 @@
+"""The tiny model that `scripts/serve` makes."""

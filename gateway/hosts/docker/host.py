@@ -1,0 +1,287 @@
+"""Engines as containers of the Docker Engine on this machine. What the contract leaves open is answered so:
+
+* The container of NAME is called `fitserve-INSTALLATION-NAME`. It is ours when its labels say so: our installation and NAME.
+* Nothing is published. Engines share one internal network: this machine, and a gateway container on that network,
+  reach them at the container's address, which lasts as long as the container runs. They reach each other and this
+  machine's own addresses; what they send farther is dropped without an answer.
+* The log is a part of the container and goes with it: what must stay has to be read before `stop`.
+* Another fingerprint under the same name is a Conflict, running or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlencode
+
+from gateway.domain import EngineRef, Instance, LaunchSpec
+from gateway.errors import Conflict, ForeignInstance, HostError
+from gateway.hosts.docker.client import DockerClient, available, socket_path
+from gateway.hosts.docker.container import (
+    RUNNING,
+    Attributes,
+    container_name,
+    create,
+    image_of,
+    instance_of,
+    running_instance,
+    start_error,
+)
+from gateway.hosts.docker.network import ambiguous_network, ensure_network
+from gateway.hosts.docker.stream import LogLines, PullProgress, Refused, stream
+
+if TYPE_CHECKING:
+    from docker.api import APIClient
+
+__all__ = ["DockerHost", "available"]
+
+# Inside the class `list` is the method.
+Instances = list[Instance]
+
+# Every container has its own network, so all engines may listen on the same port.
+_PORT = 8000
+# Starting waits for the GPU driver, seconds per GPU when nothing keeps it loaded; removing waits for the disk.
+_SLOW_S = 60.0
+_AGAIN_S = 0.1
+# A pull is silent while it verifies a layer of gigabytes.
+_PULL_SILENCE_S = 600.0
+
+
+class DockerHost:
+    """See the module's docstring and `Host`. `instance` tells this installation of the gateway from others."""
+
+    kind: Literal["docker", "process", "memory"] = "docker"
+
+    def __init__(self, network: str, instance: str, base_url: str | None = None, *, timeout_s: float = 10) -> None:
+        self._network = network
+        self._owner = instance
+        self._docker = DockerClient(socket_path(base_url), timeout_s)
+
+    async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
+        image = image_of(engine)
+        if await self._docker.call(partial(_has_image, image)):
+            return
+        progress = PullProgress(image)
+        try:
+            await self._pull(image, progress, report)
+        except TimeoutError:
+            progress.error = f"nothing came for {_PULL_SILENCE_S:.0f} s"
+        except (Refused, OSError) as error:
+            progress.error = str(error)
+        if progress.error is None and not await self._docker.call(partial(_has_image, image)):
+            progress.error = "Docker broke off"
+        if progress.error is not None:
+            raise HostError(
+                f"The image {image} is not on this machine and could not be pulled: {progress.error.rstrip('.')}.",
+                hint=_how_to_get(image),
+            )
+
+    async def start(self, spec: LaunchSpec) -> Instance:
+        return await self._docker.call(partial(self._start, spec), _SLOW_S)
+
+    async def list(self) -> list[Instance]:
+        return await self._docker.call(self._list)
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        found = await self._docker.call(partial(self._find, name))
+        if found is None:
+            return
+        container = found["Id"]
+        if found["State"]["Status"] in RUNNING:
+            await self._docker.call(partial(_terminate, container))
+            deadline, pause = time.monotonic() + grace_s, 0.05
+            while (left := deadline - time.monotonic()) > 0 and await self._docker.call(partial(_runs, container)):
+                await asyncio.sleep(min(pause, left))
+                pause = min(pause * 1.5, 0.5)
+        await self._docker.call(partial(_remove, container), _SLOW_S)
+
+    async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
+        found = await self._docker.call(partial(self._find, name))
+        if found is None:
+            return
+        container, lines = found["Id"], LogLines()
+        while True:
+            # Asked before reading: a log that is read after the exit is whole, one that was followed may lack its end.
+            # So there are two passes or more; one that breaks, even for long while Docker restarts, is just repeated.
+            try:
+                version, running = await self._docker.call(partial(_glance, container))
+                query = f"stdout=1&stderr=1&timestamps=1&since={lines.resume()}&follow={int(running)}"
+                request = f"GET /v{version}/containers/{container}/logs?{query}"
+                async with aclosing(stream(self._docker.path, request, head_s=self._docker.timeout_s)) as chunks:
+                    async for chunk in chunks:
+                        for line in lines.feed(chunk):
+                            yield line
+            except Refused as refused:
+                if refused.status not in (404, 409):
+                    raise HostError(f"Docker does not give the log of {name}: {refused}.") from refused
+                break
+            except (HostError, OSError):
+                await asyncio.sleep(1)
+                continue
+            if not running:
+                break
+            await asyncio.sleep(0.1)
+        for line in lines.rest():
+            yield line
+
+    async def allocate_port(self) -> int:
+        return _PORT
+
+    async def close(self) -> None:
+        self._docker.close()
+
+    async def _pull(self, image: str, progress: PullProgress, report: Callable[[str], None]) -> None:
+        """Raises Refused, OSError."""
+        report(str(progress))
+        reported_at = time.monotonic()
+        request, headers = await self._docker.call(partial(_pull_request, image))
+        answer = stream(self._docker.path, request, headers=headers, head_s=_PULL_SILENCE_S, silence_s=_PULL_SILENCE_S)
+        async with aclosing(answer) as chunks:
+            async for chunk in chunks:
+                progress.feed(chunk)
+                if time.monotonic() >= reported_at + 1:
+                    report(str(progress))
+                    reported_at = time.monotonic()
+
+    # --- in threads ---
+
+    def _start(self, spec: LaunchSpec, client: APIClient) -> Instance:
+        from docker.errors import APIError
+
+        # Names and networks of containers that just come or go are taken before there is a container, and after it.
+        deadline = time.monotonic() + _SLOW_S
+        while True:
+            late = time.monotonic() > deadline
+            try:
+                ensure_network(client, self._network, self._owner)
+                container = create(client, spec, self._network, self._owner)
+            except APIError as error:
+                if error.status_code != 409 or late:
+                    raise start_error(spec, error) from error
+                found = self._find(spec.name, client)
+                if found is None:
+                    time.sleep(_AGAIN_S)
+                    continue
+                if found["Config"]["Labels"]["fitserve.fingerprint"] != spec.fingerprint:
+                    raise Conflict(f"An engine with another plan has the name {spec.name}.", hint="Stop it first.") from error
+                container, status = found["Id"], found["State"]["Status"]
+                if status in RUNNING:
+                    return instance_of(found, self._network)
+                if status != "created":
+                    _remove(container, client)
+                    continue
+            try:
+                client.start(container)
+                return instance_of(client.inspect_container(container), self._network)
+            except APIError as error:
+                if ambiguous_network(error) and not late:
+                    continue
+                _remove(container, client)
+                raise start_error(spec, error) from error
+
+    def _list(self, client: APIClient) -> Instances:
+        from docker.errors import NotFound
+
+        instances = []
+        for summary in client.containers(all=True, filters={"label": [f"fitserve.instance={self._owner}", "fitserve.name"]}):
+            labels, status = summary["Labels"], summary["State"]
+            # An image committed from our container hands our labels on to containers that are not ours.
+            if f"/{container_name(labels['fitserve.name'], self._owner)}" not in summary["Names"] or status == "removing":
+                continue
+            if status in RUNNING:
+                instances.append(running_instance(labels, summary["NetworkSettings"]["Networks"], self._network))
+                continue
+            try:
+                instances.append(instance_of(client.inspect_container(summary["Id"]), self._network))
+            except NotFound:
+                continue
+        return instances
+
+    def _find(self, name: str, client: APIClient) -> Attributes | None:
+        """Our container of that name, None when there is none. Raises ForeignInstance."""
+        from docker.errors import NotFound
+
+        try:
+            found: Attributes = client.inspect_container(container_name(name, self._owner))
+        except NotFound:
+            return None
+        labels = found["Config"]["Labels"] or {}
+        if labels.get("fitserve.instance") == self._owner and labels.get("fitserve.name") == name:
+            return found
+        raise ForeignInstance(
+            f"A container named {container_name(name, self._owner)} exists, and this gateway did not make it.",
+            hint="Rename or remove it (`docker rename`, `docker rm`), or give the model another name.",
+        )
+
+
+def _how_to_get(image: str) -> str:
+    if image.startswith("fitserve/"):
+        return "It is built, not pulled: run `docker compose build engine-cpu` in a checkout of fitserve."
+    return f"Check its name, the network and `docker login`, or bring it here with `docker pull {image}`, `docker load` or `docker build`."
+
+
+def _has_image(image: str, client: APIClient) -> bool:
+    from docker.errors import NotFound
+
+    try:
+        client.inspect_image(image)  # type: ignore[no-untyped-call]
+    except NotFound:
+        return False
+    return True
+
+
+def _pull_request(image: str, client: APIClient) -> tuple[str, str]:
+    """The request and its headers: with what `docker login` left for the registry, if anything."""
+    from docker.auth import get_config_header, resolve_repository_name
+    from docker.utils import parse_repository_tag
+
+    repository, tag = parse_repository_tag(image)
+    login = get_config_header(client, resolve_repository_name(repository)[0])
+    query = urlencode({"fromImage": repository, "tag": tag or "latest"})
+    return f"POST /v{client.api_version}/images/create?{query}", f"X-Registry-Auth: {login.decode()}\r\n" if login else ""
+
+
+def _glance(container: str, client: APIClient) -> tuple[str, bool]:
+    """The API version, and whether the container runs."""
+    return client.api_version, _runs(container, client)
+
+
+def _runs(container: str, client: APIClient) -> bool:
+    from docker.errors import NotFound
+
+    try:
+        return client.inspect_container(container)["State"]["Status"] in RUNNING
+    except NotFound:
+        return False
+
+
+def _terminate(container: str, client: APIClient) -> None:
+    from docker.errors import APIError
+
+    try:
+        client.kill(container, "SIGTERM")
+    except APIError as error:
+        # It has just ended, or is gone.
+        if error.status_code not in (404, 409):
+            raise
+
+
+def _remove(container: str, client: APIClient) -> None:
+    """SIGKILL if it runs, and gone with its anonymous volumes."""
+    from docker.errors import APIError
+
+    deadline = time.monotonic() + _SLOW_S
+    while True:
+        try:
+            return client.remove_container(container, v=True, force=True)
+        except APIError as error:
+            if error.status_code == 404:
+                return None
+            # Somebody else is removing it already.
+            if error.status_code != 409 or time.monotonic() > deadline:
+                raise
+        time.sleep(_AGAIN_S)

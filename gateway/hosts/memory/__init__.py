@@ -1,0 +1,1 @@
+"""Engines in this process: the twin of the real hosts that scripts faults."""

@@ -1,0 +1,231 @@
+"""The in-memory twin of a host: same contract, no processes, faults on request.
+
+    world = World()
+    host = MemoryHost(lambda spec: EngineScript(exit_code=1), world)
+    world.fail_next("start", HostError("The host is on fire."))
+
+Engines that `serve` listen on real loopback sockets, so that a whole gateway runs over them within one process. What a
+real host keeps across a restart of the gateway is the `World`; a new MemoryHost on the same world adopts its engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Literal
+
+from gateway.domain import EngineRef, Instance, LaunchSpec
+from gateway.errors import Conflict, ForeignInstance, HostError
+from gateway.hosts.host import MAX_LINE
+from gateway.hosts.memory.scripted_engine import DEAF, EngineScript, FakeEngine
+
+Method = Literal["prepare", "start", "list", "stop", "follow", "allocate_port"]
+SIGKILLED = -9
+
+
+class TwinEngine:
+    """One engine of the twin: its log, its exit code, and the server while it serves."""
+
+    def __init__(self, spec: LaunchSpec, script: EngineScript) -> None:
+        self.spec = spec
+        self.script = script
+        self.log: list[bytes] = []
+        self.exit_code: int | None = None
+        self.changed = asyncio.Event()
+        self.main_runs = True
+        self.workers = script.workers
+        self.task = asyncio.ensure_future(self._run())
+
+    @property
+    def members(self) -> int:
+        """How many processes the engine would have."""
+        return self.main_runs + self.workers
+
+    @property
+    def instance(self) -> Instance:
+        spec = self.spec
+        return Instance(
+            name=spec.name,
+            model=spec.model,
+            attempt=spec.attempt,
+            fingerprint=spec.fingerprint,
+            state="running" if self.main_runs else "exited",
+            url=f"http://127.0.0.1:{spec.port}" if self.main_runs else None,
+            exit_code=self.exit_code,
+        )
+
+    def say(self, line: str) -> None:
+        self.log.append(line.encode(errors="surrogateescape")[:MAX_LINE])
+        self._wake()
+
+    def kill(self) -> None:
+        """As SIGKILL from outside does to the main process; workers live on."""
+        self._exit(SIGKILLED)
+
+    async def end(self, grace_s: float) -> None:
+        """As SIGTERM does, then SIGKILL to the whole family after `grace_s`."""
+        if self.main_runs and self.script.ignore_term:
+            self.say(DEAF)
+        elif self.main_runs:
+            self._exit(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self.members:
+                    await self.changed.wait()
+        self._exit(SIGKILLED)
+        self.workers = 0
+        await asyncio.wait({self.task})
+
+    async def _run(self) -> None:
+        try:
+            await self._play(self.script)
+        except OSError as error:
+            self.say(f"OSError: {error}")
+            self._exit(1)
+
+    async def _play(self, script: EngineScript) -> None:
+        for delay_s, line in script.lines:
+            if delay_s:
+                await asyncio.sleep(delay_s)
+            self.say(line)
+        if script.exit_code is None or script.exit_after_s:
+            await asyncio.sleep(script.start_delay_s)
+            if script.serve:
+                async with FakeEngine(script, self.say, port=self.spec.port):
+                    await self._until_exit()
+            else:
+                await self._until_exit()
+        if script.last_words:
+            self.say(script.last_words)
+        self._exit(script.exit_code or 0)
+
+    async def _until_exit(self) -> None:
+        if self.script.exit_code is None:
+            await asyncio.Event().wait()
+        await asyncio.sleep(self.script.exit_after_s)
+
+    def _exit(self, code: int) -> None:
+        if self.main_runs:
+            self.main_runs = False
+            self.exit_code = code
+            if self.task is not asyncio.current_task():
+                self.task.cancel()
+            self._wake()
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class World:
+    """What outlives the gateway: engines, their logs, names that others hold, and faults to come.
+
+    `installed`: engines ("kind==version") that can be prepared; None: all.
+    """
+
+    def __init__(self, installed: set[str] | None = None) -> None:
+        self.installed = installed
+        self.engines: dict[str, TwinEngine] = {}
+        self.logs: dict[str, TwinEngine] = {}
+        self.foreign: set[str] = set()
+        self.pull: tuple[tuple[float, str], ...] = ()
+        """(seconds to wait before, words): what the next `prepare` reports, as of an image that is pulled."""
+        self._faults: dict[str, list[Exception]] = {}
+
+    def fail_next(self, method: Method, error: Exception) -> None:
+        """The next call of `method` raises `error`; several queue up."""
+        self._faults.setdefault(method, []).append(error)
+
+    def check(self, method: Method) -> None:
+        """Raise the fault that waits for `method`, if any."""
+        if faults := self._faults.get(method):
+            raise faults.pop(0)
+
+    def free_port(self) -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            return port
+
+    async def close(self) -> None:
+        """End every engine at once."""
+        for engine in (*self.engines.values(), *self.logs.values()):
+            await engine.end(0)
+        self.engines.clear()
+
+
+class MemoryHost:
+    """See the module's docstring. `script` says what the engine of a spec does; default: it serves `spec.model`."""
+
+    kind: Literal["docker", "process", "memory"] = "memory"
+
+    def __init__(self, script: Callable[[LaunchSpec], EngineScript] | None = None, world: World | None = None) -> None:
+        self.world = world if world is not None else World()
+        self._script = script or (lambda _spec: EngineScript())
+
+    async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
+        self.world.check("prepare")
+        if self.world.installed is not None and str(engine) not in self.world.installed:
+            raise HostError(f"There is no engine {engine} in this world.", hint="Add it to World.installed.")
+        pull, self.world.pull = self.world.pull, ()
+        for delay_s, words in pull:
+            await asyncio.sleep(delay_s)
+            report(words)
+        report(f"{engine} is there.")
+
+    async def start(self, spec: LaunchSpec) -> Instance:
+        self.world.check("start")
+        self._refuse_foreign(spec.name)
+        found = self.world.engines.get(spec.name)
+        if found is not None and found.main_runs:
+            if found.spec.fingerprint != spec.fingerprint:
+                raise Conflict(
+                    f"{spec.name} already runs with other settings ({found.spec.fingerprint}).", hint="Stop it first."
+                )
+            return found.instance
+        script = self._script(spec)
+        engine = TwinEngine(spec, replace(script, model=script.model or spec.model))
+        self.world.engines[spec.name] = self.world.logs[spec.name] = engine
+        if found is not None:
+            await found.end(0)
+        return engine.instance
+
+    async def list(self) -> list[Instance]:
+        self.world.check("list")
+        return [engine.instance for engine in self.world.engines.values()]
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        self.world.check("stop")
+        self._refuse_foreign(name)
+        if engine := self.world.engines.get(name):
+            await engine.end(grace_s)
+            if self.world.engines.get(name) is engine:
+                del self.world.engines[name]
+
+    async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
+        self.world.check("follow")
+        engine = self.world.logs.get(name)
+        given = 0
+        while engine is not None:
+            changed, ended = engine.changed, not engine.main_runs
+            for line in engine.log[given:]:
+                yield line
+                given += 1
+            if ended and given == len(engine.log):
+                return
+            if not ended:
+                await changed.wait()
+
+    async def allocate_port(self) -> int:
+        self.world.check("allocate_port")
+        return self.world.free_port()
+
+    async def close(self) -> None:
+        """Nothing to let go of: engines belong to the world."""
+
+    def _refuse_foreign(self, name: str) -> None:
+        if name in self.world.foreign:
+            raise ForeignInstance(f"Somebody else holds the name {name}.", hint="Remove it, if nothing needs it.")

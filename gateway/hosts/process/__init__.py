@@ -1,0 +1,1 @@
+"""Engines as processes of this machine."""

@@ -1,0 +1,326 @@
+"""Engines as plain processes of this machine, each in the virtual environment of its engine version.
+
+    DATA/engines/KIND-VERSION/   the environment (`fitserve engine install` makes it)
+    DATA/instances/NAME.json     the record: written before the spawn without a pid, and again with it
+    DATA/logs/NAME.log           what the engine printed; stays after `stop`. Trimmed in `list`: see logfile.py
+    DATA/run/NAME/               its working directory, empty at first
+    DATA/home/                   its HOME, for caches of compiled kernels; the user's own may hold secrets
+
+An engine leads a session of its own, holds no pipe to us and is found again by pid, start time and boot. A gateway that
+died between spawn and record is made up for by the log: whoever writes into it is the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+from gateway.domain import EngineRef, Instance, LaunchSpec
+from gateway.errors import Conflict, ForeignInstance, HostError
+from gateway.hosts.process import procfs
+from gateway.hosts.process.log_file import LogReader, trim
+from gateway.hosts.process.records import Record, Records
+
+POLL_S = 0.05
+FOLLOW_S = 0.1
+"""How often a log at rest is looked at: ten of them cost about 1 % of a core."""
+KILL_S = 10.0
+"""How long SIGKILL may take. Longer means a process stuck in a driver."""
+
+# What an engine needs of our own environment. Nothing else passes: no key, no token.
+PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")  # fmt: skip
+
+# Below those that Linux gives to outgoing connections (net.ipv4.ip_local_port_range): such a one may take a port that was free
+# when it was chosen, before the engine listens on it.
+_PORTS = range(20_000, 32_000)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ProcessHost:
+    """See the module's docstring, and `host.py` for the contract."""
+
+    kind: Literal["docker", "process", "memory"] = "process"
+
+    def __init__(self, data_dir: Path) -> None:
+        data_dir = data_dir.absolute()
+        self._engines = data_dir / "engines"
+        self._records = Records(data_dir / "instances")
+        self._logs = data_dir / "logs"
+        self._run = data_dir / "run"
+        self._home = data_dir / "home"
+        self._id = hashlib.sha256(str(data_dir).encode()).hexdigest()[:12]
+        self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._lock = threading.RLock()
+        """Held while a record is read, compared with its process and written back."""
+        self._spawning: set[str] = set()
+        self._given_ports: set[int] = set()
+
+    # --- the contract ---
+
+    async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
+        environment = self._engines / f"{engine.kind}-{engine.version}"
+        if not (environment / "bin/python").exists() or not (environment / ".complete").exists():
+            raise HostError(
+                f"{engine} is not installed on this machine: {environment} is not a complete environment.",
+                hint=f"Run `fitserve engine install {engine}`.",
+            )
+        report(f"{engine} is installed.")
+
+    async def start(self, spec: LaunchSpec) -> Instance:
+        async with self._only(spec.name):
+            record = await finish(self._find, spec.name)
+            if record is not None and not record.exited:
+                if record.fingerprint != spec.fingerprint:
+                    raise Conflict(
+                        f"{spec.name} already runs with other settings ({record.fingerprint}, not {spec.fingerprint}).",
+                        hint="Stop it first.",
+                    )
+                return record.instance
+            if record is not None:
+                await self._end(record, grace_s=0)
+            return (await finish(self._spawn, spec)).instance
+
+    async def list(self) -> list[Instance]:
+        records = await finish(self._find_all)
+        return [record.instance for record in records]
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        async with self._only(name):
+            record = await finish(self._find, name)
+            if record is not None:
+                await self._end(record, grace_s)
+
+    async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Ends at once for a name that never ran. After `stop`, gives what the log file holds."""
+        async with self._only(name):
+            record = await finish(self._find, name)
+        try:
+            reader = LogReader(self._log(name))
+        except FileNotFoundError:
+            return
+        with reader:
+            while True:
+                ended = record is None or record.leader is None
+                if reader.behind():
+                    for line in await asyncio.to_thread(reader.read):
+                        yield line
+                elif ended:
+                    break
+                else:
+                    await asyncio.sleep(FOLLOW_S)
+            if reader.partial:
+                yield reader.partial
+
+    async def allocate_port(self) -> int:
+        # An engine may listen minutes after its start: ports that were given away are not free, though they look so.
+        taken = self._given_ports | {record.port for record in await finish(self._find_all)}
+        first = int(self._id, 16) % len(_PORTS)
+        ports: list[int] = [*_PORTS[first:], *_PORTS[:first]]
+        for port in ports:
+            if port not in taken and _free(port):
+                self._given_ports.add(port)
+                return port
+        raise HostError("No port is free for another engine.", hint=f"Stop what listens on {_PORTS[0]} to {_PORTS[-1]}.")
+
+    async def close(self) -> None:
+        """Nothing to let go of: engines are bound to us by nothing."""
+
+    # --- records ---
+
+    def _find(self, name: str) -> Record | None:
+        """The instance as it is now. Raises ForeignInstance."""
+        with refusing(), self._lock:
+            record = self._records.read(name)
+            if record is None:
+                return None
+            return self._settle(record) if record.pid is None else self._observe(record)
+
+    def _find_all(self) -> Sequence[Record]:
+        found = []
+        with refusing(), self._lock:
+            for name in self._records.names():
+                with suppress(ForeignInstance):
+                    record = self._find(name)
+                    if record is not None and record.pid is not None:
+                        found.append(record)
+                        trim(self._log(name))
+        return found
+
+    def _settle(self, record: Record) -> Record | None:
+        """A record without pid: being spawned right now, or by a gateway that died in the middle."""
+        if record.name in self._spawning:
+            return record
+        while record.boot_id == procfs.boot_id() and (writers := procfs.writers(self._log(record.name))):
+            # One that is still in the session of its gateway is between fork and exec, and will not be there for long.
+            if engines := [process for process in writers if process.session != record.born_in]:
+                leader = procfs.read(engines[0].session)
+                ticks = leader.start_ticks if leader is not None else 0
+                return self._observe(self._records.write(record.evolve(pid=engines[0].session, start_ticks=ticks)))
+            time.sleep(POLL_S)
+        self._forget(record)
+        return None
+
+    def _observe(self, record: Record) -> Record:
+        """Compare the record with its process, and note an exit: its code can be read once only."""
+        if record.exited or record.leader is not None:
+            return record
+        code = None
+        process = record.holder
+        if process is not None:
+            ended, code = procfs.reap(process.pid)
+            if not ended:
+                return record
+        return self._records.write(record.evolve(exited=True, exit_code=code))
+
+    def _forget(self, record: Record) -> None:
+        with refusing(), self._lock:
+            if (process := record.holder) is not None:
+                procfs.reap(process.pid)
+            shutil.rmtree(self._run / record.name, ignore_errors=True)
+            self._records.remove(record.name)
+
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    # --- processes ---
+
+    def _environment(self, spec: LaunchSpec) -> dict[str, str]:
+        variables = {name: os.environ[name] for name in PASSED if name in os.environ}
+        # Helpers of the engine (ninja, for one) live beside its python.
+        variables["PATH"] = f"{Path(spec.argv[0]).parent}:{variables.get('PATH', os.defpath)}"
+        variables["HOME"] = str(self._home)
+        variables["PYTHONUNBUFFERED"] = "1"
+        variables |= spec.env
+        if spec.gpus:
+            variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus)}
+        return variables
+
+    def _spawn(self, spec: LaunchSpec) -> Record:
+        record = Record(
+            name=spec.name,
+            model=spec.model,
+            attempt=spec.attempt,
+            fingerprint=spec.fingerprint,
+            port=spec.port,
+            boot_id=procfs.boot_id(),
+            born_in=os.getsid(0),
+        )
+        self._spawning.add(spec.name)
+        try:
+            with refusing():
+                return self._spawn_recorded(spec, record)
+        finally:
+            self._spawning.discard(spec.name)
+
+    def _spawn_recorded(self, spec: LaunchSpec, record: Record) -> Record:
+        for folder in (self._logs, self._home, self._run / spec.name):
+            folder.mkdir(parents=True, exist_ok=True)
+        log = self._log(spec.name)
+        log.unlink(missing_ok=True)
+        self._records.write(record)
+        child: subprocess.Popen[bytes] | None = None
+        try:
+            # Appending is what lets several writers, and `trim`, share the file.
+            with log.open("ab") as output:
+                child = subprocess.Popen(
+                    spec.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=self._run / spec.name,
+                    env=self._environment(spec),
+                    start_new_session=True,
+                )
+            process = procfs.read(child.pid)
+            if process is None:
+                raise ProcessLookupError(errno.ESRCH, "somebody else waited for it")
+            record = self._records.write(record.evolve(pid=process.pid, start_ticks=process.start_ticks))
+        except OSError as error:
+            if child is not None:
+                child.kill()
+                child.wait()
+            self._forget(record)
+            raise HostError(
+                f"{spec.argv[0]} could not be started: {error.strerror}.",
+                hint=f"Run `fitserve engine install {spec.engine}`, and see that {self._run.parent} can be written.",
+            ) from error
+        # Popen would warn that its child outlives it. That is meant: `_observe` waits for the pid.
+        child.returncode = 0
+        return record
+
+    async def _end(self, record: Record, grace_s: float) -> None:
+        """SIGTERM to the main process, which knows how to end its workers; to those when it is gone; then SIGKILL to all."""
+        told: set[int] = set()
+        begun = time.monotonic()
+        while family := await finish(record.family):
+            waited_s = time.monotonic() - begun
+            if waited_s > grace_s + KILL_S:
+                stuck = ", ".join(str(process.pid) for process in family)
+                raise HostError(
+                    f"{record.name} does not end: process {stuck} survived SIGKILL for {KILL_S:g} s.",
+                    hint="It is probably stuck in the GPU driver; look at the kernel log, a reboot may be needed.",
+                )
+            if waited_s >= grace_s:
+                for process in family:
+                    procfs.send(process, signal.SIGKILL)
+            else:
+                leader = [process for process in family if process.pid == record.pid]
+                for process in leader or family:
+                    if process.pid not in told:
+                        procfs.send(process, signal.SIGTERM)
+                        told.add(process.pid)
+            await asyncio.sleep(min(POLL_S, max(0.005, grace_s - waited_s)))
+        await finish(self._forget, record)
+
+    def _only(self, name: str) -> asyncio.Lock:
+        """The lock that makes calls for one name wait for each other."""
+        return self._names.setdefault(name, asyncio.Lock())
+
+
+async def finish(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run in a thread; a caller that is cancelled waits for its end, so that nothing goes on behind our locks."""
+    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        # Retrieved, or asyncio would call it lost.
+        task.exception()
+        raise
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """An operating system error, as the host's."""
+    try:
+        yield
+    except OSError as error:
+        raise HostError(
+            f"The process host cannot work: {error}.", hint="Free disk space or correct the folder's rights."
+        ) from error
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,105 @@
+"""The process host's memory: one JSON file per instance, whole or absent whenever we are killed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import ConfigDict, ValidationError
+
+from gateway.domain import Instance, Value
+from gateway.errors import ForeignInstance, HostError
+from gateway.hosts.process import procfs
+from gateway.store import atomic_file as durable
+
+
+class Record(Value):
+    """What we remember of an instance. `pid` is None between the decision to start it and its start. `born_in`: the session of
+    the gateway that starts it, which the engine leaves before it is an engine.
+
+    Unknown fields are let through: engines that a later version of the gateway started are still ours.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: str
+    model: str
+    attempt: int
+    fingerprint: str
+    port: int
+    boot_id: str
+    pid: int | None = None
+    start_ticks: int | None = None
+    born_in: int = 0
+    exited: bool = False
+    exit_code: int | None = None
+
+    @property
+    def holder(self) -> procfs.Process | None:
+        """The engine's main process, be it a zombie."""
+        if self.pid is None or self.boot_id != procfs.boot_id():
+            return None
+        process = procfs.read(self.pid)
+        return process if process is not None and process.start_ticks == self.start_ticks else None
+
+    @property
+    def leader(self) -> procfs.Process | None:
+        """The engine's main process while it runs."""
+        process = self.holder
+        return process if process is not None and process.alive else None
+
+    def family(self) -> list[procfs.Process]:
+        """The living processes of the engine's session, in whatever process group."""
+        if self.pid is None or self.boot_id != procfs.boot_id():
+            return []
+        # A pid is given away only after the last member of the session of that number is gone.
+        if self.holder is None and procfs.read(self.pid) is not None:
+            return []
+        return procfs.session(self.pid)
+
+    @property
+    def instance(self) -> Instance:
+        return Instance(
+            name=self.name,
+            model=self.model,
+            attempt=self.attempt,
+            fingerprint=self.fingerprint,
+            state="exited" if self.exited else "running",
+            url=None if self.exited else f"http://127.0.0.1:{self.port}",
+            exit_code=self.exit_code,
+        )
+
+
+class Records:
+    """The folder of records. Every method may raise OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, name: str) -> Path:
+        """Raises HostError when `name` cannot be a file name."""
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+            raise HostError(f"{name!r} cannot be the name of an instance.", hint="Use letters, digits, '_', '.' and '-'.")
+        return self._folder / f"{name}.json"
+
+    def names(self) -> list[str]:
+        return sorted(path.stem for path in self._folder.glob("[A-Za-z0-9_]*.json"))
+
+    def read(self, name: str) -> Record | None:
+        """Raises ForeignInstance when what is there is not a record."""
+        path = self.path(name)
+        try:
+            return Record.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError:
+            raise ForeignInstance(
+                f"{path} holds the name {name}, but is not a record of ours.", hint="Look at it; remove it if nothing needs it."
+            ) from None
+
+    def write(self, record: Record) -> Record:
+        durable.write(self.path(record.name), record.model_dump_json(indent=1).encode())
+        return record
+
+    def remove(self, name: str) -> None:
+        self.path(name).unlink(missing_ok=True)

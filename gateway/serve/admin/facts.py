@@ -1,0 +1,72 @@
+"""The admin API of what was learned: list, give, drop. Facts that ship with the profiles are shown and cannot be dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import ConfigDict, Field
+
+from gateway.controller.launcher import Runner
+from gateway.controller.loop import Loop
+from gateway.core.facts.scope import gone
+from gateway.domain import Fact, Value
+from gateway.store.store import Store
+
+router = APIRouter(prefix="/admin/facts", tags=["facts"])
+_MOST = 10_000
+
+
+class FactView(Value):
+    """`id` is None for one that ships with the profiles."""
+
+    id: int | None
+    stale: str | None = Field(None, description="why it is not applied any more")
+    fact: Fact
+
+
+class FactList(Value):
+    data: tuple[FactView, ...]
+
+
+class FactsGiven(Value):
+    """As `fitserve facts export` writes them."""
+
+    model_config = ConfigDict(defer_build=False)
+
+    facts: tuple[Fact, ...] = Field(max_length=_MOST)
+
+
+@router.get("")
+async def list_facts(request: Request) -> FactList:
+    """All facts, those of the profiles first."""
+    runner: Runner = request.app.state.runner
+    store: Store = request.app.state.store
+    hardware, learned = await asyncio.gather(runner.hardware(), asyncio.to_thread(store.numbered_facts))
+    images = runner.profiles.images
+    shipped = [(None, fact) for fact in runner.profiles.facts]
+    rows = [*shipped, *learned]
+    return FactList(data=tuple(FactView(id=id_, stale=gone(fact, hardware.driver, images), fact=fact) for id_, fact in rows))
+
+
+@router.post("", status_code=201)
+async def give_facts(request: Request, body: FactsGiven) -> dict[str, int]:
+    """Add facts that another gateway learned. Those that are here already are not added twice."""
+    store: Store = request.app.state.store
+    store.changeable()
+    added = await asyncio.to_thread(store.add_facts, body.facts)
+    loop: Loop = request.app.state.loop
+    loop.wake()
+    return {"added": added}
+
+
+@router.delete("/{number}")
+async def drop_fact(request: Request, number: int) -> dict[str, Any]:
+    """Forget one: what it ruled out may be planned again."""
+    store: Store = request.app.state.store
+    store.changeable()
+    await asyncio.to_thread(store.remove_fact, number)
+    loop: Loop = request.app.state.loop
+    loop.wake()
+    return {"id": number, "state": "removed"}

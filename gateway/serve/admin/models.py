@@ -1,0 +1,234 @@
+"""The admin API: models, plans, hardware. FastAPI routes over the loop; nothing here decides."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import AnyHttpUrl, ConfigDict, Field, TypeAdapter, ValidationError
+
+from gateway.controller.engine_logs import log_path, read_log
+from gateway.controller.launcher import Runner, instance_name
+from gateway.controller.loop import Loop
+from gateway.controller.replicas import Model, Slot, status
+from gateway.core.planner.explain import changes
+from gateway.domain import Attempt, Decision, Failure, Hardware, Plan, Value, Wish
+from gateway.errors import BadRequest, NotFound
+
+router = APIRouter(prefix="/admin", tags=["admin"])
+_Url: TypeAdapter[AnyHttpUrl] = TypeAdapter(AnyHttpUrl)
+
+
+class ModelRequest(Wish):
+    """A model to serve. `endpoint` is short for one entry in `endpoints`."""
+
+    # Built now: FastAPI looks at the model of a body before anything is validated with it.
+    model_config = ConfigDict(defer_build=False)
+
+    endpoint: str | None = Field(None, max_length=2048)
+
+    def wish(self) -> Wish:
+        """Checked against itself. Raises BadRequest."""
+        fields = self.model_dump(exclude={"endpoint"})
+        endpoints = tuple(self.endpoints) + ((self.endpoint,) if self.endpoint else ())
+        if bool(self.source) == bool(endpoints):
+            raise BadRequest(
+                "A model needs either a `source` (a folder or a Hugging Face repository to run) or an `endpoint` (an engine that runs elsewhere).",
+                hint="Give exactly one of them.",
+                param="source",
+            )
+        for endpoint in endpoints:
+            try:
+                url = _Url.validate_python(endpoint)
+            except ValidationError:
+                raise BadRequest(
+                    f"{endpoint[:200]!r} is not a URL.", hint="Give one like http://127.0.0.1:9200/v1.", param="endpoint"
+                ) from None
+            if url.username or url.password or url.query or url.fragment:
+                raise BadRequest(
+                    "An endpoint is a plain base URL, without user, password or query.",
+                    hint="Give one like http://127.0.0.1:9200/v1.",
+                    param="endpoint",
+                )
+        if self.min_context and self.max_context and self.min_context > self.max_context:
+            raise BadRequest("min_context is larger than max_context.", hint="Swap or drop one.", param="min_context")
+        return Wish.model_validate(fields | {"endpoints": endpoints})
+
+
+class AttemptView(Value):
+    """One start, as it is shown: the plan, how it ended, and the line that proves it."""
+
+    id: int
+    replica: int
+    state: str
+    grade: str
+    engine: str
+    fingerprint: str
+    max_model_len: int
+    otherwise: str = Field(description="what its plan does otherwise than the engine by itself")
+    instance: str
+    started_at: float
+    ready_at: float | None
+    ended_at: float | None
+    failure: Failure | None
+
+
+class ReplicaView(Value):
+    replica: int
+    state: str
+    detail: str
+    attempt: int | None
+    busy_with: str | None
+
+
+class ModelView(Value):
+    """A model as it is now."""
+
+    name: str
+    state: str
+    detail: str
+    created_at: float
+    wish: Wish
+    replicas: tuple[ReplicaView, ...]
+    plan: Plan | None = None
+    attempts: tuple[AttemptView, ...] = ()
+    decision: Decision | None = Field(None, description="the planner's last answer, with what it rejected and why")
+
+
+class ModelList(Value):
+    data: tuple[ModelView, ...]
+
+
+class PlanRequest(ModelRequest):
+    """As for adding a model; `hardware` names a snapshot to plan for instead of this machine."""
+
+    name: str = "plan"
+    hardware: str | None = Field(None, pattern=r"^[\w.-]{1,64}$")
+
+
+@router.post("/models", status_code=202)
+async def add_model(request: Request, body: ModelRequest, dry_run: bool = False) -> Any:
+    """Add a model: 202, and the gateway starts working on it. With `dry_run` the plan is returned, and nothing happens."""
+    loop: Loop = request.app.state.loop
+    wish = body.wish()
+    if dry_run:
+        return JSONResponse((await loop.plan(wish)).model_dump(mode="json", by_alias=True))
+    if wish.source is not None:
+        # Everything that is wrong with the model, a flag or the machine is said now, not in a state message later.
+        await loop.plan(wish)
+    return await _view(request, await loop.add(wish), full=True)
+
+
+@router.get("/models")
+async def list_models(request: Request) -> ModelList:
+    loop: Loop = request.app.state.loop
+    return ModelList(data=tuple([await _view(request, model, full=False) for model in loop.models.values()]))
+
+
+@router.get("/models/{name:path}/logs")
+async def logs(
+    request: Request,
+    name: str,
+    attempt: int | None = None,
+    follow: bool = False,
+    tail: Annotated[int | None, Query(ge=1, le=100_000)] = None,
+) -> StreamingResponse:
+    """The engine's log as text: of the running or else the last attempt, or of the one given."""
+    loop: Loop = request.app.state.loop
+    runner: Runner = request.app.state.runner
+    model = loop.model(name)
+    attempts = await asyncio.to_thread(request.app.state.store.attempts, model.wish.name)
+    wanted = [one for one in attempts if attempt is None or one.id == attempt]
+    if not wanted:
+        which = f"no attempt {attempt}" if attempt is not None else "not been started yet"
+        raise NotFound(f"{name} has {which}, so there is no log.", hint=f"`fitserve show {name}` lists the attempts.")
+    chosen = wanted[-1]
+
+    def running() -> bool:
+        removed = loop.models.get(name) is not model
+        return not removed and any(slot.attempt is not None and slot.attempt.id == chosen.id for slot in model.slots)
+
+    lines = read_log(log_path(runner.settings.data, instance_name(chosen)), tail=tail, follow=running if follow else None)
+    return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
+
+
+@router.get("/models/{name:path}")
+async def show_model(request: Request, name: str) -> ModelView:
+    return await _view(request, request.app.state.loop.model(name), full=True)
+
+
+@router.delete("/models/{name:path}", status_code=202)
+async def remove_model(request: Request, name: str) -> dict[str, str]:
+    """Stop its engines and forget it."""
+    await request.app.state.loop.remove(name)
+    return {"name": name, "state": "stopping"}
+
+
+@router.post("/models/{name:path}/retry", status_code=202)
+async def retry_model(request: Request, name: str) -> Any:
+    """Lift quarantine and back-off: what failed until now no longer counts, and the next start is made at once."""
+    return await _view(request, await request.app.state.loop.retry(name), full=True)
+
+
+@router.post("/plan")
+async def make_plan(request: Request, body: PlanRequest) -> Decision:
+    """What would be done for this model, on this machine or on a snapshot. Nothing is started."""
+    loop: Loop = request.app.state.loop
+    wish = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
+    return await loop.plan(wish, body.hardware)
+
+
+@router.get("/hardware")
+async def hardware(request: Request) -> Hardware:
+    """What the probe reads now."""
+    runner: Runner = request.app.state.runner
+    return await runner.hardware()
+
+
+async def _view(request: Request, model: Model, *, full: bool) -> ModelView:
+    state, detail = status(model)
+    live = next((slot.attempt for slot in model.slots if slot.attempt is not None), None)
+    attempts: list[Attempt] = []
+    if full and model.slots:
+        attempts = await asyncio.to_thread(request.app.state.store.attempts, model.wish.name)
+    return ModelView(
+        name=model.wish.name,
+        state=state,
+        detail=detail,
+        created_at=model.created_at,
+        wish=model.wish,
+        replicas=tuple(_replica(slot) for slot in model.slots),
+        plan=live.plan.evolve(grade=live.grade) if live and full else None,
+        attempts=tuple(_attempt(attempt) for attempt in attempts),
+        decision=model.decision if full else None,
+    )
+
+
+def _replica(slot: Slot) -> ReplicaView:
+    return ReplicaView(
+        replica=slot.index,
+        state=slot.shown.state,
+        detail=slot.shown.reason,
+        attempt=slot.attempt.id if slot.attempt else None,
+        busy_with=slot.phase if slot.shown.state in ("starting", "verifying") else None,
+    )
+
+
+def _attempt(attempt: Attempt) -> AttemptView:
+    return AttemptView(
+        id=attempt.id,
+        replica=attempt.replica,
+        state=attempt.state,
+        grade=attempt.grade,
+        engine=str(attempt.plan.engine),
+        fingerprint=attempt.fingerprint,
+        max_model_len=attempt.plan.max_model_len.value,
+        otherwise=changes(attempt.plan),
+        instance=instance_name(attempt),
+        started_at=attempt.started_at,
+        ready_at=attempt.ready_at,
+        ended_at=attempt.ended_at,
+        failure=attempt.failure,
+    )

@@ -1,0 +1,64 @@
+"""Which scope a request to the application needs: one row for each of its routes. Inference never comes there, see `front`.
+
+read    tells of the gateway and changes nothing
+admin   changes something, makes the gateway read what the caller names, or shows what engines may have printed of prompts
+open    needs no key
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from starlette import types
+from starlette.routing import BaseRoute, Match, Route
+
+from gateway.domain.key import Scope
+
+SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
+    ("GET", "/healthz"): "open",
+    ("GET", "/readyz"): "open",
+    ("GET", "/metrics"): "read",
+    ("GET", "/admin/docs"): "read",
+    ("GET", "/admin/openapi.json"): "read",
+    ("GET", "/admin/hardware"): "read",
+    ("GET", "/admin/facts"): "read",
+    ("POST", "/admin/facts"): "admin",
+    ("DELETE", "/admin/facts/{number}"): "admin",
+    ("GET", "/admin/keys"): "admin",
+    ("POST", "/admin/keys"): "admin",
+    ("DELETE", "/admin/keys/{name}"): "admin",
+    ("GET", "/admin/models"): "read",
+    ("POST", "/admin/models"): "admin",
+    ("GET", "/admin/models/{name:path}"): "read",
+    ("GET", "/admin/models/{name:path}/logs"): "admin",
+    ("POST", "/admin/models/{name:path}/retry"): "admin",
+    ("DELETE", "/admin/models/{name:path}"): "admin",
+    ("POST", "/admin/plan"): "admin",
+}
+
+
+class Scopes:
+    """Finds the row with the routes' own matching, on the value that routing uses, so that no spelling of a path tells them apart."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self.routes = [route for route in routes if isinstance(route, Route)]
+
+    def needed(self, scope: types.Scope) -> Scope | Literal["open"]:
+        """What is in no row needs `admin`; what is no route at all is answered with a 404 to every key that may read."""
+        match, path = self.find(scope)
+        if match is Match.FULL:
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            return SCOPES.get((method, path), "admin")
+        return "admin" if match is Match.PARTIAL else "read"
+
+    def find(self, scope: types.Scope) -> tuple[Match, str]:
+        """How well the best route matches, and its path as it was declared. Partial: it takes other methods."""
+        best, path = Match.NONE, ""
+        for route in self.routes:
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                return match, route.path
+            if match is Match.PARTIAL:
+                best, path = match, route.path
+        return best, path

@@ -1,0 +1,114 @@
+"""What is read when metrics are asked for: the state of models, engines, GPUs and of this process. And the page /metrics itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse
+
+from gateway import __version__
+from gateway.controller.loop import Loop
+from gateway.controller.replicas import Model, status
+from gateway.domain import Attempt
+from gateway.serve.metrics.counters import Metrics, Sample, render
+from gateway.serve.proxy.plane import Plane
+from gateway.store.store import Store
+
+router = APIRouter()
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> PlainTextResponse:
+    """For Prometheus, in its text format."""
+    state = request.app.state
+    store: Store = state.store
+    facts = await asyncio.to_thread(store.fact_counts)
+    loop: Loop = state.loop
+    counted: Metrics = state.metrics
+    starts: Starts = state.starts
+    plane: Plane = state.plane
+    samples = [*counted.samples(), *starts.samples(loop.models), *_models(loop, plane), *_process()]
+    samples += [("fitserve_facts", (kind,), count) for kind, count in facts.items()]
+    if state.workers is not None:
+        samples = _summed([*samples, *state.workers.samples()])
+    # Of many models this takes tens of milliseconds, for which no stream should stand still.
+    return PlainTextResponse(await asyncio.to_thread(render, samples), media_type=_CONTENT_TYPE)
+
+
+def _summed(samples: list[Sample]) -> list[Sample]:
+    """Of several processes."""
+    sums: dict[tuple[str, tuple[str, ...]], float] = {}
+    for name, labels, value in samples:
+        sums[name, labels] = sums.get((name, labels), 0) + value
+    return [(name, labels, value) for (name, labels), value in sums.items()]
+
+
+class Starts:
+    """Counts each remembered start once, also when it is forgotten later."""
+
+    def __init__(self) -> None:
+        self._started: set[int] = set()
+        self._failed: set[int] = set()
+        self._attempts: Counter[str] = Counter()
+        self._failures: Counter[tuple[str, str]] = Counter()
+
+    def samples(self, models: dict[str, Model]) -> Iterator[Sample]:
+        known: dict[int, Attempt] = {
+            attempt.id: attempt for model in models.values() for slot in model.slots for attempt in slot.attempts
+        }
+        for attempt in known.values():
+            if attempt.id not in self._started:
+                self._attempts[attempt.model] += 1
+            if attempt.failure is not None and attempt.id not in self._failed:
+                self._failed.add(attempt.id)
+                self._failures[attempt.model, attempt.failure.kind] += 1
+        # Numbers are never used twice, so those that are forgotten need not be remembered here.
+        self._started = set(known)
+        self._failed &= self._started
+        for model, count in self._attempts.items():
+            yield "fitserve_attempts_total", (model,), count
+        for labels, count in self._failures.items():
+            yield "fitserve_failures_total", labels, count
+
+
+def _models(loop: Loop, plane: Plane) -> Iterator[Sample]:
+    models = loop.models
+    for state, count in Counter(status(model)[0] for model in models.values()).items():
+        yield "fitserve_models", (state,), count
+    planned: Counter[str] = Counter()
+    for name, model in models.items():
+        states: Counter[str] = Counter(slot.shown.state for slot in model.slots)
+        states.update("ready" if endpoint.served_name is not None else "unreachable" for endpoint in model.endpoints)
+        for state, count in states.items():
+            yield "fitserve_replicas", (name, state), count
+        yield "fitserve_requests_queued", (name,), plane.routes.waiting(name)
+        for slot in model.slots:
+            if slot.attempt is not None:
+                planned.update(dict.fromkeys(slot.attempt.plan.gpus, slot.attempt.plan.memory.budget_bytes))
+    for gpu, size in planned.items():
+        yield "fitserve_gpu_planned_bytes", (gpu,), size
+    yield "fitserve_loop_age_seconds", (), round(time.monotonic() - loop.last_pass, 3)
+    yield "fitserve_connections", (), len(plane.fronts)
+
+
+def _process() -> Iterator[Sample]:
+    yield "fitserve_build_info", (__version__, platform.python_version()), 1
+    # After the name, which may hold anything: fields 3 and on of proc(5).
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    yield "process_start_time_seconds", (), round(booted + int(fields[19]) / _TICKS, 2)
+    yield "process_cpu_seconds_total", (), round(time.process_time(), 6)
+    yield "process_resident_memory_bytes", (), int(fields[21]) * _PAGE
+    yield "process_open_fds", (), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are all that is wanted
+    yield "process_max_fds", (), resource.getrlimit(resource.RLIMIT_NOFILE)[0]

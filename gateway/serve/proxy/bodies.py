@@ -1,0 +1,84 @@
+"""What routing reads of a request's body, by kind: an object in JSON, a form, or nothing; and the body with the model renamed."""
+
+from __future__ import annotations
+
+from gateway.access.auth import Key
+from gateway.api.endpoints import Endpoint
+from gateway.api.protocol import no_model, read_asked, read_fields, read_named, with_model
+from gateway.errors import BadRequest
+from gateway.routing import balance
+from gateway.routing.routes import Call, ModelRoute, Routes
+from gateway.serve.proxy import form
+
+Body = bytes | bytearray
+
+# Reading a body twice costs less than what the first, short look spares the most of them.
+_SHORT_BYTES = 64 * 1024
+
+
+def read_call(
+    endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes, key: Key
+) -> tuple[Call, ModelRoute, bytes]:
+    """The call, the route of its model, and the header with which its body goes to the engine. Raises BadRequest, NotFound."""
+    table = routes.table
+    if endpoint.body == "json":
+        # It was read as JSON, so it is sent as JSON, whatever the client called it.
+        content = b"content-type: application/json\r\n"
+        named = read_named(body) if len(body) < _SHORT_BYTES else None
+        if named is not None:
+            route = table.find(named.model, key)
+            if len(route.replicas) < 2:
+                call = Call(endpoint.name, named.model, body, named.stream is True)
+                if endpoint.name == "responses":
+                    call.maker = _maker(named.request_id is not None, named.previous_response_id, routes, key)
+                return call, route, content
+        asked = read_asked(body)
+        call = Call(endpoint.name, asked.name(), body, asked.streams())
+        route = table.find(call.model, key)
+        if endpoint.name == "responses":
+            call.maker = _maker(asked.names_itself(), asked.previous(), routes, key)
+        if len(route.replicas) > 1:
+            call.tokens, call.prefix = balance.weigh(asked, len(body)), balance.prefix(asked)
+        return call, route, content
+    if endpoint.body == "form":
+        boundary = form.boundary_of(content_type)
+        field = form.find_model(body, boundary)
+        if field is None:
+            raise no_model()
+        call, content = Call(endpoint.name, field.value), b'content-type: multipart/form-data; boundary="%b"\r\n' % boundary
+    else:
+        maker = routes.responses.maker_of(endpoint.id, key)
+        call, content = Call(endpoint.name, routes.model_of(endpoint.id, maker), maker=maker), b""
+    return call, table.find(call.model, key), content
+
+
+def _maker(names_itself: bool, previous: str | None, routes: Routes, key: Key) -> int | None:
+    """The seed of the replica that made the response from which another one goes on. Raises NotFound, BadRequest."""
+    if names_itself:
+        # The engines take it as the response's id, and would write over another one of that id.
+        raise BadRequest(
+            "`request_id` would be the id of the response, which only the engine may choose.",
+            hint="Leave it out; the header x-request-id may be chosen.",
+            param="request_id",
+        )
+    return None if previous is None else routes.responses.maker_of(previous, key)
+
+
+def may_stream(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes, key: Key) -> bool:
+    """Whether the beginning of a body is enough: the model is named in it, and is called the same by its engine. Raises BadRequest.
+
+    Never for JSON: the last `model` counts, and SDKs put it behind the messages.
+    """
+    if endpoint.body != "form" or len(body) < form.PREFIX_BYTES:
+        return False
+    field = form.find_model(body, form.boundary_of(content_type))
+    route = routes.table.models.get(field.value) if field is not None else None
+    return route is not None and key.sees(route.name) and all(replica.served_name == route.name for replica in route.replicas)
+
+
+def renamed(endpoint: Endpoint, content_type: bytes | None, body: Body, name: str) -> Body:
+    """The body with the model called what the engine calls it. No other body is ever written anew."""
+    if endpoint.body == "json":
+        return with_model(read_fields(body), name)
+    field = form.find_model(body, form.boundary_of(content_type)) if endpoint.body == "form" else None
+    return body if field is None else b"".join((body[: field.start], name.encode(), body[field.end :]))

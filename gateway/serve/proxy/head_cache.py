@@ -1,0 +1,89 @@
+"""Heads that come again: who keeps a connection says the same head each time, but for the length of the body.
+
+A head that was read is remembered, and one that differs from it in nothing but the digits of `content-length` is not read again: the
+same bytes in the same place mean the same, whatever they mean. That holds for a request that comes in one piece to a connection that
+waits for one, and for an answer that comes in one piece; any other is read in full. A request's head, in which there is a key, is
+compared in constant time, and is kept no longer than its connection.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from typing import TYPE_CHECKING
+
+from gateway.serve.proxy.heads import Headers, passed
+
+if TYPE_CHECKING:
+    from gateway.serve.proxy.exchange import Exchange
+
+_MOST_BYTES = 4096
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n", re.IGNORECASE).search
+# What is another one in each request, or says that more than head and body are to come.
+_CHANGING = frozenset({b"x-request-id", b"traceparent", b"tracestate", b"expect", b"transfer-encoding"})
+
+# Where the digits of a content-length begin and end, and where the head does.
+Places = tuple[int, int, int]
+
+
+class Repeat:
+    """The head of a request, and what was found out about it. `keys`: those in force then; with others it is to be read anew."""
+
+    __slots__ = ("_head", "_places", "endpoint", "found", "key", "keys", "lines")
+
+    def __init__(self, exchange: Exchange, keys: object, data: bytes, places: Places) -> None:
+        self.endpoint = exchange.endpoint
+        self.found = {b"content-type": exchange.found[b"content-type"]} if b"content-type" in exchange.found else {}
+        self.key = exchange.key
+        self.lines = exchange.lines
+        self.keys = keys
+        at, after, end = self._places = places
+        self._head = data[:at] + data[after:end]
+
+    def body(self, data: bytes) -> bytes | None:
+        """Of a request that is whole and has this head again; None: it is to be read."""
+        at, after, end = self._places
+        same = data[at:after] == b"%d" % (len(data) - end) and hmac.compare_digest(data[:at] + data[after:end], self._head)
+        return data[end:] if same else None
+
+
+class Echo:
+    """The head of an engine's answer. `lines`: those of its headers that are passed on."""
+
+    __slots__ = ("_after", "_before", "_places", "lines", "status")
+
+    def __init__(self, status: int, lines: bytes, data: bytes, places: Places) -> None:
+        self.status = status
+        self.lines = lines
+        at, after, end = self._places = places
+        self._before, self._after = data[:at], data[after:end]
+
+    def body(self, data: bytes) -> bytes | None:
+        """Of an answer that is whole and has this head again; None: it is to be read."""
+        at, after, end = self._places
+        same = data[at:after] == b"%d" % (len(data) - end) and data[after:end] == self._after and data.startswith(self._before)
+        return data[end:] if same else None
+
+
+def remember(data: bytes, exchange: Exchange, keys: object) -> Repeat | None:
+    """The head of `exchange`, which is all that `data` holds beside its body; None where it cannot come again, or is not as simple."""
+    places = _find(data, exchange.found.get(b"content-length"))
+    if places is None or not exchange.keep or not exchange.chunks or not _CHANGING.isdisjoint(exchange.found):
+        return None
+    return Repeat(exchange, keys, data, places)
+
+
+def remember_answer(data: bytes, status: int, headers: Headers, length: bytes | None) -> Echo | None:
+    """As `remember`, of an answer that leaves its connection good for another one."""
+    places = _find(data, length)
+    lines, events = passed(headers)
+    # An event stream is framed anew, whatever its length.
+    return Echo(status, lines, data, places) if places is not None and not events else None
+
+
+def _find(data: bytes, length: bytes | None) -> Places | None:
+    end = data.find(b"\r\n\r\n") + 4
+    match = _LENGTH(data, 0, min(end, _MOST_BYTES))
+    if match is None or match[1] != length or int(match[1]) != len(data) - end:
+        return None
+    return *match.span(1), end

@@ -1,0 +1,78 @@
+"""What the data plane tells about each request. The base class does nothing; metrics override what they count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+if TYPE_CHECKING:
+    from gateway.errors import FitserveError
+    from gateway.serve.proxy.answer import Answer
+
+# Enough for the usage block at the end of an answer, or in one of the last events of a stream.
+TAIL_BYTES = 4096
+TAIL_PIECES = 4
+
+_PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})').search
+_CACHED = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,12})').findall
+_COMPLETION = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})').search
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
+
+
+class _Usage(msgspec.Struct):
+    """The block of OpenAI's shape, where there are no blocks within it."""
+
+    prompt_tokens: _Count
+    completion_tokens: _Count
+
+
+_USAGE = msgspec.json.Decoder(_Usage)
+
+
+class Meter:
+    """Called from the event loop. Each `begun` has its `ended`, each request one `finished`, `refused` or both. Must not raise.
+
+    What is told of has: endpoint, key, model, replica, events, started and first_byte_at (seconds of the loop's clock), status,
+    received and sent (bytes of the bodies), usage, outcome.
+    """
+
+    def begun(self, exchange: Answer) -> None:
+        """A replica is chosen, `exchange.replica`. Once more after the first one took no connection."""
+
+    def first_byte(self, exchange: Answer) -> None:
+        """The first byte of the answer's body came from the engine."""
+
+    def refused(self, exchange: Answer, error: FitserveError) -> None:
+        """The gateway answers itself, with this error."""
+
+    def turned_away(self, error: FitserveError, id_: str, address: str) -> None:
+        """The same, to what has not become a request."""
+
+    def ended(self, exchange: Answer) -> None:
+        """The replica has done with it, or took no connection (its outcome is unreachable then)."""
+
+    def finished(self, exchange: Answer) -> None:
+        """Over, as `exchange.outcome` says: answered, left (the client), broken (the engine), refused (the gateway)."""
+
+
+def usage(tail: Iterable[bytes]) -> tuple[int | None, int | None]:
+    """Prompt and completion tokens as the last usage block in the tail of an answer tells them; None where it does not."""
+    data = b"".join(tail)
+    at = data.rfind(b'"usage"')
+    if at < 0:
+        return None, None
+    try:
+        told = _USAGE.decode(data[data.find(b"{", at) : data.find(b"}", at) + 1])
+    except msgspec.DecodeError:
+        pass
+    else:
+        return told.prompt_tokens, told.completion_tokens
+    prompt, completion = _PROMPT(data, at), _COMPLETION(data, at)
+    # In Anthropic's shape what came from a cache stands beside `input_tokens`; in OpenAI's it is among the prompt's.
+    cached = sum(map(int, _CACHED(data, at))) if prompt and data.find(b'"cache_', at) >= 0 else 0
+    return int(prompt[1]) + cached if prompt else None, int(completion[1]) if completion else None

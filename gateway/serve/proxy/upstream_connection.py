@@ -1,0 +1,232 @@
+"""One connection to an engine, and the answer that is read from it. Which connections there are: `pool.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+import httptools
+
+from gateway.serve.proxy import head_cache as repeats
+from gateway.serve.proxy.meter import TAIL_BYTES, TAIL_PIECES
+
+if TYPE_CHECKING:
+    from gateway.serve.proxy.exchange import Exchange
+    from gateway.serve.proxy.upstream_pool import Pool
+
+HEAD_LIMIT_BYTES = 64 * 1024
+RECEIVE_BYTES = 128 * 1024
+TO_CLIENT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"retry-after"})
+# From here on two writes cost less than a copy.
+_JOIN_BYTES = 16 * 1024
+# A vanished peer, of which no packet tells, is noticed within two minutes.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+
+
+def watch_peer(connection: socket.socket) -> None:
+    """Has the kernel ask a silent peer whether it is still there. What a socket accepts that listens is watched as it is itself."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class Link(asyncio.Protocol):
+    """One connection to an engine, and the answer that is being read from it: body bytes go straight to the client.
+
+    `exchange` is the request it works for, None while it waits in the pool and after it was dropped. `heard`: the engine said
+    something since the last sweep. `over`: the answer is complete. `headers`: those that may be passed on; `length`: its
+    content-length. `sized`: the engine says where its answer ends. `framed`: the client gets it in chunks. `sent`: body bytes so far.
+    `out`: what one read gave for the client, written at once, for a write costs more than all that is done here.
+    """
+
+    __slots__ = (
+        *("_between", "_bulky", "_chunk_ended", "_echo", "_first", "_head_bytes", "_parser", "_reusable", "exchange", "framed"),
+        *("headers", "heard", "idle_since", "length", "out", "over", "pool", "sent", "sized", "tail", "transport"),
+    )
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.transport: asyncio.Transport
+        self.exchange: Exchange | None = None
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.length: bytes | None = None
+        self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self.out: list[bytes] = []
+        self.idle_since = 0.0
+        self._echo: repeats.Echo | None = None  # the head of the answer before
+        self._parser = httptools.HttpResponseParser(self)
+        # What a header may hold is checked where it is passed on; one odd header is no reason to refuse a whole answer.
+        self._parser.set_dangerous_leniencies(lenient_headers=True)
+        self._reusable = self._bulky = False
+        self._first = False  # nothing of the answer has come yet
+        self._chunk_ended = False  # what was last parsed is the end of a chunk
+        self._between = False  # the answer goes out in chunks as it comes in, and what comes next begins one
+
+    def ask(self, exchange: Exchange, head: bytes, body: bytes | bytearray) -> None:
+        """Writes a request; its answer goes to `exchange`."""
+        self.exchange = exchange
+        self.tail.clear()
+        self.sent = self._head_bytes = 0
+        self.over = self.sized = self.framed = self._between = self._chunk_ended = False
+        self._first = self.heard = True
+        if len(body) < _JOIN_BYTES:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
+
+    def flush(self) -> None:
+        """Writes `out` to the client, in one system call."""
+        out = self.out
+        if self.exchange is not None:
+            if len(out) == 1:
+                self.exchange.client.write(out[0])
+            else:
+                self.exchange.client.writelines(out) if self._bulky else self.exchange.client.write(b"".join(out))
+        out.clear()
+
+    def drop(self) -> None:
+        """Closes at once: what is not sent yet is not sent."""
+        self.exchange = None
+        self.transport.abort()
+
+    # --- the transport's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self.pool.links.add(self)
+        # What uvloop gives as the socket makes a real one for every call.
+        connection = socket.socket(fileno=transport.get_extra_info("socket").fileno())
+        try:
+            watch_peer(connection)
+            # For a client that reads slowly the kernel would else take megabytes from the engine (`guard.hold_little`).
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        finally:
+            connection.detach()
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            self.transport.abort()  # it talks unasked
+            return
+        self.heard = True
+        if self._between and self._is_chunk(data):
+            exchange.client.write(data)
+            return
+        self._bulky = len(data) >= _JOIN_BYTES
+        first = self._first
+        if first:
+            self._first = False
+            echo = self._echo
+            if echo is not None and exchange.keep and not exchange.promised and (body := echo.body(data)) is not None:
+                self.over = True
+                exchange.answered(self, echo.status, echo.lines, body)
+                return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self.over:
+                exchange.broke(self, f"it does not speak HTTP: {error!r}")
+                return
+            self._reusable = False
+        if self.exchange is None:
+            return
+        self._between = self._chunk_ended and self.framed and data.endswith(b"\r\n")
+        if self.over:
+            if first and self._reusable:
+                self._echo = repeats.remember_answer(data, exchange.status, self.headers, self.length)
+            exchange.end(self, reusable=self._reusable)
+        elif self.out:
+            self.flush()
+        elif not exchange.status:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_LIMIT_BYTES:
+                exchange.broke(self, "the head of its answer has no end")
+
+    def _is_chunk(self, data: bytes) -> bool:
+        """Whether that is one chunk, written as plainly as they are written here: it needs neither be parsed nor framed anew."""
+        at = data.find(b"\r\n", 1, 8)
+        size = len(data) - at - 4
+        if size <= 0 or not data.startswith(b"%x\r\n" % size) or not data.endswith(b"\r\n"):
+            return False
+        self.sent += size
+        self.tail.append(data[max(at + 2, len(data) - TAIL_BYTES) : -2])
+        return True
+
+    def eof_received(self) -> None:
+        if self.exchange is None:
+            self.pool.distrust()
+        self._closed(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.pool.links.discard(self)
+        if self.exchange is None and exc is not None:
+            self.pool.distrust()
+        self._closed(exc)
+
+    def _closed(self, error: Exception | None) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            return
+        if exchange.status and not self.sized and error is None:
+            exchange.end(self, reusable=False)
+        else:
+            exchange.broke(self, f"the connection closed: {error!r}" if error else "the connection closed")
+
+    def pause_writing(self) -> None:
+        if self.exchange is not None:
+            self.exchange.front.pause_upload()
+
+    def resume_writing(self) -> None:
+        if self.exchange is not None:
+            self.exchange.front.uploaded(self.exchange, 0)
+
+    # --- the parser's side ---
+
+    def on_message_begin(self) -> None:
+        self.headers = ()
+        self.length = None
+        self._reusable = False  # nothing may follow an answer
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in TO_CLIENT:
+            self.headers += ((name, value),)
+        elif name == b"content-length":
+            self.length = value
+            self.sized = True
+        elif name == b"transfer-encoding":
+            self.sized = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self.exchange is not None and not self.over and (status >= 200 or status == 101):
+            self.exchange.head(self, status)
+
+    def on_chunk_header(self) -> None:
+        self._chunk_ended = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_ended = True
+
+    def on_body(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None or self.over:
+            return
+        if not self.sent:
+            exchange.first_byte(data)
+        size = len(data)
+        self.sent += size
+        self.tail.append(data if size <= TAIL_BYTES else data[-TAIL_BYTES:])
+        if not self.framed:
+            self.out.append(data)
+        elif size < _JOIN_BYTES:
+            self.out.append(b"%x\r\n%b\r\n" % (size, data))
+        else:
+            self.out += (b"%x\r\n" % size, data, b"\r\n")
+
+    def on_message_complete(self) -> None:
+        if self.exchange is not None and self.exchange.status and not self.over:
+            self.over = True
+            self._reusable = self._parser.should_keep_alive()

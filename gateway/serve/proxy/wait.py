@@ -1,0 +1,115 @@
+"""One request's wait for a replica: how long it may be, and what its client hears meanwhile.
+
+A client that asked for a stream hears a comment every `Limits.waiting_comment_s`, so that neither it nor a proxy before it takes the
+silence for an end. The first comment brings the head of the answer along, so from then on the status is 200: an error afterwards,
+the gateway's or the engine's, is an event of the stream.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from gateway.api.protocol import dump, error_event, named_event
+from gateway.errors import FitserveError, UpstreamError
+from gateway.serve.proxy.heads import answer_head
+
+if TYPE_CHECKING:
+    from gateway.api.endpoints import Shape
+    from gateway.routing.routes import Replica
+    from gateway.serve.proxy.exchange import Exchange
+
+log = logging.getLogger(__name__)
+
+Data = bytes | bytearray | memoryview
+
+_COMMENT = b": waiting\n\n"
+_STREAMS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+# Endpoints whose answers with `"stream": true` are events.
+_STREAMED = frozenset({"chat", "completions", "responses", "messages"})
+_KEPT_BYTES = 64 * 1024
+
+
+class Client(Protocol):
+    """What an engine's answer is written to."""
+
+    def write(self, data: Data, /) -> None: ...
+
+    def writelines(self, data: Iterable[Data], /) -> None: ...
+
+
+class Kept:
+    """An answer that is no event stream, for a client that was promised one."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def write(self, data: Data) -> None:
+        if len(self._data) < _KEPT_BYTES:
+            self._data += data
+
+    def writelines(self, data: Iterable[Data]) -> None:
+        for piece in data:
+            self.write(piece)
+
+    def event(self, shape: Shape) -> bytes:
+        """The answer as the event of an error, on one line."""
+        try:
+            return named_event(dump(msgspec.json.decode(self._data)), shape)
+        except (msgspec.DecodeError, RecursionError):
+            return error_event(UpstreamError("The engine's answer is no stream.", hint="Its log may say why."), shape)
+
+
+class Wait:
+    """A `gateway.routing.queue.Waiter` on behalf of an exchange. `avoid`: the replica that took no connection."""
+
+    def __init__(self, exchange: Exchange, avoid: str | None) -> None:
+        self.call = exchange.call
+        self.avoid = avoid
+        self._exchange = exchange
+        self._since = self._told = exchange.front.plane.loop.time()
+        self._ready: bool | None = None
+
+    def go(self, replica: Replica) -> None:
+        try:
+            self._exchange.ask(replica)
+        except Exception:
+            log.exception("%s: a bug in the data plane", self._exchange.id)
+            self.give_up(FitserveError("The gateway failed at this request.", hint="Its log says why."))
+
+    def give_up(self, error: FitserveError) -> None:
+        self._exchange.refuse(error)
+
+    def sweep(self, now: float) -> None:
+        """Twice a second."""
+        plane = self._exchange.front.plane
+        route = plane.routes.table.models.get(self.call.model)
+        if route is None:
+            return  # `Routes` is about to say so
+        ready = any(replica.id != self.avoid for replica in route.replicas)
+        if ready is not self._ready:
+            self._ready, self._since = ready, now if self._ready is not None else self._since
+        if now - self._since >= (plane.limits.queue_timeout_s if ready else route.wait_s):
+            why = f"this request has waited for {now - self._since:.0f} s"
+            self.give_up(plane.routes.refusal(route, why) if ready else route.not_ready())
+        elif self._streams and now - self._told >= plane.limits.waiting_comment_s > 0:
+            self._told = now
+            self._tell()
+
+    @property
+    def _streams(self) -> bool:
+        return self.call.streams and self._exchange.endpoint.name in _STREAMED
+
+    def _tell(self) -> None:
+        exchange = self._exchange
+        if not exchange.promised:
+            own = exchange.own_headers()
+            head = answer_head(
+                200, _STREAMS, None, own, exchange.id.encode(), chunks=exchange.chunks, keep=exchange.keep, source=b"gateway"
+            )
+            exchange.promised, exchange.events, exchange.keep = True, True, head.keep
+            exchange.client.write(head.data)
+        exchange.client.write(b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if exchange.chunks else _COMMENT)

@@ -1,0 +1,166 @@
+"""What the control process and a worker tell each other: over a socket pair, each message with its length before it, in MessagePack.
+
+message     from      when
+Begin       control   first: how to serve, and the tables in force; the worker takes no connection before
+Table       control   the routes have changed
+KeyTable    control   the keys have changed
+Elsewhere   control   twice a second, where it has changed: what the other workers have in flight
+Report      worker    twice a second
+
+Each is a whole value that replaces the one before. What is not one of these is an error (msgspec checks the types): then the two are
+not of the same version, and the worker is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+
+import msgspec
+
+from gateway.access.auth import Key, Keys
+from gateway.routing.routes import ModelRoute, RouteTable
+from gateway.serve.metrics.counters import Sample
+from gateway.serve.proxy.limits import Limits
+from gateway.serve.workers.shared_limits import Rows
+
+REPORT_S = 0.5
+_LENGTH_BYTES = 4
+
+
+class Table(msgspec.Struct, frozen=True, tag=True):
+    """`gateway.routing.routes.RouteTable`."""
+
+    models: tuple[ModelRoute, ...]
+
+
+class KeyTable(msgspec.Struct, frozen=True, tag=True):
+    """`gateway.access.auth.Table`: digests, never a key. `rows`: of those with limits (`gateway.serve.workers.shared_limits`)."""
+
+    keys: tuple[Key, ...]
+    closed: bool
+    rows: dict[bytes, int]
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """How to serve. `control`: the path of the control process's socket; `limits` are this worker's own; `workers`: how many there are; `grace_s`: for the end."""
+
+    workers: int
+    control: str
+    limits: Limits
+    queue_per_model: int | None
+    grace_s: float
+    log_level: str
+    access_log: bool
+    routes: Table
+    keys: KeyTable
+
+
+class Elsewhere(msgspec.Struct, frozen=True, tag=True):
+    """Requests in flight at the other workers, by replica id."""
+
+    in_flight: dict[str, int]
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker has in flight at one replica. `silent_s`: since the replica gave it a byte."""
+
+    requests: int
+    silent_s: float
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """`loads` by replica id; `samples`: all metrics of the worker; None: as before."""
+
+    loads: dict[str, Load]
+    samples: tuple[Sample, ...] | None
+
+
+ToWorker = Begin | Table | KeyTable | Elsewhere
+
+_ENCODER = msgspec.msgpack.Encoder()
+_TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_REPORT: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+class Channel:
+    """One end, in an event loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def of(cls, end: socket.socket) -> Channel:
+        return cls(*await asyncio.open_unix_connection(sock=end))
+
+    def send(self, message: ToWorker | Report) -> None:
+        """Without waiting; what the other end does not read is kept until it does, or is gone."""
+        if not self._writer.is_closing():
+            self._writer.write(frame(message))
+
+    @property
+    def unread_bytes(self) -> int:
+        """Of what was sent."""
+        return self._writer.transport.get_write_buffer_size()
+
+    async def to_worker(self) -> ToWorker:
+        """The next message. Raises EOFError at the end, OSError, msgspec.ValidationError."""
+        return _TO_WORKER.decode(await self._receive())
+
+    async def report(self) -> Report:
+        """As `to_worker`."""
+        return _REPORT.decode(await self._receive())
+
+    def close(self) -> None:
+        self._writer.transport.abort()
+
+    async def _receive(self) -> bytes:
+        # IncompleteReadError is an EOFError.
+        length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
+        return await self._reader.readexactly(length)
+
+
+def frame(message: ToWorker | Report) -> bytes:
+    data = _ENCODER.encode(message)
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
+def receive_begin(end: socket.socket) -> Begin:
+    """The first message, before there is an event loop. Raises EOFError, msgspec.ValidationError."""
+    length = int.from_bytes(_exactly(end, _LENGTH_BYTES), "big")
+    return msgspec.msgpack.decode(_exactly(end, length), type=Begin)
+
+
+def _exactly(end: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        piece = end.recv(length - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+def table_of(table: RouteTable) -> Table:
+    """What is told of an engine may be no text, and cannot be sent then; nor could a client ask for a model of that name."""
+    return Table(
+        tuple(
+            replace(
+                route,
+                detail=_text(route.detail),
+                replicas=tuple(one for one in route.replicas if one.served_name == _text(one.served_name)),
+            )
+            for route in table.models.values()
+        )
+    )
+
+
+def _text(said: str) -> str:
+    return said.encode(errors="replace").decode()
+
+
+def keys_of(keys: Keys, rows: Rows) -> KeyTable:
+    known = tuple(keys.table.keys.values())
+    return KeyTable(known, keys.table.closed, rows.of(known))

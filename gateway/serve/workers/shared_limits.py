@@ -1,0 +1,115 @@
+"""Limits of keys where several workers serve: what each admits is counted in memory that all of them share, so they are those of one.
+
+row of a key    used of its minute's requests, and when that was so; the same of tokens; requests under way at each worker
+
+The control process gives the rows to keys. A key for which none is left (there are `memory.ROWS`) has its limits at each worker.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from gateway.access.auth import Key, Limit
+from gateway.access.rate_limits import MINUTE_S, Account, Bucket, Limiter
+from gateway.api.endpoints import Shape
+from gateway.shared_memory import MOST_WORKERS, ROW_BYTES, ROWS, Memory
+
+_BUCKET = struct.Struct("<dd")
+_COUNT = struct.Struct("<I")
+_COUNTS = struct.Struct(f"<{MOST_WORKERS}I")
+_COUNTS_AT = 2 * _BUCKET.size
+
+
+class Rows:
+    """For the control process: which key has which row."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._of: dict[bytes, int] = {}
+        # One that was given back is the last to be given again: what its key had under way has ended by then.
+        self._free = deque(range(ROWS))
+
+    def of(self, keys: Iterable[Key]) -> dict[bytes, int]:
+        """By digest, from now on."""
+        limited = dict.fromkeys(key.digest for key in keys if key.limit is not None)
+        for digest in [digest for digest in self._of if digest not in limited]:
+            self._free.append(self._of.pop(digest))
+        for digest in limited:
+            if digest not in self._of and self._free:
+                row = self._of[digest] = self._free.popleft()
+                _row(self._memory, row)[:] = bytes(ROW_BYTES)
+        return dict(self._of)
+
+    def forget(self, worker: int) -> None:
+        """It is dead, and what it had under way has ended."""
+        for row in self._of.values():
+            _COUNT.pack_into(_row(self._memory, row), _COUNTS_AT + worker * _COUNT.size, 0)
+
+
+class SharedLimiter(Limiter):
+    """A worker's. `rows`: by digest of the key, as the control process says."""
+
+    def __init__(self, memory: Memory, worker: int) -> None:
+        super().__init__()
+        self.rows: Mapping[bytes, int] = {}
+        self._memory = memory
+        self._worker = worker
+
+    def _open(self, digest: bytes, limit: Limit, now: float) -> Account:
+        row = self.rows.get(digest)
+        return Account(limit, now) if row is None else _Account(limit, self._memory, row, self._worker)
+
+
+class _Bucket(Bucket):
+    """In memory stands how much is used of it, so that nothing is a full one."""
+
+    __slots__ = ("_memory",)
+
+    def __init__(self, size: int, memory: memoryview) -> None:
+        self.size = size
+        self._memory = memory
+
+    def _used(self) -> tuple[float, float]:
+        used, at = _BUCKET.unpack(self._memory)
+        return used, at
+
+    def level(self, now: float) -> float:
+        used, at = self._used()
+        # The clocks of two processes are one, but not looked at in the same moment.
+        return min(self.size, self.size - used + max(0.0, now - at) * self.size / MINUTE_S)
+
+    def take(self, count: int, now: float) -> None:
+        _BUCKET.pack_into(self._memory, 0, self.size - self.level(now) + count, max(now, self._used()[1]))
+
+
+class _Account(Account):
+    def __init__(self, limit: Limit, memory: Memory, row: int, worker: int) -> None:
+        super().__init__(limit, 0.0)
+        found = _row(memory, row)
+        self._lock = memory.lock(row)
+        self._counts = found[_COUNTS_AT:]
+        self._at = worker * _COUNT.size
+        self.requests = _Bucket(self.requests.size, found[: _BUCKET.size]) if self.requests is not None else None
+        self.tokens = _Bucket(self.tokens.size, found[_BUCKET.size : _COUNTS_AT]) if self.tokens is not None else None
+
+    def under_way(self) -> int:
+        return sum(_COUNTS.unpack(self._counts))
+
+    def count(self, change: int) -> None:
+        """Each worker writes its own."""
+        own: int = _COUNT.unpack_from(self._counts, self._at)[0]
+        _COUNT.pack_into(self._counts, self._at, max(0, own + change))
+
+    def admit(self, shape: Shape, now: float) -> None:
+        with self._lock:
+            super().admit(shape, now)
+
+    def end(self, tokens: int, now: float) -> None:
+        with self._lock:
+            super().end(tokens, now)
+
+
+def _row(memory: Memory, row: int) -> memoryview:
+    return memory.accounts[row * ROW_BYTES : (row + 1) * ROW_BYTES]

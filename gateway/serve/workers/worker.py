@@ -1,0 +1,207 @@
+"""A worker: a process that answers inference, with the tables that the control process gives it, and passes everything else on to it.
+
+    python -m gateway.serve.workers.worker DATA_DIR INDEX LISTENER CHANNEL MEMORY     (the last three are file descriptors)
+
+It ends on SIGTERM, after what it is answering. When the control process is gone it goes on with the last tables, until a gateway on
+the same data folder starts, which ends it (`gateway.serve.workers.orphans`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from gateway.access.auth import Keys
+from gateway.access.wrong_keys import Guesses
+from gateway.logging import configure_logging
+from gateway.routing.responses import Responses
+from gateway.routing.routes import ModelRoute, Replica, Routes, RouteTable
+from gateway.serve.metrics.access_log import AccessLog
+from gateway.serve.metrics.counters import Metrics, Sample
+from gateway.serve.proxy.front import front
+from gateway.serve.proxy.plane import Plane
+from gateway.serve.workers.channel import (
+    REPORT_S,
+    Begin,
+    Channel,
+    Elsewhere,
+    KeyTable,
+    Load,
+    Report,
+    Table,
+    receive_begin,
+)
+from gateway.serve.workers.forward import Passage
+from gateway.serve.workers.shared_limits import SharedLimiter
+from gateway.shared_memory import Memory
+
+log = logging.getLogger("fitserve.worker")
+
+# A control process that reads nothing hangs, and is told no more until it reads.
+_MOST_UNREAD_BYTES = 4 * 1024 * 1024
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class SharedRoutes(Routes):
+    """Routes that other workers send requests to as well.
+
+    Of a replica's capacity each worker has its share whatever the others do, and beyond it what they leave, as far as is known here:
+    so a replica is given too many only for a moment, and no worker waits for another one.
+    """
+
+    def __init__(self, begin: Begin, memory: Memory) -> None:
+        super().__init__(_table(begin.routes), begin.queue_per_model, Responses(memory.responses))
+        self._workers = begin.workers
+        self._elsewhere: dict[str, int] | None = None
+
+    def elsewhere(self, in_flight: dict[str, int] | None) -> None:
+        """What the other workers have in flight, by replica id; None: that is not known."""
+        self._elsewhere = in_flight
+        self._call()
+
+    def _places(self, route: ModelRoute) -> int:
+        return -(-super()._places(route) // self._workers)
+
+    def _has_room(self, replica: Replica) -> bool:
+        if replica.capacity is None:
+            return True
+        left = 0 if self._elsewhere is None else replica.capacity - self._elsewhere.get(replica.id, 0)
+        return self.in_flight(replica.id) < max(replica.capacity // self._workers, left, 1)
+
+    def loads(self) -> dict[str, Load]:
+        now = time.monotonic()
+        return {id_: Load(load.requests, now - load.heard) for id_, load in self._loads.items()}
+
+
+class Worker:
+    """What the control process says is done; what it wants to know is told."""
+
+    def __init__(self, index: int, begin: Begin, memory: Memory) -> None:
+        self.routes = SharedRoutes(begin, memory)
+        self.keys = Keys(None, None, guesses=Guesses(memory=memory))
+        self.limiter = SharedLimiter(memory, index)
+        self.metrics = AccessLog() if begin.access_log else Metrics()
+        self.plane = Plane(self.routes, self.keys, begin.limits, self.metrics)
+        self.plane.limiter = self.limiter
+        self._index = index
+        self._take_keys(begin.keys)
+
+    async def listen(self, channel: Channel) -> None:
+        """Until the control process is gone."""
+        reporting = asyncio.create_task(self._report(channel))
+        try:
+            while True:
+                match await channel.to_worker():
+                    case Table() as table:
+                        self.routes.table = _table(table)
+                    case KeyTable() as keys:
+                        self._take_keys(keys)
+                    case Elsewhere(in_flight):
+                        self.routes.elsewhere(in_flight)
+        except (EOFError, OSError):
+            log.warning("the control process is gone; worker %d goes on with the last routes and keys", self._index)
+        finally:
+            self.routes.elsewhere(None)
+            reporting.cancel()
+
+    def _take_keys(self, table: KeyTable) -> None:
+        self.keys.swap(table.keys, closed=table.closed)
+        self.limiter.rows = table.rows
+        self.limiter.keep(self.keys.table.keys)
+
+    async def _report(self, channel: Channel) -> None:
+        counted_at = -math.inf
+        while True:
+            began = time.monotonic()
+            if channel.unread_bytes < _MOST_UNREAD_BYTES:
+                samples = None
+                if began >= counted_at:
+                    samples = tuple(self._samples())
+                    # With very many series, less often, so that counting takes a hundredth of the time.
+                    counted_at = time.monotonic() + 100 * (time.monotonic() - began) - REPORT_S
+                channel.send(Report(self.routes.loads(), samples))
+            await asyncio.sleep(REPORT_S)
+
+    def _samples(self) -> Iterator[Sample]:
+        yield from self.metrics.samples()
+        for name in self.routes.table.models:
+            if waiting := self.routes.waiting(name):
+                yield "fitserve_requests_queued", (name,), waiting
+        yield "fitserve_connections", (), len(self.plane.fronts)
+        yield "process_cpu_seconds_total", (), round(time.process_time(), 6)
+        yield "process_resident_memory_bytes", (), int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+        yield "process_open_fds", (), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are all that is wanted
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which listens to the control process beside its clients."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker, end: socket.socket) -> None:
+        super().__init__(config)
+        self._worker = worker
+        self._end = end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        channel = await Channel.of(self._end)
+        self._listening = asyncio.create_task(self._worker.listen(channel))
+        self._listening.add_done_callback(self._listened)
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn; then what is still being answered is told so, in the time it takes to write that."""
+        await super().shutdown(sockets)
+        fronts = self._worker.plane.fronts
+        self._worker.plane.close()
+        for _ in range(100):
+            if fronts:
+                await asyncio.sleep(0.01)
+
+    def _listened(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("worker and control process do not understand each other: %r", error)
+            os._exit(1)
+
+
+def _table(table: Table) -> RouteTable:
+    return RouteTable({route.name: route for route in table.models})
+
+
+def main() -> None:
+    index = int(sys.argv[2])
+    listener, end = (socket.socket(fileno=int(number)) for number in sys.argv[3:5])
+    memory = Memory(int(sys.argv[5]))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        begin = receive_begin(end)
+    except EOFError:
+        return  # the control process was gone before it began
+    except msgspec.MsgspecError as error:
+        sys.exit(f"fitserve: worker and control process are not of the same version: {error}")
+    configure_logging(begin.log_level)
+    worker = Worker(index, begin, memory)
+    config = uvicorn.Config(
+        Passage(Path(begin.control)),
+        http=front(worker.plane),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=round(begin.grace_s),
+    )
+    Server(config, worker, end).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What must survive: models, attempts and facts."""

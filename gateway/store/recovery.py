@@ -1,0 +1,113 @@
+"""Opening the database, also where it is damaged, full or read-only: what runs then goes on, and changes are refused.
+
+    the file is                       what is opened                      the file
+    sound                             the file                            -
+    unreadable, cut off, empty        an empty database in memory         set aside under a name with the time
+    of another version                an empty database in memory         left alone
+    not writable, on a full disk      a copy of it in memory              left alone
+
+An empty database learns from the records beside it (gateway.live) what runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+import uuid
+from pathlib import Path
+
+import structlog
+
+from gateway.errors import StoreError
+from gateway.store import atomic_file as durable
+from gateway.store.store import OtherVersion, Store
+
+log = structlog.get_logger("fitserve.store")
+
+_BESIDE = ("-wal", "-shm")
+
+
+def open_store(path: Path) -> Store:
+    """The database at `path`, or where it cannot be used one in memory whose `problem` says why."""
+    began = installation_file(path).exists()
+    if began and path.exists() and path.stat().st_size == 0:
+        return _set_aside(path, "the database was cut to nothing")
+    try:
+        return Store(path)
+    except OtherVersion as error:
+        return _in_memory(path, error.message.rstrip("."))
+    except StoreError as error:
+        copy = _copy(path)
+        if copy is not None:
+            return Store(path, copy=copy, problem=error.message.rstrip("."))
+        if path.exists() and _unreadable(path):
+            return _set_aside(path, "the database is damaged")
+        return _in_memory(path, error.message.rstrip("."))
+
+
+def installation(path: Path, store: Store) -> str:
+    """The id that marks all that this installation starts. It is kept beside the database too, and outlives it."""
+    file = installation_file(path)
+    with contextlib.suppress(OSError):
+        if known := file.read_text().strip():
+            return known
+    known = store.instance
+    with contextlib.suppress(OSError):
+        durable.write(file, known.encode())
+    return known
+
+
+def installation_file(path: Path) -> Path:
+    return path.with_name("installation")
+
+
+def _copy(path: Path) -> sqlite3.Connection | None:
+    """All that the file holds, in memory; None where it cannot be read."""
+    if not path.exists():
+        return None
+    # The second way reads without the shared memory file, which a read-only folder may not let SQLite make.
+    for options in ("mode=ro", "mode=ro&immutable=1"):
+        memory = _memory()
+        try:
+            with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?{options}", uri=True, timeout=1)) as file:
+                if (
+                    file.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok"
+                    and file.execute("SELECT 1 FROM meta").fetchone()
+                ):
+                    file.backup(memory)
+                    return memory
+        except sqlite3.Error:
+            memory.close()
+    return None
+
+
+def _unreadable(path: Path) -> bool:
+    """Whether the bytes are there and are no database; a file that cannot be opened proves nothing about its bytes."""
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError:
+        return False
+    return True
+
+
+def _set_aside(path: Path, what: str) -> Store:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    aside = path.with_name(f"{path.name}.damaged-{stamp}-{uuid.uuid4().hex[:4]}")
+    with contextlib.suppress(OSError):
+        path.rename(aside)
+        for ending in _BESIDE:
+            with contextlib.suppress(FileNotFoundError):
+                path.with_name(path.name + ending).rename(aside.with_name(aside.name + ending))
+        what = f"{what} and was set aside as {aside}; put a backup in its place, or restart to begin with what runs"
+    return _in_memory(path, what)
+
+
+def _in_memory(path: Path, problem: str) -> Store:
+    log.error("nothing can be changed until this is mended; what runs goes on", problem=problem)
+    return Store(path, copy=_memory(), problem=problem)
+
+
+def _memory() -> sqlite3.Connection:
+    return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
