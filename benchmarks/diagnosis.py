@@ -12,7 +12,7 @@ import time
 
 from gateway.core.failures.diagnose import diagnose
 from gateway.profiles import Profiles
-from tests.long_log import long_log
+from tests.support.long_log import long_log
 
 MEGABYTES = 200
 

@@ -33,8 +33,8 @@ import httpx
 
 from gateway.serve.proxy.limits import STALL_S
 from tests.contract.process_harness import free_port
-from tests.served import Served, served
-from tests.upstream import Call, Upstream
+from tests.support.served import Served, served
+from tests.support.upstream import Call, Upstream
 
 KEY = "a-key-of-the-hostile-runs-that-nobody-guesses"
 # More than one address may have (FITSERVE_MAX_CONNECTIONS_PER_ADDRESS).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.core.memory.vllm import GIB
-from tests.test_memory import MEASURED, predicted
+from tests.unit.core.memory.test_vllm import MEASURED, predicted
 
 
 def main() -> None:

@@ -30,8 +30,8 @@ from gateway.routing.routes import ModelRoute, Replica, Routes, RouteTable
 from gateway.serve.proxy.front import front
 from gateway.serve.proxy.limits import Limits
 from gateway.serve.proxy.plane import Plane
-from tests.dataplane import Everyone, echo
-from tests.upstream import Call, Upstream
+from tests.support.dataplane import Everyone, echo
+from tests.support.upstream import Call, Upstream
 
 SLOTS = 16
 SERVICE_S = 0.2

@@ -24,8 +24,8 @@ from gateway.catalog.hub import Hub
 from gateway.errors import FitserveError
 from gateway.machine.probe import probe
 from gateway.routing.balance import affine, prefix, weigh
-from tests.fake_nvml import FakeNvml
-from tests.model_files import experts, write
+from tests.support.fake_nvml import FakeNvml
+from tests.support.model_files import experts, write
 
 ADMIN = "an-admin-key-of-this-benchmark"
 NO_HUB = Hub("http://127.0.0.1:9", None, Path("/nonexistent"))

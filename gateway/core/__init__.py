@@ -1,1 +1,1 @@
-"""Decisions only: same input, same output; no I/O, clock, randomness or logging. `tests/test_core_is_pure.py` enforces it."""
+"""Decisions only: same input, same output; no I/O, clock, randomness or logging. `tests/unit/core/test_core_is_pure.py` enforces it."""

@@ -18,7 +18,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from tests.conformance.engine.model import built
-from tests.conformance.layer_cases import MODELS, TENSOR_PARALLEL
+from tests.conformance.layer_cases import TENSOR_PARALLEL
+from tests.support.paths import MODELS
 
 VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.33.0")
 CAPABILITIES = ("9.0 all",)

@@ -12,10 +12,10 @@ import inspect
 import json
 import re
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from tests.conformance.engine.model import built
+from tests.support import paths
 
 VERSIONS = ["0.18.0", "0.19.1", "0.26.0", "0.33.0"]
 # The newest is asked on two GPUs: the block that a backend prefers is one of its own.
@@ -72,7 +72,7 @@ def questions(version: str) -> list[tuple[str, int, str, bool | None]]:
 def config(model: str) -> dict[str, Any]:
     """The config.json of "NAME" or "NAME, FIELD VALUE"."""
     name, _, change = model.partition(", ")
-    fields: dict[str, Any] = json.loads((Path(__file__).parent.parent / "models" / f"{name}.json").read_text())
+    fields: dict[str, Any] = json.loads((paths.MODELS / f"{name}.json").read_text())
     if change:
         field, value = change.split()
         fields.get("text_config", fields)[field] = value

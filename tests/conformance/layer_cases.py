@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-MODELS = Path(__file__).parents[1] / "models"
+from tests.support.paths import MODELS
+
 TENSOR_PARALLEL = (1, 2, 4, 8)
 
 _ATTENTION = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]

@@ -20,11 +20,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.paths import MODELS
+
 ENGINE = "sglang"
 VERSIONS = ("0.5.10.post1", "0.5.23")
 OLDER = ("0.5.10.post1",)  # it is made for transformers 5.3
 CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
-MODELS = Path(__file__).parent.parent / "models"
 NAMES = tuple(sorted(path.stem for path in MODELS.glob("*.json")))
 # Models of architectures that a version does not have.
 NONE_HAS = ("gte-modernbert-base", "nomic-embed-text-v1.5", "olmo-3-7b", "seed-oss-36b")

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.paths import MODELS
+
 ENGINE = "sglang"
 VERSIONS = ("0.5.10.post1", "0.5.23")
 CAPABILITIES = ("8.6", "9.0")
-MODELS = Path(__file__).parent.parent / "models"
 NAMES = (
     *(
         "llama-3.1-8b",

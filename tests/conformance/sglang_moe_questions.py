@@ -12,16 +12,15 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.conformance.engine import sglang_layers
 from tests.conformance.moe_blocks import block as quantization_block
+from tests.support.paths import MODELS
 
 ENGINE = "sglang"
 VERSIONS = ("0.5.10.post1", "0.5.23")
 CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
-MODELS = Path(__file__).parent.parent / "models"
 
 
 class Question(NamedTuple):

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from tests.conformance.engine.model import built
+from tests.support.paths import MODELS
 
 CAPABILITIES = ("9.0",)
 VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.33.0")
 NO_HIDDEN_STATES = "the target does not hand out its hidden states"
-MODELS = Path(__file__).resolve().parent.parent / "models"
 
 
 class Question(NamedTuple):

@@ -1,6 +1,6 @@
 """Docker in the contract suite: real containers of a local base image with Python, looked at from outside through the SDK.
 
-The image is named by BASE_IMAGE; `tests/fake_engine.py` and its server are mounted into it.
+The image is named by BASE_IMAGE; `tests/support/fake_engine.py` and its server are mounted into it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gateway.errors import HostError
 from gateway.hosts.docker.client import ping, socket_path
 from gateway.hosts.docker.container import container_name
 from gateway.hosts.docker.host import DockerHost
-from tests.patience import HANG_S
+from tests.support.paths import FAKE_ENGINE, ROOT
+from tests.support.patience import HANG_S
 
 BASE_IMAGE = os.environ.get("BASE_IMAGE", "fitserve-base:bookworm")
 TEST_LABEL = "fitserve-test"
-REPOSITORY = Path(__file__).resolve().parents[2]
-PROGRAM = (REPOSITORY / "tests/fake_engine.py", REPOSITORY / "gateway/hosts/memory/scripted_engine.py")
+PROGRAM = (FAKE_ENGINE, ROOT / "gateway/hosts/memory/scripted_engine.py")
 
 
 class DockerHarness:

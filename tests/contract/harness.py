@@ -9,11 +9,11 @@ from typing import Protocol
 
 from gateway.domain import Instance, LaunchSpec
 from gateway.hosts.host import Host
-from tests.patience import HANG_S
+from tests.support.patience import HANG_S
 
 
 class Harness(Protocol):
-    """Everything runs `tests/fake_engine.py`, or its twin in memory; `script` is its command line without port and model."""
+    """Everything runs `tests/support/fake_engine.py`, or its twin in memory; `script` is its command line without port and model."""
 
     log_stays: bool
     """Whether `follow` still gives the log after `stop`: false where the log is a part of the instance."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from gateway.domain import EngineRef, LaunchSpec
 from gateway.hosts.memory.host import MemoryHost, World
 from gateway.hosts.memory.scripted_engine import EngineScript
-from tests.fake_engine import parse
+from tests.support.fake_engine import parse
 
 
 class MemoryHarness:

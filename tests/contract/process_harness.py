@@ -14,8 +14,7 @@ from pathlib import Path
 
 from gateway.domain import EngineRef, LaunchSpec
 from gateway.hosts.process.host import ProcessHost
-
-FAKE_ENGINE = Path(__file__).resolve().parent.parent / "fake_engine.py"
+from tests.support.paths import FAKE_ENGINE
 
 
 def living_in(folder: Path) -> list[int]:

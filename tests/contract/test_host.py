@@ -11,11 +11,11 @@ import pytest
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.host import MAX_LINE
 from gateway.hosts.memory.scripted_engine import DEAF
-from tests.patience import HANG_S
+from tests.support.patience import HANG_S
 
 from .harness import Harness, answering, exited, find, get, request, until
 
-pytestmark = [pytest.mark.contract, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 
 async def log_of(harness: Harness, name: str) -> list[bytes]:

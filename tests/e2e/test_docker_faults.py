@@ -24,12 +24,11 @@ import yaml
 
 from tests.contract.docker_harness import BASE_IMAGE, PROGRAM, docker_harness
 from tests.e2e.conftest import Gateway, wait_for
-from tests.makers import engine
-from tests.patience import HANG_S
-from tests.running import model_folder
+from tests.support.makers import engine
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder
 
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.docker,
     pytest.mark.skipif(
         not os.environ.get("REQUIRE_OWN_DOCKERD"), reason="it takes docker0 from the machine's own Docker Engine"

@@ -13,10 +13,10 @@ import pytest
 
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, stream, workers
-from tests.patience import HANG_S
-from tests.running import model_folder
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio, pytest.mark.parametrize("processes", [1, 2])]
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("processes", [1, 2])]
 
 STREAMS = 200
 

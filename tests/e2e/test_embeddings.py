@@ -9,11 +9,12 @@ import openai
 import pytest
 
 from gateway.cli.install import find_uv
-from tests.e2e.conftest import ROOT, Gateway
+from tests.e2e.conftest import Gateway
 from tests.e2e.test_sdk_differential import engine_url
-from tests.sdk_calls import OPENAI_VECTORS, told_openai
+from tests.support.paths import ROOT
+from tests.support.sdk_calls import OPENAI_VECTORS, told_openai
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine]
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.e2e.engine_deaths import deaths
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 
 async def test_every_client_of_a_dead_engine_is_told(tmp_path: Path) -> None:

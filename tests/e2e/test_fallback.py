@@ -11,7 +11,7 @@ import pytest
 from gateway.demo.checkpoint import make_model
 from tests.e2e.conftest import START_S, Gateway
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine]
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture

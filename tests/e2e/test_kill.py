@@ -16,10 +16,8 @@ from gateway.controller.failpoint import POINTS
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, starts
 from tests.e2e.storm import Storm
-from tests.patience import HANG_S
-from tests.running import model_folder
-
-pytestmark = pytest.mark.e2e
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder
 
 TOO_LONG = (
     "ValueError: To serve at least one request with the model's max seq len (4096), (4.00 GiB KV cache is needed, which is larger "

@@ -14,7 +14,7 @@ from gateway.demo.checkpoint import SENTENCE
 from tests.e2e.conftest import START_S, Gateway, wait_for
 from tests.e2e.scripted import engines
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine]
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture

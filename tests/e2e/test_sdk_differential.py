@@ -19,8 +19,8 @@ import pytest
 
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import engines
-from tests.patience import HANG_S
-from tests.sdk_calls import (
+from tests.support.patience import HANG_S
+from tests.support.sdk_calls import (
     ANTHROPIC,
     KEY,
     MESSAGES,
@@ -34,7 +34,7 @@ from tests.sdk_calls import (
     told_openai,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine]
+pytestmark = pytest.mark.engine
 
 TRIES = 5
 LONG: dict[str, Any] = {

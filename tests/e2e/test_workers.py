@@ -18,10 +18,10 @@ import pytest
 from gateway.serve.workers.sockets import short
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, stream, workers
-from tests.patience import HANG_S
-from tests.running import model_folder
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder
 
-pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 STREAMS = 100
 ADMIN = "an-admin-key-of-the-settings-that-nobody-guesses"

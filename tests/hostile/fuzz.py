@@ -13,7 +13,7 @@ from tests.hostile.corpus import corpus
 from tests.hostile.engine import LoggedEngine
 from tests.hostile.mutation import mutate
 from tests.hostile.strict import sent
-from tests.patience import HANG_S
+from tests.support.patience import HANG_S
 
 QUIET_S = 0.15
 """A client that has heard nothing for so long ends its sending side, and to the gateway it has left then."""

@@ -4,7 +4,7 @@ Weights and KV cache follow from shapes (core/weights.py, core/kv.py); activatio
 is why a Memory has a band (`low`, `high`) around everything but the KV cache.
 
 The constants were read in 33 starts of vLLM 0.26.0 (CUDA 13.0, dummy weights) on H200 GPUs, driver 580.159.04, on 2026-11-21;
-tests/measured_memory.json has each start's own figures, docs/performance.md the comparison.
+tests/unit/core/memory/measured_memory.json has each start's own figures, docs/performance.md the comparison.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gateway.core.build.layers import Body, per_rank
+from gateway.core.layers.layers import Body, per_rank
 from gateway.core.memory.sglang_kv_cache import Pool
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES, Cache
 from gateway.domain import Gpu, Memory, ModelSpec

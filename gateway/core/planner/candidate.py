@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gateway.core.build.layers import Body
-from gateway.core.build.stages import stage
-from gateway.core.build.weights import weights_bytes
 from gateway.core.kernels.conditions import Scheme, numbers
+from gateway.core.layers.layers import Body
+from gateway.core.layers.stages import stage
+from gateway.core.layers.weights import weights_bytes
 from gateway.core.memory.sglang import MemoryRules
 from gateway.core.memory.sglang_kv_cache import Pool, whole
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES, Cache, cache, stored_dtype

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gateway.core.build.layers import Body
+from gateway.core.layers.layers import Body
 from gateway.core.planner.engine_rules import Rules
 from gateway.core.planner.flags import check_args, check_env
 from gateway.core.planner.gates import Inputs

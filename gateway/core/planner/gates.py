@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gateway.core.build.layers import Body
 from gateway.core.facts.peers import NCCL, failing
 from gateway.core.facts.scope import holding
+from gateway.core.layers.layers import Body
 from gateway.core.memory.sglang import multimodal
 from gateway.core.memory.sglang_kv_cache import model_of
 from gateway.core.planner.engine_rules import Rules

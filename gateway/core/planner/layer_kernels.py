@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from gateway.core.build.layers import Linear, per_rank
-from gateway.core.build.weights import undivided
 from gateway.core.kernels.linear import LinearShape, Scheme, choose
 from gateway.core.kernels.moe import MoeRules, MoeShape, choose_moe
+from gateway.core.layers.layers import Linear, per_rank
+from gateway.core.layers.weights import undivided
 from gateway.core.model.experts import ExpertTraits
 from gateway.core.planner.engine_rules import Rules
 from gateway.domain import LayerKernel, Refusal

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 
-from gateway.core.build.layers import Body, per_rank
-from gateway.core.build.weights import padded_vocab
+from gateway.core.layers.layers import Body, per_rank
+from gateway.core.layers.weights import padded_vocab
 from gateway.domain import Gpu, Hardware, ModelSpec
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8)

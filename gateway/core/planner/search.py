@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from gateway.core.attention.sglang import server_attention
 from gateway.core.attention.sglang_rules import BackendRules
 from gateway.core.attention.vllm import layer_attention
-from gateway.core.build.layers import Body, asked, body
+from gateway.core.layers.layers import Body, asked, body
 from gateway.core.memory.kv_dtype import declared
 from gateway.core.model.experts import expert_traits
 from gateway.core.planner.candidate import Candidate

@@ -15,8 +15,8 @@ from typing import Any, Literal, cast
 
 from pydantic import Field
 
-from gateway.core.build.layers import body
-from gateway.core.build.weights import other_bytes, weights_bytes
+from gateway.core.layers.layers import body
+from gateway.core.layers.weights import other_bytes, weights_bytes
 from gateway.core.model.config import Fields
 from gateway.core.model.spec import Tensor, group_tensors, read_model
 from gateway.domain import AttentionGroup, ModelSpec, Shard, TensorGroup, Value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from gateway.core.build.layers import Linear, body
-from gateway.core.build.weights import linear_bytes, other_bytes
+from gateway.core.layers.layers import Linear, body
+from gateway.core.layers.weights import linear_bytes, other_bytes
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES
 from gateway.core.model.config import Fields
 from gateway.domain import AttentionGroup, ModelSpec, TensorGroup, Value

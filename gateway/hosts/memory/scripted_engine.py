@@ -2,7 +2,7 @@
 
     async with FakeEngine(EngineScript(model="demo"), print) as engine: engine.port
 
-Standard library only, so that this one file also runs where the package is not installed (see tests/fake_engine.py).
+Standard library only, so that this one file also runs where the package is not installed (see tests/support/fake_engine.py).
 Serves GET /health, /metrics, /v1/models, POST /v1/completions, /v1/chat/completions (streamed or not), /v1/embeddings, /v1/rerank.
 """
 

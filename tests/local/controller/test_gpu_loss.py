@@ -1,0 +1,138 @@
+"""A GPU that fails under engines: they are started elsewhere, and it is used again when NVML reads it healthy. NVML is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from gateway.domain import LaunchSpec
+from gateway.hosts.memory.host import World
+from gateway.hosts.memory.scripted_engine import EngineScript
+from tests.support.fake_nvml import FakeNvml, two_3090
+from tests.support.makers import LLAMA_8B, machine
+from tests.support.patience import HANG_S
+from tests.support.running import Running, model_folder, running
+
+pytestmark = pytest.mark.anyio
+
+NVML_LINE = "Failed to initialize NVML: Unknown Error"
+ENGINE = ["vllm==0.26.0"]
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model, max_model_len=200_000)
+
+
+async def lost(gateway: Running, count: int) -> list[str]:
+    """What the gateway says of lost GPUs, once there are so many of them."""
+    async with asyncio.timeout(HANG_S):
+        while True:
+            here = (await gateway.client.get("/admin/hardware")).json()
+            said = [gpu["lost"] for gpu in here["gpus"] if gpu["lost"]]
+            if len(said) == count:
+                return said
+            await asyncio.sleep(0.02)
+
+
+async def started(gateway: Running, tmp_path: Path) -> str:
+    """The GPU of a small model's engine."""
+    await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=ENGINE, tensor_parallel=1)
+    await gateway.until("m", "ready")
+    ((gpu,),) = (engine.spec.gpus for engine in gateway.world.engines.values())
+    return gpu
+
+
+def card(nvml: FakeNvml, uuid: str) -> int:
+    return [one.uuid for one in nvml.cards].index(uuid)
+
+
+@pytest.mark.parametrize("how", ["xid", "lost"])
+async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how: str) -> None:
+    nvml = two_3090()
+    async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
+        gpu = await started(gateway, tmp_path)
+        broken = nvml.cards[card(nvml, gpu)]
+        if how == "xid":
+            nvml.events.put((broken, 79))
+        broken.error = pynvml.NVML_ERROR_GPU_IS_LOST
+        async with asyncio.timeout(HANG_S):
+            while [one["state"] for one in (await gateway.show("m"))["attempts"]] != ["failed", "ready"]:
+                await asyncio.sleep(0.02)
+        failure = (await gateway.show("m"))["attempts"][0]["failure"]
+        assert failure["kind"] == "gpu_lost"
+        assert failure["culprit"]["uuid"] == gpu
+        if how == "xid":
+            assert (failure["culprit"]["xid"], "Xid 79 (GPU has fallen off the bus)" in failure["message"]) == (79, True)
+        ((elsewhere,),) = (engine.spec.gpus for engine in gateway.world.engines.values())
+        assert elsewhere != gpu
+        await lost(gateway, 1)
+        # Once NVML reads it again it is used again.
+        broken.error = None
+        await lost(gateway, 0)
+        nvml.events.put((nvml.cards[card(nvml, elsewhere)], 95))
+        async with asyncio.timeout(HANG_S):
+            while [one["state"] for one in (await gateway.show("m"))["attempts"]] != ["failed", "failed", "ready"]:
+                await asyncio.sleep(0.02)
+        assert [engine.spec.gpus for engine in gateway.world.engines.values()] == [(gpu,)]
+
+
+async def test_with_no_gpu_left_the_model_says_so_and_comes_back_with_the_gpu(tmp_path: Path) -> None:
+    nvml = two_3090()
+    async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
+        await started(gateway, tmp_path)
+        for one in nvml.cards:
+            one.error = pynvml.NVML_ERROR_GPU_IS_LOST
+        view = await gateway.until("m", "no_plan")
+        assert "GPU is lost" in view["detail"]
+        assert "is not used" in view["detail"]
+        assert not gateway.world.engines
+        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
+        assert answer.status_code == 503
+        for one in nvml.cards:
+            one.error = None
+        await lost(gateway, 0)
+        await gateway.until("m", "ready")
+
+
+async def test_an_error_of_the_application_touches_no_engine(tmp_path: Path) -> None:
+    nvml = two_3090()
+    async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
+        gpu = await started(gateway, tmp_path)
+        nvml.events.put((nvml.cards[card(nvml, gpu)], 31))
+        async with asyncio.timeout(HANG_S):
+            while not (notes := [note for note in (await hardware(gateway))["notes"] if "Xid 31" in note]):
+                await asyncio.sleep(0.02)
+        assert "GPU memory page fault" in notes[0]
+        assert [one["state"] for one in (await gateway.show("m"))["attempts"]] == ["ready"]
+
+
+async def hardware(gateway: Running) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = (await gateway.client.get("/admin/hardware")).json()
+    return found
+
+
+async def test_a_gpu_taken_from_a_container_makes_the_container_anew(tmp_path: Path) -> None:
+    """`systemctl daemon-reload` on a host whose cgroups systemd manages; restarting the container would not give it back."""
+    world = World()
+    names: list[str] = []
+
+    def taken(spec: LaunchSpec) -> EngineScript:
+        names.append(spec.name)
+        broken = len(names) == 1
+        return EngineScript(
+            model=spec.model, max_model_len=200_000, lines=((0, NVML_LINE),) if broken else (), serve=not broken
+        )
+
+    async with running(tmp_path, taken, world, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=ENGINE, tensor_parallel=1)
+        view = await gateway.until("m", "ready")
+        first, second = view["attempts"]
+        assert first["failure"]["kind"] == "gpu_lost"
+        assert first["failure"]["line"] == NVML_LINE
+        # The same plan, since nothing was wrong with it, in a new container: names are never used again.
+        assert first["fingerprint"] == second["fingerprint"]
+        assert len(set(names)) == 2
+        assert list(world.engines) == [names[1]]

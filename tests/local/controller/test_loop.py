@@ -1,0 +1,402 @@
+"""The whole main job over the in-memory twin: what the loop does when engines behave, and when they do not."""
+
+import asyncio
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.domain import LaunchSpec
+from gateway.errors import HostError
+from gateway.hosts.memory.host import World
+from gateway.hosts.memory.scripted_engine import EngineScript
+from tests.support.dataplane import until
+from tests.support.patience import HANG_S, Clock
+from tests.support.running import model_folder, running
+
+pytestmark = pytest.mark.anyio
+
+TOO_LONG = (
+    "ValueError: To serve at least one request with the model's max seq len ({asked}), (4.00 GiB KV cache is needed, which is larger than "
+    "the available KV cache memory (1.0 GiB). Based on the available memory, the estimated maximum model length is 1024."
+)
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model)
+
+
+def context_of(spec: LaunchSpec) -> int:
+    return next(int(item.partition("=")[2]) for item in spec.argv if item.startswith("--max-model-len="))
+
+
+async def test_a_model_is_planned_started_verified_and_routed(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        view = await gateway.add("m", model_folder(tmp_path / "model"))
+        assert view["state"] == "starting"
+        ready = await gateway.until("m", "ready")
+        assert ready["attempts"][0]["grade"] == "verified"
+        assert ready["plan"]["max_model_len"]["value"] == 4096
+        listed = (await gateway.client.get("/v1/models")).json()
+        assert [model["id"] for model in listed["data"]] == ["m"]
+        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        assert answer.status_code == 200
+        assert answer.json()["choices"][0]["text"]
+
+
+async def test_before_it_is_ready_clients_are_told_to_wait(tmp_path: Path) -> None:
+    def slow(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, start_delay_s=60)
+
+    async with running(tmp_path, slow) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) > 0
+        assert answer.json()["error"]["code"] == "model_not_ready"
+        assert (await gateway.client.post("/v1/completions", json={"model": "x", "prompt": "hi"})).status_code == 404
+
+
+async def test_the_engines_own_maximum_is_learnt_and_used(tmp_path: Path) -> None:
+    starts: list[int] = []
+
+    def limited(spec: LaunchSpec) -> EngineScript:
+        asked = context_of(spec)
+        starts.append(asked)
+        if asked > 1024:
+            # It prints its reason and lingers, as engines do: nobody waits for its end.
+            return EngineScript(model=spec.model, lines=((0, TOO_LONG.format(asked=asked)),), serve=False)
+        return EngineScript(model=spec.model, max_model_len=asked)
+
+    source = model_folder(tmp_path / "model")
+    async with running(tmp_path, limited) as gateway:
+        await gateway.add("m", source)
+        ready = await gateway.until("m", "ready")
+        first, second = ready["attempts"]
+        assert first["failure"]["kind"] == "kv_too_small"
+        assert first["failure"]["culprit"]["engine_max_model_len"] == 1024
+        assert "estimated maximum model length is 1024" in first["failure"]["line"]
+        assert (second["state"], second["max_model_len"]) == ("ready", 1024)
+        assert starts == [4096, 1024]
+        # What was learnt stays learnt: the same model under another name goes straight to the plan that works.
+        await gateway.add("again", source)
+        assert len((await gateway.until("again", "ready"))["attempts"]) == 1
+        assert starts == [4096, 1024, 1024]
+
+
+@pytest.mark.parametrize("fault", [{"gibberish": True}, {"empty": True}, {"hang_after": 0}])
+async def test_an_engine_that_answers_nonsense_is_never_routed(
+    tmp_path: Path, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.controller.watcher.time", Clock())  # so the start is not what takes too long
+
+    def nonsense(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, **fault)
+
+    async with running(tmp_path, nonsense, start_timeout_s=0.3) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        view = await gateway.until("m", "no_plan")
+        # The plan and one careful try; the same plan never twice.
+        assert len(view["attempts"]) == 2
+        assert len({attempt["fingerprint"] for attempt in view["attempts"]}) == 2
+        assert {attempt["failure"]["kind"] for attempt in view["attempts"]} <= {"gibberish", "verification_failed"}
+        assert (await gateway.client.get("/v1/models")).json()["data"] == []
+
+
+async def test_a_long_prompt_that_kills_the_engine_is_met_before_traffic(tmp_path: Path) -> None:
+    def short(spec: LaunchSpec) -> EngineScript:
+        # It says that it can do the planned context, and refuses it.
+        return EngineScript(model=spec.model, max_model_len=100)
+
+    async with running(tmp_path, short) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        view = await gateway.until("m", "no_plan")
+        assert view["attempts"][0]["failure"]["kind"] == "verification_failed"
+
+
+async def test_a_killed_engine_is_noticed_unrouted_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, healthy, backoff_s=3600, backoff_max_s=3600) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        (name,) = gateway.world.engines
+        gateway.world.engines[name].kill()
+        await gateway.until("m", "backing_off")
+        assert (await gateway.client.get("/v1/models")).json()["data"] == []
+        an_hour_later = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 3601)
+        monkeypatch.setattr("gateway.controller.loop.time", an_hour_later)
+        ready = await gateway.until("m", "ready")
+        assert [attempt["state"] for attempt in ready["attempts"]] == ["failed", "ready"]
+        assert ready["attempts"][0]["failure"]["kind"] == "killed"
+        assert ready["attempts"][0]["fingerprint"] == ready["attempts"][1]["fingerprint"]
+
+
+async def test_a_crash_loop_ends_in_quarantine_with_the_reason(tmp_path: Path) -> None:
+    def killed(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, exit_code=-9, serve=False)
+
+    async with running(tmp_path, killed) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), policy={"max_attempts": 3})
+        view = await gateway.until("m", "quarantined")
+        assert len(view["attempts"]) == 3
+        assert "3 starts failed in a row" in view["detail"]
+        assert not gateway.world.engines
+
+
+async def test_a_restarted_gateway_adopts_what_runs(tmp_path: Path) -> None:
+    world = World()
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        (before,) = world.engines.values()
+    async with running(tmp_path, healthy, world) as gateway:
+        ready = await gateway.until("m", "ready")
+        assert len(ready["attempts"]) == 1
+        assert list(world.engines.values()) == [before]
+        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        assert answer.status_code == 200
+
+
+async def test_an_engine_that_died_while_nobody_looked_is_replaced(tmp_path: Path) -> None:
+    world = World()
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+    for one in list(world.engines.values()):
+        one.kill()
+    async with running(tmp_path, healthy, world) as gateway:
+        ready = await gateway.until("m", "ready")
+        assert len(world.engines) == 1
+        assert [attempt["state"] for attempt in ready["attempts"]] == ["failed", "ready"]
+
+
+async def test_an_engine_that_belongs_to_no_model_is_stopped(tmp_path: Path) -> None:
+    world = World()
+    async with running(tmp_path / "one", healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+    # Another data folder knows nothing of it, as when a database was set back.
+    async with running(tmp_path / "two", healthy, world):
+        async with asyncio.timeout(HANG_S):
+            while world.engines:
+                await asyncio.sleep(0.02)
+
+
+async def test_removing_a_model_stops_its_engine_and_frees_the_name(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        source = model_folder(tmp_path / "model")
+        await gateway.add("m", source)
+        await gateway.until("m", "ready")
+        assert (await gateway.client.delete("/admin/models/m")).status_code == 202
+        await gateway.gone("m")
+        assert not gateway.world.engines
+        await gateway.add("m", source)
+        await gateway.until("m", "ready")
+
+
+async def test_removing_a_model_that_is_just_starting_leaves_nothing(tmp_path: Path) -> None:
+    def slow(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, start_delay_s=60)
+
+    async with running(tmp_path, slow) as gateway:
+        for wait_s in (0, 0.05, 0.2):
+            await gateway.add("m", model_folder(tmp_path / "model"))
+            await asyncio.sleep(wait_s)
+            await gateway.client.delete("/admin/models/m")
+            await gateway.gone("m")
+            assert not gateway.world.engines
+
+
+async def test_two_replicas_serve_and_one_failing_does_not_touch_the_other(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)
+        await gateway.until("m", "ready")
+        async with asyncio.timeout(HANG_S):
+            while [one["state"] for one in (await gateway.show("m"))["replicas"]] != ["ready", "ready"]:
+                await asyncio.sleep(0.02)
+        victim = next(engine for name, engine in gateway.world.engines.items() if "-r0-" in name)
+        victim.kill()
+        # Until then it takes requests, which are lost with it.
+        await asyncio.wait({victim.task})
+        for _ in range(20):
+            answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+            assert answer.status_code == 200
+
+
+async def test_a_host_that_does_not_answer_is_told_and_survived(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        async with asyncio.timeout(HANG_S):
+            while (await gateway.client.get("/readyz")).status_code != 503:
+                gateway.world.fail_next("list", HostError("Docker does not answer."))
+                await asyncio.sleep(0.01)
+        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        assert answer.status_code == 200
+        async with asyncio.timeout(HANG_S):
+            while (await gateway.client.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.02)
+        assert len((await gateway.show("m"))["attempts"]) == 1
+
+
+async def test_an_engine_that_cannot_be_started_backs_off_with_the_hosts_words(tmp_path: Path) -> None:
+    world = World()
+    world.fail_next("start", HostError("The image is broken.", hint="Build it again."))
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        ready = await gateway.until("m", "ready")
+        failure = ready["attempts"][0]["failure"]
+        assert (failure["kind"], failure["message"], failure["advice"]) == (
+            "host_error",
+            "The image is broken.",
+            "Build it again.",
+        )
+
+
+async def test_an_endpoint_elsewhere_is_routed_while_it_answers_and_never_stopped(tmp_path: Path) -> None:
+    async with running(tmp_path / "one", healthy) as elsewhere:
+        await elsewhere.add("m", model_folder(tmp_path / "model"))
+        await elsewhere.until("m", "ready")
+        async with running(tmp_path / "two", healthy) as gateway:
+            added = await gateway.client.post("/admin/models", json={"name": "alias", "endpoint": f"{elsewhere.url}/v1"})
+            assert added.status_code == 202, added.text
+            await gateway.until("alias", "ready")
+            answer = await gateway.client.post("/v1/completions", json={"model": "alias", "prompt": "hi", "max_tokens": 3})
+            assert answer.status_code == 200
+            assert not gateway.world.engines
+            await elsewhere.client.delete("/admin/models/m")
+            await gateway.until("alias", "unreachable")
+            assert (await gateway.client.post("/v1/completions", json={"model": "alias", "prompt": "hi"})).status_code == 503
+            await gateway.client.delete("/admin/models/alias")
+            await gateway.gone("alias")
+
+
+async def test_a_batch_that_kills_the_engine_is_met_before_traffic(tmp_path: Path) -> None:
+    def weak(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, crash_batch=16)
+
+    async with running(tmp_path, weak, hang_after_s=60) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), args={"max-num-seqs": 32})
+        view = await gateway.until("m", "no_plan")
+        assert view["attempts"][0]["failure"]["kind"] == "verification_failed"
+    async with running(tmp_path / "again", weak) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), args={"max-num-seqs": 8})
+        await gateway.until("m", "ready")
+
+
+async def test_an_engine_that_hangs_behind_a_good_health_is_replaced(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def hanging(spec: LaunchSpec) -> EngineScript:
+        made.append(spec.name)
+        # Verification asks three times; the first one of a client is never answered.
+        return EngineScript(model=spec.model, hang_after=3 if len(made) == 1 else None)
+
+    async with running(tmp_path, hanging, hang_after_s=0.6) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        assert answer.status_code == 502
+        view = await gateway.until("m", "ready")
+        assert [attempt["state"] for attempt in view["attempts"]] == ["failed", "ready"]
+        assert view["attempts"][0]["failure"]["kind"] == "hang"
+        assert "no token" in view["attempts"][0]["failure"]["message"]
+
+
+async def test_an_engine_that_is_long_silent_and_answers_beside_it_is_not_taken_for_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a long prompt. Five times as long as an engine may be silent, it answers the small request that asks whether it lives."""
+    clock, hold = Clock(), tmp_path / "hold"
+    monkeypatch.setattr("gateway.controller.watcher.time", clock)
+    monkeypatch.setattr("gateway.routing.routes.time", clock)
+
+    def held(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, hold=hold)
+
+    async with running(tmp_path, held, hang_after_s=60) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        (engine,) = gateway.world.engines.values()
+
+        def asked() -> int:
+            return sum(b'"POST ' in line for line in engine.log)
+
+        hold.touch()
+        before = asked()
+        body = {"model": "m", "prompt": "hi", "max_tokens": 3}
+        asking = asyncio.create_task(gateway.client.post("/v1/completions", json=body))
+        await until(lambda: asked() == before + 1)
+        for canaries in range(1, 6):
+            clock.now += 61
+            await until(lambda canaries=canaries: asked() == before + 1 + canaries)  # type: ignore[misc]
+            looks = clock.looks
+            await until(lambda looks=looks: clock.looks > looks + 5)  # type: ignore[misc]
+        hold.unlink()
+        assert (await asking).status_code == 200
+        assert [attempt["state"] for attempt in (await gateway.show("m"))["attempts"]] == ["ready"]
+
+
+async def test_retry_lifts_quarantine_and_tries_what_failed_once_more(tmp_path: Path) -> None:
+    broken = True
+
+    def repaired(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, gibberish=broken)
+
+    async with running(tmp_path, repaired) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), policy={"max_attempts": 1})
+        view = await gateway.until("m", "quarantined")
+        first = view["attempts"][0]["fingerprint"]
+        broken = False
+        assert (await gateway.client.post("/admin/models/nobody/retry")).status_code == 404
+        assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
+        view = await gateway.until("m", "ready")
+        assert [(one["state"], one["fingerprint"]) for one in view["attempts"]] == [("failed", first), ("ready", first)]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database " * 500])
+async def test_a_damaged_database_stops_nothing_that_runs(tmp_path: Path, content: bytes) -> None:
+    world = World()
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+    engines = dict(world.engines)
+    database = tmp_path / "data" / "fitserve.db"
+    for ending in ("-wal", "-shm"):
+        database.with_name(database.name + ending).unlink(missing_ok=True)
+    database.write_bytes(content)
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.until("m", "ready")
+        assert world.engines == engines
+        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        assert answer.status_code == 200
+        assert (await gateway.client.get("/readyz")).json()["problems"] == ["store"]
+        refused = await gateway.client.post("/admin/models", json={"name": "n", "source": str(tmp_path / "model")})
+        assert refused.status_code == 507
+        assert "Nothing can be changed now" in refused.json()["error"]["message"]
+        assert (await gateway.client.delete("/admin/models/m")).status_code == 507
+    assert list((tmp_path / "data").glob("fitserve.db.damaged-*"))
+    # The next start begins with what runs, and may be changed.
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.until("m", "ready")
+        assert world.engines == engines
+        assert (await gateway.client.get("/readyz")).status_code == 200
+        assert (await gateway.client.delete("/admin/models/m")).status_code == 202
+        await gateway.gone("m")
+    assert not list((tmp_path / "data" / "live").iterdir())
+
+
+async def test_a_model_that_is_kept_is_known_before_the_host_answers(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+    world = World()
+    for _ in range(100_000):
+        world.fail_next("list", HostError("Docker does not answer."))
+    async with running(tmp_path, healthy, world) as gateway:
+        assert (await gateway.show("m"))["state"] != "ready"
+        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
+        while answer.status_code == 404:
+            answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
+        assert answer.status_code == 503

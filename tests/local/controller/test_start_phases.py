@@ -1,0 +1,194 @@
+"""How far a start is: shown everywhere, and a start that moves is never given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.controller.engine_logs import log_path
+from gateway.core.failures.diagnose import PHASES
+from gateway.core.failures.log_reader import Reader
+from gateway.domain import EngineRef, LaunchSpec
+from gateway.hosts.memory.host import MemoryHost, TwinEngine, World
+from gateway.hosts.memory.scripted_engine import Answer, EngineScript, FakeEngine
+from gateway.profiles import Profiles
+from tests.support.dataplane import until
+from tests.support.paths import LOGS
+from tests.support.patience import HANG_S, Clock
+from tests.support.running import Running, model_folder, running
+
+pytestmark = pytest.mark.anyio
+
+LOG = (LOGS / "healthy-vllm-0.26.0-serving.log").read_text().splitlines()
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model)
+
+
+class Pull:
+    """Each pull of an image reports `words`, and goes on when the test lets it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+        self._words = words
+        self._go = asyncio.Semaphore(0)
+        monkeypatch.setattr(MemoryHost, "prepare", self._prepare)
+
+    async def _prepare(self, _engine: EngineRef, report: Callable[[str], None]) -> None:
+        words, self._words = self._words, ()
+        for said in words:
+            report(said)
+            await self._go.acquire()
+
+    def go_on(self) -> None:
+        self._go.release()
+
+
+async def shown(gateway: Running, words: str) -> None:
+    """Once `fitserve ps` (the list) shows this; the model's own view says what it is busy with."""
+    async with asyncio.timeout(HANG_S):
+        while True:
+            (listed,) = (await gateway.client.get("/admin/models")).json()["data"]
+            if words in listed["detail"]:
+                break
+            await asyncio.sleep(0.005)
+    assert (await gateway.show("m"))["replicas"][0]["busy_with"]
+
+
+async def looked_at(clock: Clock) -> None:
+    """Once whoever goes by this clock has looked at it again."""
+    looks = clock.looks
+    await until(lambda: clock.looks > looks + 3)
+
+
+def silent(spec: LaunchSpec) -> EngineScript:
+    """It says what the test makes it say, and serves when the test serves for it."""
+    return EngineScript(model=spec.model, serve=False)
+
+
+async def only_engine(world: World) -> TwinEngine:
+    await until(lambda: len(world.engines) == 1)
+    return next(iter(world.engines.values()))
+
+
+async def test_every_phase_is_shown_from_the_pull_to_the_last_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled = ("pulling engine:1: 0.5 of 9.0 GiB", "pulling engine:1: 8.5 of 9.0 GiB", "unpacking")
+    pull, checked = Pull(monkeypatch, *pulled), asyncio.Event()
+
+    class Slow(FakeEngine):
+        async def answer(self, method: str, path: str, body: bytes) -> Answer:
+            if len(body) > 4096:
+                await checked.wait()
+            return await super().answer(method, path, body)
+
+    async with running(tmp_path, silent) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        for words in pulled:
+            await shown(gateway, words)
+            pull.go_on()
+        engine = await only_engine(gateway.world)
+        reader = Reader(Profiles().signatures, "vllm")
+        phases: list[str] = []
+        for line in LOG:
+            engine.say(line)
+            reader.read(line.encode())
+            phase = PHASES.get(reader.phase)
+            if phase is not None and phase not in ("serving", *phases[-1:]):
+                phases.append(phase)
+                await shown(gateway, phase)
+        assert phases == ["loading weights", "measuring memory", "compiling", "making the KV cache", "capturing graphs"]
+        async with Slow(EngineScript(model=engine.spec.model), engine.say, port=engine.spec.port):
+            await shown(gateway, "verifying: a prompt of")
+            checked.set()
+            await gateway.until("m", "ready")
+
+
+async def test_a_pull_that_moves_may_take_longer_than_the_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("gateway.controller.effects.time", clock)
+    monkeypatch.setattr("gateway.controller.effects._STALL_POLL_S", 0.01)
+    words = [f"pulling engine:1: {number} of 10 GiB" for number in range(10)]
+    pull = Pull(monkeypatch, *words)
+    async with running(tmp_path, healthy, start_timeout_s=1800) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        for said in words:
+            await shown(gateway, said)
+            clock.now += 1700
+            await looked_at(clock)
+            pull.go_on()
+        view = await gateway.until("m", "ready")
+        assert len(view["attempts"]) == 1
+
+
+async def test_a_pull_that_stands_still_fails_with_what_was_last_heard_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("gateway.controller.effects.time", clock)
+    monkeypatch.setattr("gateway.controller.effects._STALL_POLL_S", 0.01)
+    pull = Pull(monkeypatch, *["pulling engine:1: 3 of 10 GiB"] * 3)
+    async with running(tmp_path, healthy, start_timeout_s=1800) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await shown(gateway, "3 of 10 GiB")
+        clock.now += 1700
+        await looked_at(clock)
+        pull.go_on()  # the same words again are no progress
+        clock.now += 200
+        view = await gateway.until("m", "ready")
+        first, second = view["attempts"]
+        assert first["failure"]["kind"] == "stalled"
+        assert "3 of 10 GiB" in first["failure"]["message"]
+        assert first["fingerprint"] == second["fingerprint"]
+        assert len(gateway.world.engines) == 1
+
+
+async def test_an_engine_that_prints_may_take_longer_than_the_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("gateway.controller.watcher.time", clock)
+    monkeypatch.setattr("gateway.controller.watcher._START_POLL_S", 0.01)
+    async with running(tmp_path, silent, start_timeout_s=1800) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        engine = await only_engine(gateway.world)
+        copied = log_path(tmp_path / "data", engine.spec.name)
+        for number in range(10):
+            engine.say(line := f"INFO shard {number}")
+            await until(lambda line=line: copied.exists() and line in copied.read_text())  # type: ignore[misc]
+            clock.now += 1700
+            await looked_at(clock)
+        async with FakeEngine(EngineScript(model=engine.spec.model), engine.say, port=engine.spec.port):
+            assert len((await gateway.until("m", "ready"))["attempts"]) == 1
+
+
+async def test_an_engine_that_prints_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("gateway.controller.watcher.time", clock)
+    monkeypatch.setattr("gateway.controller.watcher._START_POLL_S", 0.01)
+    async with running(tmp_path, silent, start_timeout_s=1800) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        for attempt in range(2):
+            await until(lambda attempt=attempt: any(f"-a{attempt + 1}" in name for name in gateway.world.engines))  # type: ignore[misc]
+            await looked_at(clock)
+            clock.now += 1700
+            await looked_at(clock)
+            assert len((await gateway.show("m"))["attempts"]) == attempt + 1
+            clock.now += 200
+        # The plan, and one careful try; then it says why and stops: never the same plan for the same cause.
+        view = await gateway.until("m", "no_plan")
+        assert [attempt["failure"]["kind"] for attempt in view["attempts"]] == ["start_timeout", "start_timeout"]
+        assert len({attempt["fingerprint"] for attempt in view["attempts"]}) == 2
+
+
+async def test_a_removed_model_ends_its_pull(tmp_path: Path) -> None:
+    world = World()
+    world.pull = ((0, "pulling engine:1: 3 of 10 GiB"), (600, "never"))
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        async with asyncio.timeout(HANG_S):
+            while "pulling" not in (await gateway.show("m"))["detail"]:
+                await asyncio.sleep(0.02)
+        await gateway.client.delete("/admin/models/m")
+        await gateway.gone("m")
+        assert not world.engines

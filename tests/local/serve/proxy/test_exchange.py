@@ -1,0 +1,488 @@
+"""What engines and clients do to requests that are under way: leaving, dying, talking nonsense, being slow, being swapped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from gateway.serve.proxy.limits import SMALL_BYTES
+from gateway.serve.proxy.meter import Meter, usage
+from tests.support.dataplane import (
+    ASK,
+    CHAT,
+    Gateway,
+    answers,
+    event,
+    http_client,
+    model,
+    never_answers,
+    raw_request,
+    reads_on,
+    stage,
+    streams_for_ever,
+    until,
+)
+from tests.support.patience import HANG_S, Clock
+from tests.support.upstream import Call, Upstream
+
+pytestmark = pytest.mark.anyio
+
+GOOD = raw_request(json.dumps(ASK).encode())
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    with Gateway() as running:
+        yield running
+
+
+async def headers_only(call: Call) -> None:
+    await call.start("application/json")
+    await call.closed.wait()
+
+
+async def open_many(
+    gateway: Gateway, count: int, data: bytes = GOOD
+) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    clients = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(count)]
+    for _, writer in clients:
+        writer.write(data)
+    return clients
+
+
+# --- clients that leave ---
+
+
+@pytest.mark.parametrize("script", [never_answers, headers_only, streams_for_ever])
+async def test_a_hundred_clients_that_leave_in_one_phase_are_all_noticed_by_the_engine(
+    gateway: Gateway, script: Callable[[Call], Awaitable[None]]
+) -> None:
+    async with stage(gateway, script) as [upstream]:
+        clients = await open_many(gateway, 100)
+        await until(lambda: len(upstream.requests) == 100)
+        if script is not never_answers:
+            for reader, _ in clients:
+                await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
+        for _, writer in clients:
+            writer.transport.abort()
+        await until(lambda: all(call.closed.is_set() for call in upstream.calls))
+        gateway.catch_up()
+        assert gateway.routes.total_in_flight == 0
+
+
+# --- engines that die or talk nonsense ---
+
+
+async def test_a_killed_engine_ends_a_hundred_streams_with_an_error_each(gateway: Gateway) -> None:
+    async with stage(gateway, streams_for_ever) as [upstream]:
+        clients = await open_many(gateway, 100)
+        for reader, _ in clients:
+            await asyncio.wait_for(reader.readuntil(b"first"), HANG_S)
+        for call in upstream.calls:
+            call.close()
+            call.closed.set()
+        for reader, writer in clients:
+            rest = await asyncio.wait_for(reader.read(), HANG_S)
+            assert b"engine_error" in rest
+            assert b"[DONE]" not in rest
+            assert rest.endswith(b"0\r\n\r\n")
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("garbage", "starts"),
+    [
+        (b"transfer-encoding: chunked\r\n\r\nzz\r\nx", True),
+        (b"transfer-encoding: chunked\r\n\r\n5\r\nabcdefgh\r\n", True),
+        (b"transfer-encoding: chunked\r\n\r\nffffffffffffffffffff\r\n", True),
+        (b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n", False),
+        (b"content-length: 1\r\ncontent-length: 2\r\n\r\n", False),
+        (b"transfer-encoding: xchunked\r\nx : y\r\n\r\n", False),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+async def test_an_engine_whose_framing_is_broken_is_not_believed(gateway: Gateway, garbage: bytes, starts: bool) -> None:
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n" + garbage)
+        await call.closed.wait()
+
+    async with stage(gateway, script) as [upstream]:
+        [(reader, writer)] = await open_many(gateway, 1)
+        if not starts:
+            assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 502 Bad Gateway\r\n"
+        else:
+            assert b"engine_error" in await asyncio.wait_for(reader.read(), HANG_S)
+        await asyncio.wait_for(upstream.calls[0].closed.wait(), HANG_S)
+        writer.close()
+
+
+@pytest.mark.parametrize("after", [b"x", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nevil!", b"\r\n\r\n0\r\n\r\n"])
+async def test_what_an_engine_says_behind_its_answer_reaches_nobody(gateway: Gateway, after: bytes) -> None:
+    async def script(call: Call) -> None:
+        if len(call.requests) == 1 and not spoilt:
+            spoilt.append(call)
+            await call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}" + after)
+        else:
+            await call.reply(b"{}")
+
+    spoilt: list[Call] = []
+    async with stage(gateway, script) as [upstream], http_client(gateway) as client:
+        for _ in range(4):
+            assert (await client.post(CHAT, json=ASK)).content == b"{}"
+        assert len(upstream.requests) == 4
+        assert len(upstream.calls) == 2
+        assert spoilt[0].closed.is_set()
+
+
+async def test_an_engine_that_talks_unasked_loses_its_connection(gateway: Gateway) -> None:
+    async with stage(gateway, answers) as [upstream], http_client(gateway) as client:
+        await client.post(CHAT, json=ASK)
+        await upstream.calls[0].send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nevil!")
+        await asyncio.wait_for(upstream.calls[0].closed.wait(), HANG_S)
+        assert (await client.post(CHAT, json=ASK)).json()["id"] == "c1"
+
+
+async def test_an_engine_that_asks_for_its_connection_to_be_closed_gets_that(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        await call.reply(b"{}", headers="connection: close\r\n")
+
+    async with stage(gateway, script) as [upstream], http_client(gateway) as client:
+        for _ in range(3):
+            assert (await client.post(CHAT, json=ASK)).status_code == 200
+        assert [len(call.requests) for call in upstream.calls] == [1, 1, 1]
+
+
+async def test_an_answer_that_ends_with_the_connection_is_whole(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + event("a"))
+        call.close()
+
+    async with stage(gateway, script), http_client(gateway) as client:
+        assert (await client.post(CHAT, json=ASK)).content == event("a")
+
+
+async def test_what_an_engine_says_before_its_answer_is_passed_over(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\ncontent-type: a/b\r\n\r\n")
+        await call.reply(b"{}")
+
+    async with stage(gateway, script) as [upstream], http_client(gateway) as client:
+        for _ in range(2):
+            response = await client.post(CHAT, json=ASK)
+            assert (response.status_code, response.content) == (200, b"{}")
+            assert response.headers["content-type"] == "application/json"
+        assert len(upstream.calls) == 1
+
+
+async def test_an_idle_connection_that_the_engine_closed_is_not_used(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        await call.reply(b"{}")
+        call.close()
+
+    async with stage(gateway, script) as [upstream], http_client(gateway) as client:
+        for turn in range(5):
+            assert (await client.post(CHAT, json=ASK)).status_code == 200
+            await until(lambda turn=turn: len(upstream.calls) == turn + 1 and not gateway.plane.pool(upstream.url).links)  # type: ignore[misc]
+
+
+# --- slow ones ---
+
+
+async def test_an_engine_that_drips_is_waited_for_and_a_silent_one_is_given_up() -> None:
+    drop = asyncio.Semaphore(0)
+
+    async def drips(call: Call) -> None:
+        await call.start()
+        for _ in range(6):
+            await drop.acquire()
+            await call.chunk(event("x"))
+        await call.closed.wait()
+
+    with Gateway(engine_silence_s=3600, still=True) as gateway:
+        async with stage(gateway, drips):
+            [(reader, writer)] = await open_many(gateway, 1)
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
+            for _ in range(6):
+                gateway.later(3000)
+                drop.release()
+                await asyncio.wait_for(reader.readuntil(event("x")), HANG_S)
+            gateway.later(1)  # it has been heard
+            gateway.later(3599)
+            assert gateway.routes.total_in_flight == 1
+            gateway.later(2)
+            assert b"engine_error" in await asyncio.wait_for(reader.read(), HANG_S)
+            writer.close()
+
+
+async def test_an_engine_that_drips_is_not_taken_for_a_silent_one_and_new_requests_do_not_hide_silence(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the watcher of an engine goes by (`Routes.silent_s`): one token in 50 s is a sign of life, a request is not."""
+    clock, drop = Clock(), asyncio.Semaphore(0)
+    monkeypatch.setattr("gateway.routing.routes.time", clock)
+
+    async def drips(call: Call) -> None:
+        if b"silent" in call.body:
+            await call.closed.wait()
+            return
+        await call.start()
+        for _ in range(5):
+            await drop.acquire()
+            await call.chunk(event("x"))
+        await drop.acquire()
+        await call.end()
+
+    async with stage(gateway, drips) as [upstream]:
+        [(reader, writer)] = await open_many(gateway, 1)
+        await until(lambda: len(upstream.requests) == 1)
+        for _ in range(5):
+            clock.now += 50
+            assert gateway.routes.silent_s("m-0") == 50
+            drop.release()
+            await asyncio.wait_for(reader.readuntil(event("x")), HANG_S)
+            gateway.later(0)
+            assert gateway.routes.silent_s("m-0") == 0
+        drop.release()
+        await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), HANG_S)
+        gateway.catch_up()
+        assert gateway.routes.silent_s("m-0") is None
+        silent = [writer]
+        for count in range(10):
+            [(_, writer)] = await open_many(gateway, 1, raw_request(json.dumps({**ASK, "user": "silent"}).encode()))
+            silent.append(writer)
+            await until(lambda count=count: len(upstream.requests) == count + 2)  # type: ignore[misc]
+            gateway.later(0)
+            assert gateway.routes.silent_s("m-0") == 50 * count
+            clock.now += 50
+        for writer in silent:
+            writer.transport.abort()
+
+
+async def test_slow_readers_hold_little_memory_and_slow_nobody_else(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        if b"quick" in call.body:
+            await answers(call)
+            return
+        await call.start()
+        for _ in range(100):
+            await call.chunk(b"data: " + b"x" * 100_000 + b"\n\n")
+        await call.end()
+
+    async with stage(gateway, script) as [upstream]:
+        clients = await open_many(gateway, 50)
+        await until(lambda: len(upstream.requests) == 50)
+        # What a client does not take is not taken from the engine.
+        await until(lambda: sum(not reads_on(front) for front in list(gateway.plane.fronts)) == 50)
+        held = [front.transport.get_write_buffer_size() for front in list(gateway.plane.fronts)]  # type: ignore[attr-defined]
+        assert len(held) == 50
+        assert max(held) <= 512 * 1024
+        assert sum(held) <= 50 * 256 * 1024
+        async with http_client(gateway) as client:
+            assert (await client.post(CHAT, json={**ASK, "user": "quick"})).status_code == 200
+        for _, writer in clients:
+            writer.transport.abort()
+
+
+# --- large bodies ---
+
+
+async def test_large_bodies_share_the_room_there_is(gateway: Gateway) -> None:
+    size = 8 * 1024 * 1024
+    body = json.dumps({"messages": "y" * size, "model": "m"}).encode()
+
+    async def script(call: Call) -> None:
+        assert len(call.body) == len(body)
+        await call.reply(b"{}")
+
+    async with stage(gateway, script) as [upstream]:
+        most = 0
+
+        async def ask() -> None:
+            nonlocal most
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(raw_request(body))
+            assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"
+            writer.close()
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, sum(gateway.plane.room._given.values()))
+                await asyncio.sleep(0.001)
+
+        watching = asyncio.create_task(watch())
+        await asyncio.gather(*(ask() for _ in range(12)))
+        watching.cancel()
+        assert 0 < most <= 32 * 1024 * 1024
+        assert len(upstream.requests) == 12
+        assert not gateway.plane.room._given
+        assert not gateway.plane.room._waiting
+
+
+async def test_a_client_that_leaves_while_it_waits_for_room_makes_none_wait_for_it(gateway: Gateway) -> None:
+    room = gateway.plane.room
+    async with stage(gateway, answers) as [upstream]:
+        hog = "hog"
+        assert room.ask(hog, 2 * gateway.plane.limits.body_bytes, lambda: None)
+        # Little of it is left unread: a client's end can be seen only when all before it fits the kernel's buffers.
+        data = raw_request(b'{"x":"' + b"y" * (SMALL_BYTES + 100_000), length=3 * SMALL_BYTES)
+        clients = await open_many(gateway, 3, data)
+        await until(lambda: len(room._waiting) == 3)
+        for _, writer in clients:
+            writer.transport.abort()
+        await until(lambda: not room._waiting)
+        room.leave(hog)
+        assert room._given == {}
+        assert upstream.calls == []
+
+
+async def test_an_engine_that_answers_before_the_body_is_complete_is_heard(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        await call.reply(b'{"error":1}', "400 Bad Request")
+
+    async with stage(gateway, script), http_client(gateway) as client:
+        response = await client.post(CHAT, json={**ASK, "x": "y" * 3_000_000})
+        assert (response.status_code, response.content) == (400, b'{"error":1}')
+
+
+async def test_a_client_that_announces_more_than_it_sends_reaches_no_engine(gateway: Gateway) -> None:
+    async with stage(gateway, answers) as [upstream]:
+        [(reader, writer)] = await open_many(gateway, 1, raw_request(b"{}", length=1000))
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), HANG_S) == b""
+        writer.close()
+        assert upstream.calls == []
+
+
+# --- a table that changes ---
+
+
+async def test_replicas_swapped_under_load_lose_no_request(gateway: Gateway) -> None:
+    stop = False
+    failed: list[int] = []
+
+    async def client_of(gateway: Gateway) -> None:
+        async with http_client(gateway) as client:
+            while not stop:
+                response = await client.post(CHAT, json=ASK)
+                if response.status_code != 200:
+                    failed.append(response.status_code)
+
+    async with Upstream(answers) as first:
+        gateway.route(model(first.url, name="m"))
+        clients = [asyncio.create_task(client_of(gateway)) for _ in range(10)]
+        try:
+            current, old = first, "m-0"
+            for turn in range(5):
+                follower = await Upstream(answers).__aenter__()
+                route = model(follower.url)
+                new = replace(route.replicas[0], id=f"m-0-a{turn}")
+                gateway.route(replace(route, replicas=(new,)))
+                await until(lambda follower=follower: len(follower.requests) > 20)  # type: ignore[misc]
+                await until(lambda old=old: gateway.routes.in_flight(old) == 0)  # type: ignore[misc]
+                if current is not first:
+                    await current.__aexit__()
+                current, old = follower, new.id
+        finally:
+            stop = True
+            await asyncio.gather(*clients)
+        assert failed == []
+        await current.__aexit__()
+    await gateway.settled()
+
+
+# --- a server that stops ---
+
+
+async def test_a_server_that_stops_closes_idle_connections_and_gives_streams_their_time() -> None:
+    turn = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.start()
+        await call.chunk(event("first"))
+        if b"short" in call.body:
+            await turn.wait()
+            await call.end()
+        await call.closed.wait()
+
+    with Gateway() as gateway:
+        async with Upstream(script) as upstream:
+            gateway.route(model(upstream.url))
+            clients = await open_many(gateway, 1, raw_request(b'{"model":"m","user":"short"}')) + await open_many(gateway, 1)
+            clients.append(await asyncio.open_connection("127.0.0.1", gateway.port))
+            short, long, idle = (reader for reader, _ in clients)
+            for reader in short, long:
+                await asyncio.wait_for(reader.readuntil(b"first"), HANG_S)
+            gateway._server.should_exit = True
+            assert await asyncio.wait_for(idle.read(), HANG_S) == b""
+            turn.set()
+            assert b"error" not in await asyncio.wait_for(short.read(), HANG_S)
+            gateway._server.force_exit = True  # the time is over
+            rest = await asyncio.wait_for(long.read(), HANG_S)
+            assert b"The gateway stops" in rest
+            assert b"[DONE]" not in rest
+            await until(lambda: all(call.closed.is_set() for call in upstream.calls))
+            for _, writer in clients:
+                writer.close()
+
+
+# --- what is counted ---
+
+
+class Notes(Meter):
+    def __init__(self) -> None:
+        self.lines: list[tuple[object, ...]] = []
+
+    def begun(self, exchange: object) -> None:
+        self.lines.append(("begun",))
+
+    def first_byte(self, exchange: object) -> None:
+        self.lines.append(("first byte",))
+
+    def refused(self, exchange: object, error: Exception) -> None:
+        self.lines.append(("refused", type(error).__name__))
+
+    def ended(self, exchange: object) -> None:
+        self.lines.append(("ended", exchange.outcome, exchange.status, exchange.sent, *usage(exchange.tail)))  # type: ignore[attr-defined]
+
+
+async def test_each_request_is_told_to_the_meter(gateway: Gateway) -> None:
+    notes = Notes()
+    body = json.dumps(
+        {"choices": ["x" * 9000], "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}}
+    ).encode()
+
+    async def script(call: Call) -> None:
+        if b"stream" in call.body:
+            await call.start()
+            await call.chunk(event("a"))
+            await call.chunk(b'data: {"choices":[],"usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2}}\n\n')
+            await call.chunk(b"data: [DONE]\n\n")
+            await call.end()
+        elif b"dies" in call.body:
+            call.close()
+        else:
+            await call.reply(body)
+
+    with Gateway(meter=notes) as metered:
+        async with stage(metered, script), http_client(metered) as client:
+            await client.post(CHAT, json=ASK)
+            metered.catch_up()
+            assert notes.lines == [("begun",), ("first byte",), ("ended", "answered", 200, len(body), 7, 5)]
+            notes.lines.clear()
+            await client.post(CHAT, json={**ASK, "stream": True})
+            metered.catch_up()
+            assert notes.lines[-1][:3] == ("ended", "answered", 200)
+            assert notes.lines[-1][-2:] == (3, 2)
+            notes.lines.clear()
+            await client.post(CHAT, json={**ASK, "user": "dies"})
+            metered.catch_up()
+            assert notes.lines == [("begun",), ("ended", "refused", 0, 0, None, None), ("refused", "UpstreamError")]
+            notes.lines.clear()
+            await client.post(CHAT, json={"model": "nope"})
+            metered.catch_up()
+            assert notes.lines == [("refused", "ModelNotFound")]

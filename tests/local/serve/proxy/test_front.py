@@ -1,0 +1,521 @@
+"""The front over raw sockets: hostile bytes, limits, time-outs, pipelining, and FastAPI beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import math
+import socket
+import struct
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.access.auth import Keys
+from gateway.serve.proxy import limits as guard
+from gateway.serve.proxy.front import Front
+from gateway.serve.server import listen
+from gateway.serve.workers.sockets import share
+from gateway.settings import Settings
+from tests.support.dataplane import (
+    ASK,
+    CHAT,
+    Gateway,
+    answers,
+    event,
+    http_client,
+    model,
+    never_answers,
+    raw_request,
+    reads_on,
+    refused_url,
+    stage,
+    until,
+)
+from tests.support.patience import HANG_S
+from tests.support.upstream import Call
+
+pytestmark = pytest.mark.anyio
+
+BODY = json.dumps(ASK).encode()
+GOOD = raw_request(BODY)
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    with Gateway(still=True) as running:
+        yield running
+
+
+async def talk(port: int, data: bytes) -> bytes:
+    """Sends `data`; everything that comes back until the gateway closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    try:
+        return await asyncio.wait_for(reader.read(), HANG_S)
+    finally:
+        writer.close()
+
+
+async def status(reader: asyncio.StreamReader) -> bytes:
+    """The status and the beginning of the next answer, which has a content-length."""
+    async with asyncio.timeout(HANG_S):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        return head.split(b"\r\n")[0].removeprefix(b"HTTP/1.1 ") + b" | " + (await reader.readexactly(length))[:24]
+
+
+async def statuses(port: int, data: bytes, count: int) -> list[bytes]:
+    """Those of the next `count` answers."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    lines = [await status(reader) for _ in range(count)]
+    writer.close()
+    return lines
+
+
+def post(*headers: bytes, body: bytes = BODY, path: bytes = CHAT.encode(), length: bool = True) -> bytes:
+    lines = [b"POST %b HTTP/1.1" % path, *headers]
+    if length:
+        lines.append(b"content-length: %d" % len(body))
+    return b"\r\n".join([*lines, b"", body])
+
+
+# --- bytes that are no request, or two ---
+
+
+@pytest.mark.parametrize("path", [CHAT.encode(), b"/echo"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([b"host: x", b"transfer-encoding: chunked"], 400),
+        ([b"host: x", b"content-length: 3"], 400),
+        ([b"host: x", b"transfer-encoding: xchunked"], 400),
+        ([b"host: x", b"transfer-encoding: chunked, identity"], 400),
+        ([b"host: x", b"x : y"], 400),
+        ([b"host : x"], 400),
+        ([b"host: x", b"x: a\0b"], 400),
+        ([b"host: x\n", b"x: y"], 400),
+        ([b"host: x", b"x: y", b" folded"], 400),
+        ([b"host: x", b": y"], 400),
+        ([], 400),
+        ([b"host:"], 400),
+        ([b"host: x/evil?a="], 400),
+        ([b"host: x#"], 400),
+        ([b"host: x@y"], 400),
+        ([b"host: a b"], 400),
+        ([b"host: [::1"], 400),
+        ([b"host: x:123456"], 400),
+        ([b"host: x", b"host: y"], 400),
+        ([b"host: x", b"content_type: application/json"], 400),
+        ([b"host: x", b"a: " + b"b" * guard.HEAD_BYTES], 431),
+        ([b"host: x", *[b"a%d: b" % n for n in range(5000)]], 431),
+        ([b"host: x", b"authorization: Bearer a", b"authorization: Bearer b"], 400),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+async def test_what_cannot_be_read_is_refused_and_reaches_nobody(
+    gateway: Gateway, path: bytes, headers: list[bytes], status: int
+) -> None:
+    async with stage(gateway, answers) as [upstream]:
+        answer = await talk(gateway.port, post(*headers, path=path))
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert answer.count(b"x-gateway-source: gateway\r\n") == 1
+        assert b"connection: close\r\n" in answer
+        assert set(json.loads(answer.partition(b"\r\n\r\n")[2])["error"]) == {"message", "type", "param", "code"}
+        assert upstream.requests == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\nhost: x\n\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 100,
+        b"SSH-2.0-x\r\n",
+        b"POST /v1/chat/completions HTTP/2.0\r\nhost: x\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1 x\r\nhost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+        post(b"host: x", b"content-length: -1", length=False),
+        post(b"host: x", b"content-length: +4", length=False),
+        post(b"host: x", b"content-length: 4, 4", length=False),
+        post(b"host: x", b"content-length: 99999999999999999999", length=False),
+        post(b"host: x", b"transfer-encoding: chunked", length=False, body=b"-1\r\n{}\r\n0\r\n\r\n"),
+        post(b"host: x", b"transfer-encoding: chunked", length=False, body=b"2;a=\0\r\n{}\r\n0\r\n\r\n"),
+        post(b"host: x", b"transfer-encoding: chunked", length=False, body=b"2\r\n{}x\r\n0\r\n\r\n"),
+        post(b"host: x", b"transfer-encoding: chunked", length=False, body=b"ffffffffffffffffff\r\n{}"),
+        post(b"host: x", b"transfer-encoding: chunked", length=False, body=b"2\n{}\n0\n\n"),
+    ],
+    ids=lambda value: repr(value)[:50],
+)
+async def test_what_is_no_request_is_a_bad_request(gateway: Gateway, data: bytes) -> None:
+    async with stage(gateway, answers) as [upstream]:
+        answer = await talk(gateway.port, data)
+        assert answer[:13] in (b"HTTP/1.1 400 ", b"HTTP/1.1 413 ")
+        assert answer.count(b"x-gateway-source: gateway\r\n") == 1
+        assert upstream.requests == []
+
+
+@pytest.mark.parametrize("path", [CHAT, "/echo"])
+async def test_a_head_without_an_end_is_not_kept(gateway: Gateway, path: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\nx: ".encode())
+    for _ in range(40):
+        writer.write(b"a" * 100_000)
+    answer = await asyncio.wait_for(reader.read(), HANG_S)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    writer.transport.abort()  # much of it is not sent yet
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://x/v1/chat/completions", b"200"),
+        (b"/v1/chat%2Fcompletions", b"200"),
+        (b"/v1/chat/completions?x=/admin", b"200"),
+        (b"/v1/chat/completions#x", b"200"),
+        (b"/v1/chat/completions;x", b"404"),
+        (b"/v1/chat/completions/", b"404"),
+        (b"/v1//chat/completions", b"404"),
+        (b"/v1/../sleep", b"404"),
+        (b"/v1/sleep", b"404"),
+        (b"/v1/%73leep", b"404"),
+        (b"/V1/chat/completions", b"200 OK | /V1/chat/completions"),
+        (b"//v1/chat/completions", b"200 OK | //v1/chat/completion"),
+        (b"/sleep", b"200 OK | /sleep"),
+    ],
+)
+async def test_only_what_the_table_names_reaches_an_engine(gateway: Gateway, target: bytes, status: bytes) -> None:
+    async with stage(gateway, answers) as [upstream]:
+        data = post(b"host: x", b"connection: close", path=target)
+        answer = await talk(gateway.port, data)
+        line, _, rest = answer.partition(b"\r\n")
+        shown = line.removeprefix(b"HTTP/1.1 ") + b" | " + rest.partition(b"\r\n\r\n")[2]
+        assert shown.startswith(status)
+        assert [call.head[0] for call in upstream.calls] == (
+            [b"POST /v1/chat/completions HTTP/1.1"] if status == b"200" else []
+        )
+
+
+# --- requests in a row ---
+
+
+async def test_requests_sent_ahead_are_answered_in_turn_whoever_answers_them(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        if b"slow" in call.body:
+            await asyncio.sleep(0.2)
+        await call.reply(b"engine " + call.body[-8:])
+
+    slow = raw_request(b'{"model":"m","user":"slow"}')
+    echo = b"GET /echo HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with stage(gateway, script) as [upstream]:
+        got = await statuses(gateway.port, slow + echo + GOOD + echo + slow, 5)
+        assert [line[9:15] for line in got] == [b"engine", b"/echo ", b"engine", b"/echo ", b"engine"]
+        assert [b"slow" in request for request in upstream.requests] == [True, False, True]
+
+
+async def test_a_request_behind_one_that_is_being_answered_comes_in_pieces(gateway: Gateway) -> None:
+    async with stage(gateway, answers):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        for byte in GOOD + GOOD:
+            writer.write(bytes([byte]))
+            await writer.drain()
+        for _ in range(2):
+            assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"
+            await reader.readuntil(b'"stop"}]}')
+        writer.close()
+
+
+async def test_garbage_behind_a_good_request_is_refused_after_the_answer(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        await asyncio.sleep(0.1)
+        await call.reply(b"{}")
+
+    async with stage(gateway, script) as [upstream]:
+        for bad in (b"NONSENSE\r\n\r\n", b"GET /x HTTP/1.1\r\n\r\n", post(b"host: x", b"transfer-encoding: chunked")):
+            answer = await talk(gateway.port, GOOD + bad)
+            first, _, second = answer.partition(b"{}")
+            assert first.startswith(b"HTTP/1.1 200 OK")
+            assert second.startswith(b"HTTP/1.1 400 ")
+        assert len(upstream.requests) == 3
+
+
+async def test_only_so_many_requests_may_be_sent_ahead(gateway: Gateway) -> None:
+    async with stage(gateway, answers) as [upstream]:
+        answer = await talk(gateway.port, GOOD * 100)
+        assert answer.count(b"HTTP/1.1 200 OK") == guard.PIPELINED + 1
+        assert answer.count(b"HTTP/1.1 400 ") == 1
+        assert len(upstream.requests) == guard.PIPELINED + 1
+
+
+async def test_a_client_that_leaves_takes_all_it_sent_ahead_with_it(gateway: Gateway) -> None:
+    async with stage(gateway, never_answers) as [upstream]:
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(GOOD * 3)
+        await until(lambda: len(upstream.requests) == 1)
+        writer.transport.abort()
+        await until(lambda: gateway.routes.total_in_flight == 0)
+        assert len(upstream.requests) == 1
+
+
+async def test_a_client_that_waits_for_a_go_ahead_gets_it(gateway: Gateway) -> None:
+    async with stage(gateway, answers):
+        for path in CHAT, "/echo":
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            head, _, body = raw_request(BODY, path).partition(b"\r\n\r\n")
+            writer.write(head + b"\r\nexpect: 100-continue\r\n\r\n")
+            assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body)
+            assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"
+            writer.close()
+
+
+async def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_is_the_end(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        await call.start()
+        await call.chunk(event("a"))
+        await call.end()
+
+    async with stage(gateway, script):
+        answer = await talk(gateway.port, GOOD.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        assert body == event("a")
+
+
+async def test_an_upgrade_that_nobody_speaks_is_ignored(gateway: Gateway) -> None:
+    """As Java's HTTP client asks for it, in every request."""
+    ask = post(b"host: x", b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAEAAEAAAAIAAAAB")
+    async with stage(gateway, answers) as [upstream]:
+        for data in (ask, GOOD), (ask[:-40], ask[-40:]), (ask + GOOD, b""), (ask[:20], ask[20:]):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            for piece in data:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.02)
+            assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"
+            writer.close()
+        assert {call.body for call in upstream.calls} == {BODY}
+    async with http_client(gateway) as client:
+        response = await client.post("/echo", content=b"abc", headers={"connection": "upgrade", "upgrade": "h2c"})
+        assert response.content == b"/echo abc"
+
+
+# --- limits ---
+
+
+async def test_too_many_connections_are_told_to_come_back() -> None:
+    for total, each in (3, 9), (9, 3):
+        with Gateway(connections=total, connections_per_address=each) as gateway:
+            gateway.route(model(refused_url()))
+            kept = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(3)]
+            await until(lambda gateway=gateway: len(gateway.plane.fronts) == 3)  # type: ignore[misc]
+            answer = await talk(gateway.port, b"")
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 1\r\n" in answer
+            for _, writer in kept:
+                writer.close()
+            await until(lambda gateway=gateway: not gateway.plane.fronts)  # type: ignore[misc]
+            assert (await statuses(gateway.port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", 1))[0].startswith(b"200")
+
+
+async def only(gateway: Gateway) -> Front:
+    """The gateway's end of its one connection."""
+    await until(lambda: len(gateway.plane.fronts) == 1)
+    [front] = gateway.plane.fronts
+    assert isinstance(front, Front)
+    return front
+
+
+@pytest.mark.parametrize("path", [CHAT, "/echo"])
+async def test_each_phase_has_its_time(gateway: Gateway, path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode()
+    async with stage(gateway, answers) as [upstream]:
+        for data, seconds, begins in (
+            (b"", guard.FIRST_BYTE_S, b""),
+            (b"P", guard.HEAD_S, b"HTTP/1.1 408 "),
+            (head[:-2], guard.HEAD_S, b"HTTP/1.1 408 "),
+            (head + b"{", guard.BODY_S, b"HTTP/1.1 408 "),
+        ):
+            await until(lambda: not gateway.plane.fronts)
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(data)
+            front = await only(gateway)
+            await until(lambda front=front, data=data: front._received == len(data))  # type: ignore[misc]
+            gateway.later(seconds - 1)
+            assert front in gateway.plane.fronts
+            assert not front._deaf
+            gateway.later(2)
+            assert (await asyncio.wait_for(reader.read(), HANG_S))[:13] == begins
+            writer.close()
+        assert upstream.requests == []
+
+
+async def test_a_head_that_dribbles_in_has_no_more_time_than_any_other(gateway: Gateway) -> None:
+    await until(lambda: not gateway.plane.fronts)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    front = await only(gateway)
+    for count, byte in enumerate(GOOD[:60], 1):
+        writer.write(bytes([byte]))
+        await until(lambda count=count: front._received == count)  # type: ignore[misc]
+        gateway.later(1)
+        assert front._deaf == (count >= guard.HEAD_S)
+        if front._deaf:
+            break
+    assert (await asyncio.wait_for(reader.read(), HANG_S)).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/echo"])
+async def test_a_connection_is_kept_for_a_while(path: str) -> None:
+    with Gateway(keep_alive_s=75, still=True) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        front = await only(gateway)
+        for _ in range(2):
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            assert (await status(reader)).startswith(b"200 OK ")
+            await until(lambda: front._deadline < math.inf and not front._busy())
+            gateway.later(74)
+            assert front in gateway.plane.fronts
+        gateway.later(2)
+        assert await asyncio.wait_for(reader.read(), HANG_S) == b""
+        writer.close()
+
+
+async def test_a_client_that_takes_nothing_is_cut_off(gateway: Gateway) -> None:
+    async def script(call: Call) -> None:
+        await call.start()
+        while True:
+            await call.chunk(b"data: " + b"x" * 100_000 + b"\n\n")
+
+    async with stage(gateway, script) as [upstream]:
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+        writer.write(GOOD)
+        front = await only(gateway)
+        await until(lambda: not reads_on(front))
+        gateway.later(guard.STALL_S - 1)
+        assert front in gateway.plane.fronts
+
+        def cut() -> bool:
+            # What was on its way when it was last looked at counts as taken.
+            gateway.later(guard.STALL_S + 1)
+            return upstream.calls[0].closed.is_set()
+
+        await until(cut)
+        writer.transport.abort()
+
+
+def test_what_a_client_never_took_is_not_kept_by_the_kernel_either() -> None:
+    class Transport:
+        """As much of one as is looked at."""
+
+        def get_extra_info(self, _: str) -> socket.socket:
+            return ours
+
+        def get_write_buffer_size(self) -> int:
+            return 0
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        ours, _ = server.accept()
+        ours.setblocking(False)
+        written = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                written += ours.send(bytes(2**20))
+        stall, now = guard.Stall(Transport(), 0.0), 0.0  # type: ignore[arg-type]
+        while not stall.over(now):
+            now += guard.STALL_S + 1
+        ours.close()
+        received = 0
+        with pytest.raises(ConnectionResetError):
+            while piece := client.recv(2**20):
+                received += len(piece)
+        assert received < written
+
+
+def test_the_kernel_takes_little_ahead_of_what_a_client_reads(tmp_path: Path) -> None:
+    alone = listen(Settings(port=0, data_dir=tmp_path))
+    for listener in (alone, *share(listen(Settings(port=0, data_dir=tmp_path)), 2)):
+        with listener:
+            listener.listen()
+            assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == guard.UNSENT_BYTES
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        guard.hold_little(server)
+        with socket.create_connection(server.getsockname()) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            ours, _ = server.accept()
+            with ours:
+                ours.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        ours.send(bytes(1024))
+                queued = struct.unpack("i", fcntl.ioctl(ours.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
+                assert queued < 4 * guard.UNSENT_BYTES
+
+
+async def test_a_body_for_fastapi_has_the_same_limit() -> None:
+    with Gateway(body_bytes=1024) as gateway:
+        for data in (
+            raw_request(b"{", "/echo", length=10**12),
+            b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n800\r\n" + b" " * 0x800,
+        ):
+            answer = await talk(gateway.port, data)
+            assert answer.startswith(b"HTTP/1.1 413 ")
+            assert b"body_too_large" in answer
+
+
+async def test_fastapi_gets_its_requests_whole(gateway: Gateway) -> None:
+    async with http_client(gateway) as client:
+        for _ in range(3):
+            response = await client.post("/admin/x?a=b", content=b"0123456789" * 100_000)
+            assert response.headers["x-asgi"] == "1"
+            assert response.content == b"/admin/x " + b"0123456789" * 100_000
+
+
+# --- who may call ---
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([], 401),
+        ([b"authorization: Bearer wrong"], 401),
+        ([b"authorization: Basic api-secret"], 401),
+        ([b"authorization: Bearer api-secret"], 200),
+        ([b"authorization: Bearer admin-secret"], 200),
+        ([b"x-api-key: api-secret"], 401),
+    ],
+)
+async def test_inference_needs_a_key(headers: list[bytes], status: int) -> None:
+    with Gateway(keys=Keys("admin-secret", "api-secret")) as gateway:
+        async with stage(gateway, answers) as [upstream]:
+            answer = await talk(gateway.port, post(b"host: x", b"connection: close", *headers))
+            assert answer.startswith(b"HTTP/1.1 %d " % status)
+            assert len(upstream.requests) == (status == 200)
+            for path in (b"/v1/models", b"/v1/nothing"):
+                answer = await talk(gateway.port, b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path)
+                assert answer.startswith(b"HTTP/1.1 401 ")
+
+
+async def test_without_keys_only_this_machines_own_programs_come_in() -> None:
+    with Gateway(keys=Keys(None, None)) as gateway:
+        async with stage(gateway, answers):
+            for host, origin, status in (
+                (b"localhost", b"", 200),
+                (b"evil.example", b"", 403),
+                (b"localhost", b"http://evil", 403),
+            ):
+                headers = [b"host: " + host, b"connection: close", *([b"origin: " + origin] if origin else [])]
+                assert (await talk(gateway.port, post(*headers))).startswith(b"HTTP/1.1 %d " % status)
+
+
+async def test_a_refused_body_is_not_waited_for() -> None:
+    with Gateway(keys=Keys("admin-secret", None), still=True) as closed:
+        answer = await talk(closed.port, raw_request(b"{", length=1_000_000))
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        await closed.settled()

@@ -1,0 +1,162 @@
+"""Hostile bytes at the gateway's door: requests that parsers disagree on, each with what must come of it, and mutations of them.
+
+The engine behind logs raw bytes; see tests/hostile for what must hold. `scripts/fuzz` sends as many mutations as you like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from anyio import to_thread
+
+from tests.hostile.corpus import Seed, corpus, request
+from tests.hostile.engine import LoggedEngine
+from tests.hostile.fuzz import SENTINEL, Tally, fuzz, judged, lane_name, send
+from tests.hostile.strict import sent
+from tests.support.patience import HANG_S
+from tests.support.served import Served, served
+
+pytestmark = pytest.mark.anyio
+
+INPUTS = 20_000
+LANES = 16
+GROWTH_MIB = 64
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def engines() -> AsyncIterator[list[LoggedEngine]]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(LoggedEngine(lane_name(number))) for number in range(LANES)]
+
+
+@pytest.fixture(scope="module")
+async def gateway(engines: list[LoggedEngine], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    """Without keys, so that no change to a key hides what comes after it."""
+    models = {engine.model: [engine.url] for engine in engines}
+    running = served(tmp_path_factory.mktemp("served"), models)
+    made = await to_thread.run_sync(running.__enter__)
+    yield made
+    await to_thread.run_sync(running.__exit__, None, None, None)
+
+
+SEEDS = corpus(lane_name(0))
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.name)
+async def test_each_request_of_the_corpus_asks_as_often_as_it_may(
+    seed: Seed, gateway: Served, engines: list[LoggedEngine]
+) -> None:
+    reply, found = await judged(gateway.port, seed.data + SENTINEL, engines[0], asks=seed.asks)
+    assert not found
+    if seed.asks == 0:
+        assert all(400 <= status < 500 for status, _ in reply.answers[:1]), reply
+
+
+def test_the_strict_reader_reads_what_is_plain_and_nothing_else() -> None:
+    asked = {seed.name: (sent(seed.data), seed.asks) for seed in SEEDS if seed.asks}
+    assert all(count >= asks for count, asks in asked.values()), asked
+    counts = {seed.name: sent(seed.data) for seed in SEEDS}
+    assert counts["two in a pipeline"] == counts["chunked, then one in a pipeline"] == 2
+    for name in ("CL.TE", "TE.CL", "bare LF", "folded", "bare CR", "two CL", "chunk that lies", "NUL in a value", "HTTP/0.9"):
+        assert counts[name] == 0, name
+
+
+SLOW = 150
+
+
+async def test_heads_that_never_end_are_closed_and_others_are_served_meanwhile(
+    gateway: Served, engines: list[LoggedEngine]
+) -> None:
+    """A third of the clients says nothing, a third stops within its head, a third sends a byte a second, and would for hours."""
+    head = SEEDS[0].data.partition(b"\r\n\r\n")[0]
+    opened: list[int] = []
+
+    async def closed(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        opened.append(number)
+        writer.write(head[: (0, number % len(head), 1)[number % 3]])
+        ended = asyncio.create_task(reader.read())
+        async with asyncio.timeout(HANG_S):
+            while not (await asyncio.wait((ended,), timeout=1))[0]:
+                if number % 3 == 2:
+                    writer.write(b"a")
+        ended.exception()  # closed is closed, whether politely or not
+        writer.transport.abort()
+
+    slow = [asyncio.create_task(closed(number)) for number in range(SLOW)]
+    while len(opened) < SLOW:
+        await asyncio.sleep(0.01)
+    served_meanwhile = 0
+    while not all(task.done() for task in slow):
+        reply, found = await judged(gateway.port, SEEDS[0].data + SENTINEL, engines[0], quiet_s=HANG_S)
+        assert (found, reply.from_engine) == ([], 1)
+        served_meanwhile += 1
+        await asyncio.sleep(0.2)
+    await asyncio.gather(*slow)
+    assert served_meanwhile
+
+
+ADMIN_TARGETS = (
+    *(b"/admin/models", b"//admin/models", b"/v1/../admin/models", b"/v1/models/../../admin/models", b"/%61dmin/models"),
+    *(
+        b"/admin%2fmodels",
+        b"/healthz/../admin/models",
+        b"/healthz?/admin/models",
+        b"/admin;/models",
+        b"/admin/models/",
+        b"/ADMIN/models",
+    ),
+    *(b"http://127.0.0.1/admin/models", b"http://127.0.0.1/healthz/../admin/models", b"/v1/models#/../admin/models"),
+)
+NOT_ADMIN = (b"/healthz?", b"/v1/models#")
+"""What a URL of these leads to is open to the key that asks."""
+HOSTS = (b"127.0.0.1", b"127.0.0.1/healthz?", b"127.0.0.1#", b"x/v1?a=", b"a@127.0.0.1")
+
+
+@pytest.mark.parametrize("key", ["", "sk-inference-0123456789"], ids=["no key", "inference key"])
+async def test_no_spelling_of_a_target_gains_a_scope(key: str, tmp_path: Path) -> None:
+    settings = {"FITSERVE_ADMIN_KEY": "sk-admin-0123456789", "FITSERVE_API_KEY": "sk-inference-0123456789"}
+    running = served(tmp_path, {}, admin_key=settings["FITSERVE_ADMIN_KEY"], **settings)
+    gateway = await to_thread.run_sync(running.__enter__)
+    try:
+        for target in ADMIN_TARGETS:
+            for host in HOSTS:
+                authorization = [b"authorization: Bearer " + key.encode()] if key else []
+                data = request(
+                    b"",
+                    *authorization,
+                    b"connection: close",
+                    line=b"GET " + target + b" HTTP/1.1",
+                    host=b"host: " + host,
+                    length=None,
+                )
+                reply = await send(gateway.port, data, quiet_s=HANG_S)
+                good = [status for status, _ in reply.answers if status < 400]
+                assert not good or target.startswith(NOT_ADMIN), (target, host)
+                assert reply.answers, target
+    finally:
+        await to_thread.run_sync(running.__exit__, None, None, None)
+
+
+async def test_mutated_requests_break_nothing(gateway: Served, engines: list[LoggedEngine]) -> None:
+    before = gateway.resident_mib
+    tally = Tally()
+    await fuzz(gateway.port, engines, INPUTS, seed=1, tally=tally)
+    assert not tally.violations, tally.violations[:5]
+    assert tally.inputs == INPUTS
+    assert tally.asked > INPUTS / 50, "too few mutations reach the engine to show anything"
+    assert tally.statuses.get(400, 0) > INPUTS / 50
+    assert gateway.resident_mib - before < GROWTH_MIB
+    assert "Traceback" not in gateway.log
+    _, found = await judged(gateway.port, SEEDS[0].data + SENTINEL, engines[0])
+    assert not found
+    assert len(engines[0].asked) == 1

@@ -1,0 +1,431 @@
+"""Who gets in: the matrix of scopes, tricks with paths and hosts, guesses, and secrets that must not be found anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import re
+import sqlite3
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+import pytest
+
+from gateway.access.auth import ANYONE, Keys, key_of
+from gateway.access.wrong_keys import Guesses
+from gateway.api.endpoints import SURFACE
+from gateway.domain.key import SCOPES as KNOWN_SCOPES
+from gateway.domain.key import Grant, digest_of, new_key
+from gateway.errors import FitserveError
+from gateway.serve.admin.scopes import SCOPES
+from gateway.serve.app import create_app
+from gateway.settings import Settings
+from tests.local.serve.admin.test_keys import gateway, make, unused
+from tests.support.patience import HANG_S
+from tests.support.running import Running, running
+from tests.support.served import served
+from tests.support.upstream import Call, Upstream
+
+ADMIN = "an-admin-key-of-this-test"
+
+
+def routes() -> list[tuple[str, str]]:
+    """(method, path) of every route that the application has."""
+    door = create_app(Settings())
+    return sorted((method, route.path) for route in door.scopes.routes for method in route.methods or ())
+
+
+# --- S2: keys ---
+
+HOSTILE = [
+    b"' OR '1'='1",
+    b"'; DROP TABLE keys; --",
+    b"x" * 1_000_000,
+    b"\0" * 40,
+    ADMIN.encode() + b"\0",
+    "ключ".encode(),
+    b"\xff\xfe\xed\xa0\x80",
+    b"%s%n%x",
+    digest_of(ADMIN),
+    digest_of(ADMIN).hex().encode(),
+    bytes(32),
+]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("token", HOSTILE, ids=lambda token: repr(token)[:30])
+def test_s2_hostile_keys_are_wrong_keys(token: bytes) -> None:
+    keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(new_key()))])
+    with pytest.raises(FitserveError) as caught:
+        keys.check(b"Bearer " + token, "inference")
+    assert caught.value.status == 401
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.unit
+def test_s2_a_key_is_hashed_before_it_is_compared_and_compared_in_constant_time() -> None:
+    made = new_key()
+    keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(made))])
+    with patch("gateway.access.auth.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
+        for token in (ADMIN, made, "wrong"):
+            try:
+                keys.check(f"Bearer {token}".encode(), "inference")
+            except FitserveError:
+                assert token == "wrong"
+    compared = [call.args for call in compare.call_args_list]
+    assert [left for left, _ in compared] == [digest_of(ADMIN), digest_of(made), digest_of("wrong")]
+    assert all(len(right) == 32 for _, right in compared)
+
+
+@pytest.mark.unit
+def test_s2_a_key_that_is_nearly_right_is_looked_at_no_longer_than_another() -> None:
+    """What is compared for it, and how often, is the same; benchmarks/small.py tells what both take."""
+    keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(new_key()))])
+
+    def work(token: bytes) -> list[tuple[int, bytes]]:
+        with patch("gateway.access.auth.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
+            with pytest.raises(FitserveError):
+                keys.check(b"Bearer " + token, "admin")
+            return [(len(call.args[0]), call.args[1]) for call in compare.call_args_list]
+
+    near = work(ADMIN.encode()[:-1] + b"z")
+    assert near == work(b"z" * len(ADMIN))
+    assert near
+
+
+# --- S3: scopes ---
+
+
+@pytest.mark.unit
+def test_s3_every_route_has_its_one_row_and_every_row_its_route() -> None:
+    have = {(method, path) for method, path in routes() if method != "HEAD"}
+    assert have == set(SCOPES)
+    assert {path for (_, path), scope in SCOPES.items() if scope == "open"} == {"/healthz", "/readyz"}
+
+
+@pytest.mark.unit
+def test_s13_what_changes_something_is_never_a_get_and_never_less_than_admin() -> None:
+    for (method, path), scope in SCOPES.items():
+        assert method in ("GET", "POST", "PUT", "DELETE")
+        assert method == "GET" or scope == "admin", path
+
+
+async def knock(one: Running, key: str | None, method: str, path: str) -> int:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return (await one.client.request(method, path, headers=headers)).status_code
+
+
+@pytest.mark.local
+@pytest.mark.anyio
+async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> None:
+    async with running(tmp_path, unused, admin_key=ADMIN) as one:
+        one.client.headers["authorization"] = f"Bearer {ADMIN}"
+        scopes: tuple[Any, ...] = ("inference", "read", "admin")
+        keys = {None: None} | {scope: await make(one, f"key-{scope}", scopes=[scope]) for scope in scopes}
+        del one.client.headers["authorization"]
+        inference = [(endpoint.method, endpoint.path, "inference") for endpoint in SURFACE]
+        inference += [("GET", "/v1/models/x", "inference"), ("POST", "/v1/responses/resp_x/cancel", "inference")]
+        inference += [("GET", "/v1/nowhere", "inference"), ("GET", "/v2/nowhere", "inference")]
+        rows: list[tuple[str, str, str]] = [(method, path, SCOPES.get((method, path), "read")) for method, path in routes()]
+        assert len(rows) > 15
+        # What is no route tells every key that may read so.
+        rows += [*inference, ("GET", "/", "read"), ("GET", "/admin", "read"), ("PATCH", "/admin/models", "admin")]
+        for method, path, need in rows:
+            for have, key in keys.items():
+                target = path.replace("{name:path}", "x").replace("{name}", "nobody").replace("{number}", "99")
+                got = await knock(one, key, method, target)
+                may = need in ("open", have) or have == "admin"
+                expected = "good" if may else 401 if have is None else 403
+                assert ("good" if got not in (401, 403) else got) == expected, (method, path, have, got)
+
+
+@pytest.mark.local
+@pytest.mark.anyio
+async def test_s11_without_a_key_only_health_answers_and_tells_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, unused, admin_key=ADMIN) as one:
+        answers = {}
+        for method, path in routes():
+            answer = await one.client.request(method, path)
+            answers[path] = answer
+            assert (answer.status_code == 401) == (path not in ("/healthz", "/readyz")), (method, path)
+            assert "server" not in answer.headers
+            assert not re.search(r"\d+\.\d+\.\d+|uvicorn|fastapi|starlette", answer.text + str(answer.headers), re.IGNORECASE)
+        assert answers["/healthz"].json() == {"status": "ok"}
+        assert answers["/readyz"].json() == {"status": "ok", "problems": []}
+
+
+# --- S4: paths and hosts ---
+
+
+async def raw(port: int, data: bytes) -> int:
+    """The status that these bytes get."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        line = await asyncio.wait_for(reader.readline(), HANG_S)
+        return int(line.split()[1])
+    finally:
+        writer.close()
+
+
+TARGETS = [
+    b"/admin/models",
+    b"//admin/models",
+    b"/%61dmin/models",
+    b"/admin%2fmodels",
+    b"/admin%2Fmodels",
+    b"/v1/../admin/models",
+    b"/v1/%2e%2e/admin/models",
+    b"/v1/models/../../admin/models",
+    b"/healthz/../admin/models",
+    b"/healthz/%2e%2e/admin/models",
+    b"/healthz;/../admin/models",
+    b"/healthz%2f..%2fadmin%2fmodels",
+    b"/admin/models;x=/healthz",
+    b"/admin/models?x=/healthz",
+    b"/admin/models%3f/healthz",
+    b"/admin/models/",
+    b"/admin/models%00",
+    b"/./admin/models",
+    b"http://x/admin/models",
+    b"http://x/healthz/../admin/models",
+    b"http://x@y/admin/models",
+    b"*",
+    b"/ADMIN/models",
+    b"/admin/models#/healthz",
+    b"/metrics",
+    b"/metrics/",
+    b"//metrics",
+    b"/metrics;a",
+    b"/admin/keys",
+    b"/admin/keys/",
+    b"/%2e/admin/keys",
+]
+
+
+@pytest.mark.local
+@pytest.mark.anyio
+async def test_s4_no_spelling_of_a_path_or_host_gains_a_scope(tmp_path: Path) -> None:
+    assert tuple(map(int, version("starlette").split(".")[:3])) >= (1, 0, 1)
+    async with running(tmp_path, unused, admin_key=ADMIN) as one:
+        one.client.headers["authorization"] = f"Bearer {ADMIN}"
+        api = await make(one, "api-1")
+        port = int(one.url.rpartition(":")[2])
+        for key in (b"", b"authorization: Bearer " + api.encode() + b"\r\n"):
+            for target in TARGETS:
+                got = await raw(port, b"GET %b HTTP/1.1\r\nhost: x\r\n%b\r\n" % (target, key))
+                assert got in (400, 401, 403, 404), (target, key, got)
+            for host in (b"x/healthz?", b"x#", b"x/healthz", b"x?/healthz", b"healthz@x", b"x:80/healthz", b"localhost"):
+                got = await raw(port, b"GET /admin/models HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (host, key))
+                assert got in (400, 401, 403), (host, got)
+            for extra in (
+                b"x-original-url: /healthz",
+                b"x-rewrite-url: /healthz",
+                b"x-forwarded-prefix: /healthz",
+                b"x-http-method-override: GET",
+            ):
+                got = await raw(port, b"GET /admin/models HTTP/1.1\r\nhost: x\r\n%b\r\n%b\r\n" % (extra, key))
+                assert got in (401, 403), (extra, got)
+
+
+# --- S13: browsers ---
+
+
+@pytest.mark.local
+@pytest.mark.anyio
+async def test_s13_other_origins_are_told_nothing_and_cookies_count_for_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, unused, admin_key=ADMIN) as one:
+        ask = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+        good = {"authorization": f"Bearer {ADMIN}", "origin": "https://evil.example"}
+        for path in ("/admin/models", "/v1/chat/completions", "/metrics", "/healthz", "/v1/models"):
+            for answer in (
+                await one.client.options(path, headers=ask),
+                await one.client.options(path, headers=ask | good),
+                await one.client.get(path, headers=good),
+            ):
+                assert not [name for name in answer.headers if name.startswith("access-control")]
+                assert "set-cookie" not in answer.headers
+        for cookie in (f"authorization=Bearer {ADMIN}", f"key={ADMIN}", f"token={ADMIN}"):
+            assert (await one.client.get("/admin/models", headers={"cookie": cookie})).status_code == 401
+        for query in (f"key={ADMIN}", f"access_token={ADMIN}", f"token={ADMIN}"):
+            assert (await one.client.get(f"/admin/models?{query}")).status_code == 401
+        # A page cannot send a form: it needs a body in JSON.
+        sent = await one.client.post("/admin/models", data={"name": "a"}, headers=good)
+        assert sent.status_code == 400
+
+
+@pytest.mark.local
+@pytest.mark.anyio
+async def test_s13_no_get_changes_anything(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (one, _):
+        await make(one, "app")
+
+        def kept() -> list[Any]:
+            with contextlib.closing(sqlite3.connect(tmp_path / "data" / "fitserve.db")) as db:
+                return [
+                    db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall()
+                    for table in ("models", "attempts", "facts", "keys")
+                ]
+
+        before = kept()
+        assert before[0]
+        assert before[3]
+        for method, path in routes():
+            if method in ("GET", "HEAD"):
+                await one.client.request(method, path.replace("{name:path}", "a"))
+        assert kept() == before
+
+
+# --- S14: guesses ---
+
+
+@pytest.mark.unit
+def test_s14_wrong_keys_are_counted_per_address_and_forgotten() -> None:
+    now, waits = 0.0, list[int | None]()
+    counted = Guesses(lambda: now)
+
+    def wrong(address: str) -> int:
+        try:
+            counted.wrong(address)
+        except FitserveError as error:
+            waits.append(error.retry_after_s)
+            return error.status
+        return 401
+
+    assert [wrong("10.0.0.1") for _ in range(12)] == [401] * 10 + [429] * 2
+    assert wrong("10.0.0.2") == 401
+    # One customer has a whole /64.
+    assert [wrong(f"2001:db8::{number:x}") for number in range(11)] == [401] * 10 + [429]
+    assert wrong("2001:db8:0:1::1") == 401
+    # A socket for both families shows IPv4 so.
+    assert wrong("::ffff:10.0.0.1") == 429
+    assert wrong("::ffff:10.0.0.9") == 401
+    now = 61.0
+    assert wrong("10.0.0.1") == 401
+    assert waits == [60] * 4
+
+
+@pytest.mark.unit
+def test_s14_a_guess_that_is_right_does_not_count_from_where_it_was_guessed() -> None:
+    keys = Keys("password", None)
+    good = b"Bearer password"
+    assert keys.check(good, "admin", "10.0.0.1").name == "admin"
+    for address in ("10.0.0.1", "10.0.0.2"):
+        for number in range(20):
+            with pytest.raises(FitserveError):
+                keys.check(b"Bearer guess-%d" % number, "admin", address)
+    # Who was known there before goes on; who comes with it now may have guessed it.
+    assert keys.check(good, "admin", "10.0.0.1").name == "admin"
+    with pytest.raises(FitserveError) as caught:
+        keys.check(good, "admin", "10.0.0.2")
+    assert caught.value.status == 429
+    assert keys.check(good, "admin", "10.0.0.3").name == "admin"
+
+
+@pytest.mark.local
+@pytest.mark.anyio
+async def test_s14_good_clients_beside_a_guesser_are_not_affected(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (one, _):
+        app = await make(one, "app")
+        got = [await knock(one, f"guess-{number}", "GET", "/v1/models") for number in range(15)]
+        got += [await knock(one, f"guess-{number}", "GET", "/admin/models") for number in range(5)]
+        assert got == [401] * 10 + [429] * 10
+        refused = await one.client.get("/v1/models", headers={"authorization": "Bearer guess"})
+        assert 0 < int(refused.headers["retry-after"]) <= 60
+        # From the same address: a key that was made cannot be guessed, the admin's was used before; no key is no guess.
+        assert await knock(one, app, "GET", "/v1/models") == 200
+        assert await knock(one, None, "GET", "/admin/models") == 200  # the client's own header, the admin key
+        async with httpx.AsyncClient(base_url=one.url, trust_env=False, timeout=HANG_S) as stranger:
+            assert (await stranger.get("/v1/models")).status_code == 401
+
+
+@pytest.mark.unit
+def test_whoever_calls_a_gateway_without_keys_may_do_everything_here() -> None:
+    assert Keys(None, None).who({b"host": b"127.0.0.1"}, "admin", "127.0.0.1") is ANYONE
+    assert ANYONE.scopes == KNOWN_SCOPES
+
+
+# --- S10: secrets ---
+
+CANARIES = {name: f"canary-{name}-7f3a9c" for name in ("admin", "api", "hf", "prompt", "answer", "wrong", "query")}
+
+
+@pytest.mark.local
+@pytest.mark.anyio
+async def test_s10_secrets_are_found_nowhere(tmp_path: Path) -> None:
+    """Keys, the token for downloads and what was said: not in the log (the access log is on, at debug), the database, the files,
+    the metrics, the errors, nor in what engines are sent of headers."""
+
+    async def script(call: Call) -> None:
+        if call.requests[-1].startswith(b"GET"):
+            await call.reply(json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]}).encode())
+        elif b"break" in call.body:
+            await call.start()
+            await call.chunk(b"data: " + CANARIES["answer"].encode() + b"\n\n")
+            call.close()
+        else:
+            await call.reply(json.dumps({"choices": [{"message": {"content": CANARIES["answer"]}}]}).encode())
+
+    extra = {"FITSERVE_API_KEY": CANARIES["api"], "FITSERVE_HF_TOKEN": CANARIES["hf"], "FITSERVE_ACCESS_LOG": "true"}
+    extra["FITSERVE_LOG_LEVEL"] = "debug"
+    async with Upstream(script) as upstream:
+        made, told = await asyncio.to_thread(_talk, tmp_path, upstream.url, extra)
+        heads = [request.partition(b"\r\n\r\n")[0] for request in upstream.requests]
+    secrets = [*CANARIES.values(), made, made.removeprefix("fs-")]
+    assert len(heads) > 3
+    places = await asyncio.to_thread(lambda: {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()})
+    assert {"gateway.log", "fitserve.db", "keys.json"} <= set(places)
+    assert b'"outcome":"broken"' in places["gateway.log"]
+    places |= {f"told {number}": text for number, text in enumerate(told)}
+    places |= {f"engine {number}": head for number, head in enumerate(heads)}
+    for secret in secrets:
+        assert [name for name, content in places.items() if secret.encode() in content] == [], secret
+
+
+def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[bytes]]:
+    """Uses a gateway well and badly; the key that was made there, and what it told beside answers of the engine."""
+    words = [{"role": "user", "content": CANARIES["prompt"]}]
+    admin, api = ({"authorization": f"Bearer {CANARIES[name]}"} for name in ("admin", "api"))
+    told: list[bytes] = []
+    with (
+        served(folder, {"m": [f"{url}/v1"]}, CANARIES["admin"], **extra) as one,
+        httpx.Client(base_url=one.url, trust_env=False, timeout=HANG_S) as client,
+    ):
+        made = str(client.post("/admin/keys", json={"name": "app"}, headers=admin).json()["key"])
+        chat = "/v1/chat/completions"
+        for headers in (admin, api, {"authorization": f"Bearer {made}"}):
+            assert client.post(chat, json={"model": "m", "messages": words}, headers=headers).status_code == 200
+        # A stream that breaks ends with its connection, which its head could not announce: the next request is not to use it.
+        once = api | {"connection": "close"}
+        broken = client.post(chat, json={"model": "m", "messages": words, "x": "break"}, headers=once)
+        assert broken.content.count(b"engine_error") == 1
+        bad: list[tuple[str, str, dict[str, str], Any]] = [
+            ("POST", chat, {"authorization": f"Bearer {CANARIES['wrong']}"}, {"model": "m", "messages": words}),
+            ("POST", chat, {"authorization": f"Basic {CANARIES['wrong']}"}, {"model": "m", "messages": words}),
+            ("POST", chat, {"x-api-key": CANARIES["wrong"]}, {"model": "m", "messages": words}),
+            ("POST", chat, api, {"messages": words}),
+            ("POST", chat, api, {"model": 5, "messages": words}),
+            ("POST", chat, api, {"model": "none", "messages": words}),
+            ("POST", "/v1/messages", api, {"model": "none", "messages": words}),
+            ("POST", "/v1/messages", {"x-api-key": CANARIES["wrong"]}, {"model": "m", "messages": words}),
+            ("GET", f"/admin/models?key={CANARIES['query']}", {}, None),
+            ("GET", f"/v1/models?key={CANARIES['query']}", {}, None),
+            ("GET", "/admin/models", api, None),
+            ("GET", "/admin/models", admin, None),
+            ("GET", "/admin/models/m", admin, None),
+            ("GET", "/admin/keys", admin, None),
+            ("GET", "/admin/facts", admin, None),
+            ("GET", "/metrics", admin, None),
+        ]
+        for method, path, headers, body in bad:
+            answer = client.request(method, path, headers=headers, json=body)
+            told.append(answer.content + str(answer.headers).encode())
+        raw_body = f'{{"model": "m", "messages": "{CANARIES["prompt"]}'
+        told.append(client.post(chat, content=raw_body, headers=api).content)
+        assert client.get("/metrics", headers=admin).status_code == 200
+    return made, told

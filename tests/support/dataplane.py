@@ -1,0 +1,254 @@
+"""The data plane on a real socket, and scripts for the engines behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
+
+from gateway.access.auth import ANYONE, Key
+from gateway.routing.routes import ModelRoute, Replica, Routes, RouteTable
+from gateway.serve.proxy.front import Front, front
+from gateway.serve.proxy.limits import Limits
+from gateway.serve.proxy.meter import Meter
+from gateway.serve.proxy.plane import Admits, Plane, Watched
+from tests.support.patience import HANG_S
+from tests.support.upstream import Call, Upstream
+
+LIMIT = 16 * 1024 * 1024
+CHAT = "/v1/chat/completions"
+ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+ANSWER = {
+    "id": "c1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "héllo"}, "finish_reason": "stop"}],
+}
+
+
+def event(text: str) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    value = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def model(*urls: str, name: str = "m", served: str = "m", task: str | None = None) -> ModelRoute:
+    replicas = tuple(Replica(url, f"{name}-{index}", served) for index, url in enumerate(urls))
+    return ModelRoute(name, "ready", "", 1700000000, replicas, task)
+
+
+class Everyone:
+    """No keys, and no look at Host either."""
+
+    table = None
+
+    def who(self, found: Any, need: str, address: str) -> Key:
+        return ANYONE
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Stands for FastAPI: answers with the path and the body it was given."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close"})
+        return
+    body = b""
+    more = True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    answer = scope["path"].encode() + b" " + body
+    headers = [(b"content-length", b"%d" % len(answer)), (b"x-asgi", b"1")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer})
+
+
+class _Loop(uvloop.Loop):
+    """Its clock stands at `now`, where that is not None. Timers run as ever."""
+
+    now: float | None = None
+
+    def time(self) -> float:
+        return super().time() if self.now is None else self.now
+
+
+class Gateway:
+    """The data plane on a free port, in a thread with its own event loop. `tasks` counts what runs in that loop.
+
+    still: its clock stands, and moves by `later` alone, so that no time-out depends on how fast this machine is.
+    """
+
+    def __init__(
+        self,
+        keys: Admits | None = None,
+        meter: Meter | None = None,
+        app: Any = None,
+        queue_per_model: int | None = None,
+        *,
+        still: bool = False,
+        **limits: Any,
+    ) -> None:
+        self.routes = Routes(queue_per_model=queue_per_model)
+        self.plane = Plane(self.routes, keys or Everyone(), Limits(**{"body_bytes": LIMIT, **limits}), meter)
+        self._app = app or echo
+        self._still = still
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Gateway:
+        config = uvicorn.Config(
+            self._app,
+            http=front(self.plane),
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            server_header=False,
+            date_header=False,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        while not self._server.started:
+            assert self._thread.is_alive(), "the gateway did not start"
+            time.sleep(0.005)
+        self.idle_tasks = self.tasks()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(HANG_S)
+        self._socket.close()
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        self._loop = _Loop()
+        self._loop.now = self._loop.time() if self._still else None
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        await self._server.serve(sockets=[self._socket])
+        self.plane.close()
+
+    def route(self, *models: ModelRoute) -> None:
+        async def swap() -> None:
+            self.routes.table = RouteTable({})  # forgets who was picked last
+            self.routes.table = RouteTable({route.name: route for route in models})
+
+        asyncio.run_coroutine_threadsafe(swap(), self._loop).result(HANG_S)
+
+    def later(self, seconds: float) -> None:
+        """`seconds` later by the clock of the data plane, it looks at its connections, as it does twice a second."""
+
+        async def look() -> None:
+            self._loop.now = self._loop.time() + seconds
+            if self.plane._timer is not None:
+                self.plane._timer.cancel()
+                self.plane._sweep()
+
+        asyncio.run_coroutine_threadsafe(look(), self._loop).result(HANG_S)
+
+    def catch_up(self) -> None:
+        """Returns when the loop is through with what it was doing: who has an answer may be faster than what follows it."""
+        self.tasks()
+
+    def tasks(self) -> int:
+        async def count() -> int:
+            return len(asyncio.all_tasks())
+
+        return asyncio.run_coroutine_threadsafe(count(), self._loop).result(HANG_S)
+
+    async def settled(self) -> None:
+        """Waits until nothing is in flight and no task is left."""
+        await until(lambda: self.routes.total_in_flight == 0 and self.tasks() == self.idle_tasks)
+
+
+@asynccontextmanager
+async def local(url: str, **limits: Any) -> AsyncIterator[tuple[Plane, int]]:
+    """The data plane in this event loop, with `url` as the engine of model `m`. Gives its port too."""
+    loop = asyncio.get_running_loop()
+    plane = Plane(Routes(RouteTable({"m": model(url)})), Everyone(), Limits(**{"body_bytes": LIMIT, **limits}))
+    config = uvicorn.Config(echo, http=front(plane), lifespan="off", log_config=None)
+    config.load()
+    state = ServerState()
+    server = await loop.create_server(lambda: config.http_protocol_class(config, state, {}, loop), "127.0.0.1", 0)  # type: ignore[call-arg]
+    try:
+        yield plane, server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        plane.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await until(lambda: not plane.fronts)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HANG_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def reads_on(front: Watched) -> bool:
+    """Whether the engine that answers this client's request is read; it is not while the client takes too little."""
+    assert isinstance(front, Front)
+    exchange = front._exchange
+    return exchange is None or exchange._link is None or exchange._link.transport.is_reading()
+
+
+@asynccontextmanager
+async def stage(
+    gateway: Gateway, *scripts: Callable[[Call], Awaitable[None]], served: str = "m"
+) -> AsyncIterator[list[Upstream]]:
+    """The gateway's model `m` gets one replica per script. At the end nothing may be left behind."""
+    async with AsyncExitStack() as stack:
+        upstreams = [await stack.enter_async_context(Upstream(script)) for script in scripts]
+        gateway.route(model(*(upstream.url for upstream in upstreams), served=served))
+        yield upstreams
+        await gateway.settled()
+
+
+def http_client(gateway: Gateway) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=gateway.url, timeout=HANG_S, trust_env=False)
+
+
+def raw_request(body: bytes, path: str = CHAT, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {size}\r\n\r\n".encode() + body
+    )
+
+
+def address(server: socket.socket) -> str:
+    return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def refused_url() -> str:
+    """An address that refuses connections: bound and closed again."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return address(server)
+
+
+async def answers(call: Call) -> None:
+    await call.reply(json.dumps(ANSWER).encode())
+
+
+async def streams_for_ever(call: Call) -> None:
+    await call.start()
+    await call.chunk(event("first"))
+    await call.closed.wait()
+
+
+async def never_answers(call: Call) -> None:
+    await call.closed.wait()

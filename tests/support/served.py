@@ -1,0 +1,92 @@
+"""The gateway as a user starts it, a process of its own, in front of engines that a test runs itself.
+
+with served(tmp_path, {"m": ["http://127.0.0.1:9/v1"]}) as gateway: gateway.url
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.contract.process_harness import free_port
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running gateway. `log` is all that it printed so far."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    @property
+    def resident_mib(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+@contextlib.contextmanager
+def served(folder: Path, models: Mapping[str, list[str]], admin_key: str | None = None, **settings: str) -> Iterator[Served]:
+    """A gateway whose models are engines that run elsewhere, by base URL; it is ended after, and must end well."""
+    port = free_port()
+    keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+    own = {"FITSERVE_PORT": str(port), "FITSERVE_DATA_DIR": str(folder / "data"), "FITSERVE_HOST_KIND": "memory"}
+    own |= {"FITSERVE_ADMIN_KEY": admin_key} if admin_key else {}
+    log_file = folder / "gateway.log"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway.__main__", "serve"],
+            env={**keep, **own, **settings},
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    gateway = Served(port, process, log_file)
+    headers = {"authorization": f"Bearer {admin_key}"} if admin_key else {}
+    try:
+        with httpx.Client(base_url=gateway.url, headers=headers, trust_env=False, timeout=HANG_S) as client:
+            _until(gateway, lambda: client.get("/healthz").status_code == 200)
+            for name, endpoints in models.items():
+                response = client.post("/admin/models", json={"name": name, "endpoints": endpoints})
+                assert response.status_code < 300, response.text
+            for name in models:
+                _until(gateway, lambda name=name: client.get(f"/v1/models/{name}").status_code == 200)  # type: ignore[misc]
+        yield gateway
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(HANG_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+
+def _until(gateway: Served, check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANG_S
+    while True:
+        with contextlib.suppress(httpx.HTTPError):
+            if check():
+                return
+        assert gateway.process.poll() is None, f"the gateway ended:\n{gateway.log}"
+        assert time.monotonic() < deadline, f"it hangs:\n{gateway.log}"
+        time.sleep(0.05)

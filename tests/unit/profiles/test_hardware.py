@@ -1,0 +1,135 @@
+"""The shipped machines: what they say, and that a small model is planned on each."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.planner.decide import decide
+from gateway.domain import Decision, Hardware
+from gateway.profiles import Profiles, shipped
+from tests.support.fake_nvml import MIB
+from tests.support.makers import spec, wish
+
+FOLDER = shipped() / "hardware"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+WITH_GPUS = [name for name in NAMES if name != "cpu"]
+SMALL = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+
+# name: (cards, what nvidia-smi prints as each one's memory in MiB, capability)
+EXPECTED = {
+    "3090": (1, 24576, "8.6"),
+    "2x3090": (2, 24576, "8.6"),
+    "4x3090": (4, 24576, "8.6"),
+    "4090": (1, 24564, "8.9"),
+    "2x4090": (2, 24564, "8.9"),
+    "5090": (1, 32607, "12.0"),
+    "8xa100-80g": (8, 81920, "8.0"),
+    "2xa100-40g": (2, 40960, "8.0"),
+    "a10g": (1, 23028, "8.6"),
+    "4xl4": (4, 23034, "8.9"),
+    "l40s": (1, 46068, "8.9"),
+    "t4": (1, 15360, "7.5"),
+    "v100": (1, 16384, "7.0"),
+    "8xh100": (8, 81559, "9.0"),
+    "h200": (1, 143771, "9.0"),
+    "8xb200": (8, 183359, "10.0"),
+    "rtx-pro-6000": (1, 97887, "12.0"),
+}
+
+
+def machine(name: str) -> Hardware:
+    return Profiles().hardware(name)
+
+
+def decided(name: str, version: str = "0.33.0") -> Decision:
+    """Llama 3.2 1B in its config's bfloat16."""
+    return decide(spec(**SMALL), machine(name), [Profiles().engine(f"vllm=={version}")], wish())
+
+
+# --- snapshots ---
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_snapshot_is_written_as_the_probe_writes_it(name: str) -> None:
+    text = (FOLDER / f"{name}.json").read_text()
+    hardware = Hardware.model_validate_json(text)
+    assert hardware.model_dump_json(indent=2) + "\n" == text
+    assert hardware.notes[0].startswith("Snapshot of a typical machine")
+
+
+def test_every_machine_but_the_unified_and_the_cpu_only_one_has_an_expected_memory() -> None:
+    assert set(EXPECTED) | {"gb10", "cpu"} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_cards_are_as_nvidia_smi_prints_them(name: str) -> None:
+    count, mebibytes, capability = EXPECTED[name]
+    gpus = machine(name).gpus
+    assert [(gpu.index, gpu.total_bytes, gpu.capability) for gpu in gpus] == [
+        (index, mebibytes * MIB, capability) for index in range(count)
+    ]
+    assert {gpu.memory_kind for gpu in gpus} == {"dedicated"}
+
+
+@pytest.mark.parametrize("name", WITH_GPUS)
+def test_an_idle_driver_takes_some_memory_and_less_than_a_tenth(name: str) -> None:
+    for gpu in machine(name).gpus:
+        assert gpu.total_bytes
+        assert gpu.free_bytes
+        assert 0.9 * gpu.total_bytes < gpu.free_bytes < gpu.total_bytes
+
+
+@pytest.mark.parametrize("name", WITH_GPUS)
+def test_every_pair_of_cards_has_one_link_and_no_uuid_comes_twice(name: str) -> None:
+    hardware = machine(name)
+    count = len(hardware.gpus)
+    pairs = [(link.a, link.b) for link in hardware.links]
+    assert pairs == [(a, b) for a in range(count) for b in range(a + 1, count)]
+    assert len({gpu.uuid for gpu in hardware.gpus}) == count
+
+
+def test_no_two_machines_share_a_card() -> None:
+    uuids = [gpu.uuid for name in WITH_GPUS for gpu in machine(name).gpus]
+    assert len(uuids) == len(set(uuids))
+
+
+@pytest.mark.parametrize(("name", "nvlinks"), [("2xa100-40g", 12), ("8xa100-80g", 12), ("8xh100", 18), ("8xb200", 18)])
+def test_boards_with_switches_join_every_pair(name: str, nvlinks: int) -> None:
+    assert {(link.nvlinks, link.p2p) for link in machine(name).links} == {(nvlinks, True)}
+
+
+@pytest.mark.parametrize("name", ["2x3090", "4x3090", "2x4090"])
+def test_geforce_cards_reach_each_other_over_the_host_alone(name: str) -> None:
+    assert {(link.nvlinks or 0, link.p2p) for link in machine(name).links} == {(0, False)}
+
+
+def test_gb10_shares_the_hosts_memory() -> None:
+    hardware = machine("gb10")
+    (gpu,) = hardware.gpus
+    assert (hardware.arch, gpu.capability, gpu.memory_kind) == ("aarch64", "12.1", "unified")
+    assert (gpu.total_bytes, gpu.free_bytes) == (hardware.ram_total_bytes, hardware.ram_available_bytes)
+
+
+# --- plans on them ---
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_GPUS if name != "v100"])
+def test_a_small_model_is_planned_on_every_machine(name: str) -> None:
+    best = decided(name).plans[0]
+    (gpu,) = [gpu for gpu in machine(name).gpus if gpu.uuid in best.gpus]
+    assert best.verdict == "ok"
+    assert best.memory.gpu_bytes == gpu.total_bytes
+    assert best.memory.budget_bytes <= (gpu.free_bytes or 0)
+
+
+def test_turing_computes_bfloat16_weights_in_float16() -> None:
+    dtype = decided("t4").plans[0].dtype
+    assert dtype.value == "float16"
+    assert "7.5" in dtype.reason
+
+
+def test_an_engine_without_kernels_for_volta_is_refused_with_the_reason() -> None:
+    decision = decided("v100")
+    assert not decision.plans
+    assert {one.verdict for one in decision.rejected} == {"no_kernel"}
+    assert decision.rejected[0].reasons == ("vllm==0.33.0 needs compute capability 7.5, Tesla V100-SXM2-16GB has 7.0",)

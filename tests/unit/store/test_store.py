@@ -1,0 +1,202 @@
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.domain import Fact, Failure
+from gateway.domain.key import Grant
+from gateway.errors import Conflict, NotFound, StoreError
+from gateway.store.store import Store
+from tests.support.makers import plan, wish
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "fitserve.db")
+    yield opened
+    opened.close()
+
+
+def test_models_survive_a_reopening(store: Store) -> None:
+    store.add_model(wish(name="a", min_context=5), 1.0)
+    store.close()
+    again = Store(store.path)
+    assert again.models() == [(wish(name="a", min_context=5), 1.0, False, 0.0)]
+    assert again.instance == again.instance
+    again.close()
+
+
+def test_the_database_is_durable_and_private(store: Store) -> None:
+    assert store._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert store._db.execute("PRAGMA synchronous").fetchone()[0] == 2
+    assert store.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_name_is_taken_until_its_model_is_removed(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    with pytest.raises(Conflict, match="exists already"):
+        store.add_model(wish(name="a"), 2.0)
+    store.mark_deleting("a")
+    with pytest.raises(Conflict, match="still being removed"):
+        store.add_model(wish(name="a"), 2.0)
+    store.remove_model("a")
+    store.add_model(wish(name="a"), 3.0)
+    with pytest.raises(NotFound):
+        store.mark_deleting("b")
+
+
+def test_attempts_and_the_fact_of_their_failure_are_one_change(store: Store) -> None:
+    one = store.add_attempt("a", 0, plan(), 8000, 1.0)
+    failure = Failure(kind="kv_too_small", phase="starting", message="m", line="l")
+    fact = Fact(kind="max_context", scope={"engine": "x"}, value=8064, grade="failed", source="l", attempt=one.id, at=2.0)
+    store.save_attempt(one.evolve(state="failed", ended_at=2.0, failure=failure), fact)
+    assert store.attempts("a")[0].failure == failure
+    assert store.facts() == [fact]
+    assert store.attempts("b") == []
+
+
+def test_removing_a_model_forgets_failed_plans_but_not_limits(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    one = store.add_attempt("a", 0, plan(), 8000, 1.0)
+    limit = Fact(kind="max_context", scope={"engine": "x"}, value=1, grade="failed", source="l", attempt=one.id)
+    ruled_out = Fact(kind="plan_failed", scope={"fingerprint": "f"}, grade="failed", source="l", attempt=one.id)
+    for fact in (limit, ruled_out):
+        store.save_attempt(one.evolve(state="failed"), fact)
+    store.mark_deleting("a")
+    store.remove_model("a")
+    assert store.facts() == [limit]
+
+
+def test_where_a_plan_worked_a_removed_model_keeps_which_others_failed(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    first, second = (store.add_attempt("a", 0, plan(), 8000, 1.0) for _ in range(2))
+    ruled_out = Fact(kind="plan_failed", scope={"fingerprint": "f"}, grade="failed", source="l", attempt=first.id)
+    store.save_attempt(first.evolve(state="failed"), ruled_out)
+    store.save_attempt(second.evolve(state="ready", ready_at=2.0))
+    store.mark_deleting("a")
+    store.remove_model("a")
+    assert store.facts() == [ruled_out]
+
+
+def test_history_is_bounded(store: Store) -> None:
+    for _ in range(60):
+        one = store.add_attempt("a", 0, plan(), 8000, 1.0)
+        store.save_attempt(one.evolve(state="failed"))
+    assert len(store.attempts("a")) <= 51
+
+
+def test_a_full_disk_refuses_the_change_and_keeps_what_was(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(StoreError, match="Nothing was changed") as caught:
+        for number in range(1000):
+            store.add_model(wish(name=f"b{number}", args={"x": "y" * 4000}), 1.0)
+    assert "FITSERVE_DATA_DIR" in str(caught.value)
+    store._db.execute("PRAGMA max_page_count=1000000")
+    store.add_model(wish(name="z"), 1.0)
+    assert {one.name for one, *_ in store.models()} >= {"a", "z"}
+
+
+def test_a_read_only_folder_is_told(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(StoreError, match="could not be opened"):
+        Store(blocked / "fitserve.db")
+
+
+def test_garbage_is_not_a_database(tmp_path: Path) -> None:
+    path = tmp_path / "fitserve.db"
+    path.write_bytes(b"not a database, but long enough to be taken for one" * 100)
+    with pytest.raises(StoreError):
+        Store(path)
+
+
+def test_a_database_of_another_version_is_left_alone(store: Store) -> None:
+    store._db.execute("PRAGMA user_version=99")
+    store.close()
+    with pytest.raises(StoreError, match="version 99"):
+        Store(store.path)
+
+
+def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "fitserve.db"
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from gateway.domain import Wish\n"
+        "from gateway.store.store import Store\n"
+        f"store = Store(Path({str(path)!r}))\n"
+        "for number in range(10**9):\n"
+        "    store.add_model(Wish(name=f'm{number}', source='/x'), 1.0)\n"
+        "    print(number, flush=True)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())}
+    )
+    assert child.stdout is not None
+    last = -1
+    for line in child.stdout:
+        last = int(line)
+        if last == 20:
+            child.kill()
+    child.wait()
+    child.stdout.close()
+    names = {row[0] for row in sqlite3.connect(path).execute("SELECT name FROM models")}
+    assert last >= 20
+    assert {f"m{number}" for number in range(last + 1)} <= names
+
+
+def test_a_database_of_the_first_version_is_brought_to_this_one(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    store._db.execute("ALTER TABLE models DROP COLUMN forgiven_at")
+    store._db.execute("PRAGMA user_version=1")
+    store.close()
+    again = Store(store.path)
+    assert again.models() == [(wish(name="a"), 1.0, False, 0.0)]
+    again.close()
+
+
+def test_a_database_of_the_second_version_gets_room_for_keys(store: Store) -> None:
+    store._db.execute("DROP TABLE keys")
+    store._db.execute("PRAGMA user_version=2")
+    store.close()
+    again = Store(store.path)
+    again.add_key(Grant(name="app", models=("m",)), b"d" * 32, 5.0)
+    again.close()
+    again = Store(store.path)
+    assert again.grants() == [(Grant(name="app", models=("m",)), b"d" * 32, 5.0)]
+    with pytest.raises(Conflict, match="app"):
+        again.add_key(Grant(name="app"), b"e" * 32, 6.0)
+    again.remove_key("app")
+    assert again.grants() == []
+    with pytest.raises(NotFound):
+        again.remove_key("app")
+    again.close()
+
+
+def test_what_is_forgiven_may_be_tried_again_and_what_was_learnt_stays(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    for kind, at in (("plan_failed", 2.0), ("max_context", 3.0)):
+        one = store.add_attempt("a", 0, plan(), 8000, at)
+        fact = Fact.model_validate(
+            {
+                "kind": kind,
+                "scope": {"fingerprint": kind},
+                "value": 5,
+                "grade": "failed",
+                "source": "l",
+                "attempt": one.id,
+                "at": at,
+            }
+        )
+        store.save_attempt(one.evolve(state="failed", ended_at=at, failure=Failure(kind="x", phase="y", message="z")), fact)
+    store.forgive("a", 4.0)
+    assert [fact.kind for fact in store.facts()] == ["max_context"]
+    assert store.models()[0][3] == 4.0
+    with pytest.raises(NotFound):
+        store.forgive("b", 5.0)

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import SettingsError
+from gateway.settings import Settings, load_settings
+from tests.support.paths import ROOT
+
+PAGE = ROOT / "docs" / "settings.md"
+
+
+def row(name: str) -> str:
+    field = Settings.model_fields[name]
+    default = "" if field.default is None else f"`{field.default}`"
+    return f"| `FITSERVE_{name.upper()}` | {default} | {field.description} |"
+
+
+def test_the_page_lists_every_setting_with_its_default_and_meaning() -> None:
+    listed = [line for line in PAGE.read_text().splitlines() if line.startswith("| `FITSERVE_")]
+    assert listed == [row(name) for name in Settings.model_fields]
+
+
+def test_empty_variables_are_unset_and_files_lose_to_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("port: 9000\nlog_level: debug\n")
+    monkeypatch.setenv("FITSERVE_CONFIG", str(tmp_path / "settings.yaml"))
+    monkeypatch.setenv("FITSERVE_PORT", "9001")
+    monkeypatch.setenv("FITSERVE_ADMIN_KEY", "")
+    settings = load_settings()
+    assert (settings.port, settings.log_level, settings.admin_key) == (9001, "debug", None)
+
+
+def test_a_file_that_is_not_yaml_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("port: [")
+    monkeypatch.setenv("FITSERVE_CONFIG", str(tmp_path / "settings.yaml"))
+    with pytest.raises(SettingsError, match="not YAML"):
+        load_settings()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_no_key(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("FITSERVE_HOST", host)
+    assert load_settings().loopback
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
+def test_any_other_address_needs_one(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("FITSERVE_HOST", host)
+    if not host:
+        assert load_settings().loopback
+        return
+    with pytest.raises(SettingsError, match="without a key"):
+        load_settings()
+    monkeypatch.setenv("FITSERVE_ADMIN_KEY", "a-long-enough-key")
+    assert load_settings().host == host
