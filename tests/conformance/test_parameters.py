@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.kernels.linear import Scheme
-from gateway.core.layers.layers import Linear, per_rank
+from gateway.core.layers.built_model import Linear, per_rank
 from gateway.core.model.blueprint import Blueprint, Built
 from gateway.core.model.families import blueprint
+from gateway.core.model.scheme import Scheme
 from gateway.domain import TensorGroup
 from gateway.errors import BadModel
 from tests.conformance import family_questions

@@ -1,6 +1,6 @@
 """Bytes of the parameters that one rank holds, layer by layer, as the engine's `create_weights` makes them. Pure.
 
-    weights_bytes(body, tp, dtype) -> bytes on one rank; None: the model cannot be cut so, or a scheme is not known
+    weights_bytes(built, tp, dtype) -> bytes on one rank; None: the model cannot be cut so, or a scheme is not known
     linear_bytes(layer, tp, dtype) -> the same of all layers of one kind; other_bytes(tensor, tp, dtype) -> of what is no layer
 
 Scales of whole tensors (a few bytes a matrix) are left out. What a kernel drops once a checkpoint is loaded (zero points and
@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from gateway.core.kernels.linear import Scheme
-from gateway.core.layers.layers import Body, Linear, per_rank
+from gateway.core.layers.built_model import BuiltModel, Linear, per_rank
+from gateway.core.model.scheme import Scheme
 from gateway.core.quantization.block import Unknown
 from gateway.domain import TensorGroup
 
@@ -40,7 +40,7 @@ _BNB_BLOCK = 64  # weights that share a float32 (bitsandbytes' default, which ch
 
 
 def weights_bytes(
-    body: Body,
+    built: BuiltModel,
     tp: int,
     dtype: str,
     traits: Collection[str] = (),
@@ -49,9 +49,9 @@ def weights_bytes(
     padded: Mapping[Linear, tuple[int, int]] | None = None,
 ) -> int | None:
     """Bytes of all parameters on one rank; linear_bytes says what the arguments are."""
-    kv_heads = min((group.kv_heads for group in body.attention if group.kv_heads), default=1)
-    total = sum(other_bytes(tensor, tp, dtype, None if body.known else kv_heads) for tensor in body.others)
-    for layer in body.linears:
+    kv_heads = min((group.kv_heads for group in built.attention if group.kv_heads), default=1)
+    total = sum(other_bytes(tensor, tp, dtype, None if built.known else kv_heads) for tensor in built.others)
+    for layer in built.linears:
         size = linear_bytes(layer, tp, dtype, traits, ep, capability, (padded or {}).get(layer))
         if size is None:
             return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gateway.core.layers.layers import Body, per_rank
+from gateway.core.layers.built_model import BuiltModel, per_rank
 from gateway.core.memory.sglang_kv_cache import Pool
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES, Cache
 from gateway.domain import Gpu, Memory, ModelSpec
@@ -73,11 +73,11 @@ class Load:
     runner: int = 1
 
 
-def runner_of(spec: ModelSpec, body: Body, traits: Collection[str]) -> int:
+def runner_of(spec: ModelSpec, built: BuiltModel, traits: Collection[str]) -> int:
     """Which of vLLM's two model runners serves this model by default."""
     if DENSE_SECOND_RUNNER not in traits or spec.task != "generate":
         return 1
-    if any(group.kind in ("recurrent", "encoder") for group in body.attention):
+    if any(group.kind in ("recurrent", "encoder") for group in built.attention):
         return 1
     return 2 if not spec.experts or spec.architecture in _SECOND_RUNNER else 1
 
@@ -93,16 +93,16 @@ def driver_bytes(gpu: Gpu) -> int:
     return most
 
 
-def position_bytes(spec: ModelSpec, body: Body, dtype: str) -> int:
+def position_bytes(spec: ModelSpec, built: BuiltModel, dtype: str) -> int:
     """Bytes of the table of sines and cosines for rotary positions, which every rank holds once for all layers.
 
     Source: RotaryEmbedding (vllm/model_executor/layers/rotary_embedding); models without it keep no less in weights.
     """
-    heads = [group.head_dim - (group.value_dim or 0) if group.kind == "mla" else group.head_dim for group in body.attention]
+    heads = [group.head_dim - (group.value_dim or 0) if group.kind == "mla" else group.head_dim for group in built.attention]
     return spec.max_position * max(heads, default=0) * ITEM_BYTES[dtype]
 
 
-def activation_bytes(spec: ModelSpec, body: Body, load: Load) -> int:
+def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Load) -> int:
     """Peak of the engine's profile run: the widest of a full batch's forward pass, of sampling, and of compiling.
 
     Hidden states, the widest MLP and its halves; each expert's inputs and outputs, which stay until the end (workspace_shapes
@@ -110,10 +110,10 @@ def activation_bytes(spec: ModelSpec, body: Body, load: Load) -> int:
     """
     item, tokens = ITEM_BYTES[load.dtype], load.batched_tokens
     hidden = spec.hidden * item * tokens
-    text = [layer for layer in body.linears if not layer.experts and layer.shard in ("column", "merged", "qkv")]
+    text = [layer for layer in built.linears if not layer.experts and layer.shard in ("column", "merged", "qkv")]
     widest = max(((per_rank(layer, load.tp) or (0, 0))[1] for layer in text), default=0)
-    if not body.known:
-        columns = [t.shape[0] for t in body.others if t.shard in ("column", "expert_column") and len(t.shape) == 2]
+    if not built.known:
+        columns = [t.shape[0] for t in built.others if t.shard in ("column", "expert_column") and len(t.shape) == 2]
         widest = 2 * max(columns, default=spec.hidden) // load.tp
     forward = 4 * hidden + (widest + widest // 2) * item * tokens
     experts = 0
@@ -121,7 +121,7 @@ def activation_bytes(spec: ModelSpec, body: Body, load: Load) -> int:
         inner = spec.experts.intermediate // load.tp
         rows = max(inner, spec.hidden) + max(2 * inner, spec.hidden)
         experts = (spec.experts.per_token * rows + spec.hidden) * item * tokens
-    kinds = {group.kind for group in body.attention}
+    kinds = {group.kind for group in built.attention}
     sees = "vision" in kinds
     # Embeddings of images as they are kept, and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5).
     beside = (6 * hidden if sees else 0) + (_LATENT if "mla" in kinds else 0)
@@ -133,13 +133,13 @@ def activation_bytes(spec: ModelSpec, body: Body, load: Load) -> int:
     return max(forward, sampling, compiling) + experts + beside
 
 
-def beside_bytes(spec: ModelSpec, body: Body, load: Load, *, graphs_in_budget: bool = True) -> int:
+def beside_bytes(spec: ModelSpec, built: BuiltModel, load: Load, *, graphs_in_budget: bool = True) -> int:
     """What an engine takes of a GPU beside its share: the CUDA context, NCCL, and graphs and sampling it does not count."""
     beside = _CONTEXT + (_NCCL if load.tp * load.pp > 1 else 0)
     if load.runner == 2 and spec.task == "generate":
         beside += _warm_bytes(spec, load)
     if load.graphs and (load.runner == 2 or not graphs_in_budget):
-        beside += _graph_layers(body) * _GRAPH_OF_LAYER
+        beside += _graph_layers(built) * _GRAPH_OF_LAYER
     return beside
 
 
@@ -148,13 +148,13 @@ def _warm_bytes(spec: ModelSpec, load: Load) -> int:
     return _LOGIT_WARM * min(load.seqs, load.batched_tokens) * spec.vocab
 
 
-def _graph_layers(body: Body) -> int:
-    return sum(group.layers for group in body.attention if group.kind != "vision")
+def _graph_layers(built: BuiltModel) -> int:
+    return sum(group.layers for group in built.attention if group.kind != "vision")
 
 
 def memory(
     spec: ModelSpec,
-    body: Body,
+    built: BuiltModel,
     cache: Cache | Pool,
     load: Load,
     *,
@@ -168,18 +168,18 @@ def memory(
     graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.21 capture them beside it, and so does the
     second runner of 0.26.0, whose profile_cudagraph_memory is 0 (vllm/v1/worker/gpu/model_runner.py).
     """
-    activation, ranks = activation_bytes(spec, body, load), load.tp * load.pp
+    activation, ranks = activation_bytes(spec, built, load), load.tp * load.pp
     overhead, beside = 2 * GIB, GIB // 2
     if load.device == "cuda":
         overhead = _OVERHEAD if ranks == 1 else _OVERHEAD_OF_RANKS
         beside = _CONTEXT + (_NCCL if ranks > 1 else 0) + GIB // 4
-    overhead += position_bytes(spec, body, load.dtype)
-    layers = _graph_layers(body)
+    overhead += position_bytes(spec, built, load.dtype)
+    layers = _graph_layers(built)
     graph = layers * _GRAPH_OF_LAYER if load.graphs else 0
     used = weights_bytes + activation + overhead + (graph if graphs_in_budget and load.runner == 1 else 0)
     grows = cache.bytes_for(1, load.batched_tokens) > 0
     kv = max(0, budget_bytes - used) if grows else 0
-    unsure = 0 if body.known else round(weights_bytes * _UNKNOWN_FAMILY)
+    unsure = 0 if built.known else round(weights_bytes * _UNKNOWN_FAMILY)
     warm = _warm_bytes(spec, load) if spec.task == "generate" else 0
     most = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
     most += layers * _MOST_GRAPH_OF_LAYER if load.graphs else 0

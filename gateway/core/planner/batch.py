@@ -10,7 +10,7 @@ from gateway.core.memory.vllm import GIB, MIB, Load, runner_of
 from gateway.core.planner.candidate import Candidate
 from gateway.domain import BoolChoice, Choice, IntChoice
 
-# A careful plan goes no lower: blocks of some KV caches are as long as this, and have to fit into a batch.
+# A conservative plan goes no lower: blocks of some KV caches are as long as this, and have to fit into a batch.
 _LEAST_TOKENS = 2048
 _DEFAULTS = "vllm/engine/arg_utils.py get_batch_defaults"
 
@@ -25,21 +25,21 @@ class Batch:
 
 def batch(candidate: Candidate) -> Batch:
     """The engine's own defaults where nobody set anything: they are what its authors measured."""
-    engine, way, eager = candidate.engine, candidate.way, _eager(candidate)
+    engine, variant, eager = candidate.engine, candidate.variant, _eager(candidate)
     seqs = _sized(candidate, "max-num-seqs", *_seqs(candidate))
     tokens = _sized(candidate, "max-num-batched-tokens", *_tokens(candidate, seqs.value))
     graphs = not eager.value and engine.device == "cuda"
     # ngram is one of the things that the second runner cannot do (_get_v2_model_runner_unsupported_features, vllm/config/vllm.py).
     plain = candidate.speculation.method.value != "ngram"
-    runner = runner_of(candidate.given.spec, candidate.body, engine.traits) if plain else 1
-    load = Load(engine.device, way.tp, way.pp, candidate.dtype.value, tokens.value, seqs.value, graphs, runner)
+    runner = runner_of(candidate.given.spec, candidate.built, engine.traits) if plain else 1
+    load = Load(engine.device, variant.tp, variant.pp, candidate.dtype.value, tokens.value, seqs.value, graphs, runner)
     return Batch(seqs, tokens, eager, load)
 
 
 def _sized(candidate: Candidate, flag: str, default: int, reason: str, source: str) -> Choice[int]:
     if flag in candidate.args:
         return IntChoice(value=int(candidate.args[flag]), reason="set by the user", source="user")
-    if candidate.way.careful and flag == "max-num-seqs":
+    if candidate.variant.conservative and flag == "max-num-seqs":
         why = "a smaller batch, because the plan with the usual one failed"
         return IntChoice(value=max(1, default // 8), reason=why, source="fact")
     return IntChoice(value=default, reason=reason, source=source)
@@ -50,7 +50,7 @@ def _eager(candidate: Candidate) -> Choice[bool]:
         return BoolChoice(value=bool(candidate.args["enforce-eager"]), reason="set by the user", source="user")
     if candidate.engine.device == "cpu":
         return BoolChoice(value=True, reason="compiling for the CPU costs minutes at every start", source=candidate.source)
-    if candidate.way.careful:
+    if candidate.variant.conservative:
         return BoolChoice(value=True, reason="no graphs, because the plan with them failed", source="fact")
     return BoolChoice(value=False, reason="CUDA graphs are faster", source="planner")
 
@@ -70,8 +70,8 @@ def _seqs(candidate: Candidate) -> tuple[int, str, str]:
 
 def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
     value, reason, source = _default_tokens(candidate)
-    reads_whole = all(group.kind in ("encoder", "vision") for group in candidate.body.attention)
-    if candidate.way.careful and value > _LEAST_TOKENS and not reads_whole:
+    reads_whole = all(group.kind in ("encoder", "vision") for group in candidate.built.attention)
+    if candidate.variant.conservative and value > _LEAST_TOKENS and not reads_whole:
         value, reason, source = (
             max(_LEAST_TOKENS, value // 4),
             "a smaller batch, because the plan with the usual one failed",
@@ -87,9 +87,9 @@ def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
 def _default_tokens(candidate: Candidate) -> tuple[int, str, str]:
     engine, given = candidate.engine, candidate.given
     if candidate.pools is not None:
-        chosen = static_memory(candidate.pools, candidate.gpu_bytes / MIB, model_of(given.spec), tp=candidate.way.tp)
+        chosen = static_memory(candidate.pools, candidate.gpu_bytes / MIB, model_of(given.spec), tp=candidate.variant.tp)
         return chosen.chunked_prefill, "the engine's default for GPUs of this size", candidate.source
-    if all(group.kind in ("encoder", "vision") for group in candidate.body.attention):
+    if all(group.kind in ("encoder", "vision") for group in candidate.built.attention):
         longest = max(engine.default_batched_tokens, given.wish.max_context or given.spec.max_position)
         return longest, "an encoder reads a whole input at once", "vllm/config/scheduler.py"
     if _big(candidate, 160):

@@ -17,8 +17,8 @@ from gateway.errors import BadFlag
 
 # Free bytes left alone on each GPU: what other processes and the driver may take between our look and the start.
 _HEADROOM = 256 * mem.MIB
-# Of its share a careful plan leaves so much, for the one that failed may have lacked it.
-_CAREFUL = 0.05
+# The part of its share that a conservative plan leaves free, because the plan that failed may have lacked it.
+_CONSERVATIVE = 0.05
 # A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside it.
 GRAPHS_IN_BUDGET = "graphs_in_budget"
 
@@ -44,7 +44,11 @@ def budget(candidate: Candidate, load: Load, context: int) -> Budget:
     if "gpu-memory-utilization" in candidate.args:
         share = float(candidate.args["gpu-memory-utilization"])
         return Budget(round(seen * share), {}, f"utilization {share:.2f}, set by the user")
-    most = candidate.engine.default_utilization - _spared(candidate) / total - (_CAREFUL if candidate.way.careful else 0)
+    most = (
+        candidate.engine.default_utilization
+        - _spared(candidate) / total
+        - (_CONSERVATIVE if candidate.variant.conservative else 0)
+    )
     counted = GRAPHS_IN_BUDGET in candidate.engine.traits
     room = _usable(candidate) - mem.beside_bytes(candidate.given.spec, candidate.stage, load, graphs_in_budget=counted)
     share = max(0.0, min(math.floor(most * 100) / 100, room * 100 // total / 100))

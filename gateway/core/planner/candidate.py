@@ -1,4 +1,4 @@
-"""One way that passed the gates, before it is sized: what one rank of it holds and keeps. Pure."""
+"""A variant that passed the gates, before it is sized: what one rank holds and keeps. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gateway.core.kernels.conditions import Scheme, numbers
-from gateway.core.layers.layers import Body
-from gateway.core.layers.stages import stage
+from gateway.core.kernels.conditions import numbers
+from gateway.core.layers.built_model import BuiltModel, stage
 from gateway.core.layers.weights import weights_bytes
 from gateway.core.memory.sglang import MemoryRules
 from gateway.core.memory.sglang_kv_cache import Pool, whole
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES, Cache, cache, stored_dtype
-from gateway.core.planner.gates import Found, Inputs
+from gateway.core.model.scheme import Scheme
+from gateway.core.planner.evidence import Evidence
 from gateway.core.planner.layer_kernels import described
-from gateway.core.planner.variants import Refused, Way
+from gateway.core.planner.planning_input import PlanningInput
+from gateway.core.planner.refusal import Refused
+from gateway.core.planner.variants import Variant
 from gateway.core.speculative.speculative import Speculation
 from gateway.domain import Choice, Engine, Gpu, Scalar
 
@@ -24,16 +26,16 @@ from gateway.domain import Choice, Engine, Gpu, Scalar
 class Candidate:
     """`args` are the user's flags by canonical names; `found` has the kernels and backends of its layers. `pools`: SGLang's rules."""
 
-    given: Inputs
+    given: PlanningInput
     engine: Engine
-    body: Body
-    way: Way
+    built: BuiltModel
+    variant: Variant
     group: tuple[Gpu, ...]
     dtype: Choice[str]
     args: Mapping[str, Scalar]
     speculation: Speculation
     pools: MemoryRules | None
-    found: Found
+    found: Evidence
 
     @property
     def source(self) -> str:
@@ -47,28 +49,28 @@ class Candidate:
     @cached_property
     def scope(self) -> dict[str, str]:
         """What a fact about its sizes is about, but for the budget."""
-        spec, way, group = self.given.spec, self.way, self.group
+        spec, variant, group = self.given.spec, self.variant, self.group
         scope = {
             "engine": self.engine.ref,
             "model": f"{spec.source}@{spec.revision}" if spec.revision else spec.source,
             "device": f"{group[0].name} sm_{group[0].capability}" if group else f"cpu {self.given.hardware.arch}",
-            "tensor_parallel": str(way.tp),
-            "pipeline_parallel": str(way.pp),
+            "tensor_parallel": str(variant.tp),
+            "pipeline_parallel": str(variant.pp),
             "dtype": self.dtype.value,
-            "kv_cache_dtype": way.kv_dtype,
-            "quantization": way.quantization or "as stored",
+            "kv_cache_dtype": variant.kv_dtype,
+            "quantization": variant.quantization or "as stored",
         }
         return scope | ({"capability": group[0].capability} if group and group[0].capability else {})
 
     @cached_property
-    def stage(self) -> Body:
+    def stage(self) -> BuiltModel:
         """What one rank's stage has of the model; all of it without pipeline parallelism."""
-        return stage(self.body, self.way.pp)
+        return stage(self.built, self.variant.pp)
 
     @cached_property
     def weights(self) -> int:
         """Bytes of weights on one rank, padded as the chosen kernels pad. Raises Refused where the cut or a scheme is not known."""
-        ranks = self.way.tp if self.way.ep else 1
+        ranks = self.variant.tp if self.variant.ep else 1
         rows = {(row.layer, row.scheme): row.padded_to for row in self.found.kernels if row.padded_to}
         padded = {
             layer: rows[key]
@@ -77,7 +79,7 @@ class Candidate:
         }
         capability = self.group[0].capability or "" if self.group else ""
         traits = frozenset(self.engine.traits)
-        held = weights_bytes(self.stage, self.way.tp, self.dtype.value, traits, ranks, capability, padded)
+        held = weights_bytes(self.stage, self.variant.tp, self.dtype.value, traits, ranks, capability, padded)
         if held is None:
             raise Refused("unsupported_quantization", "the size of its quantized weights is not known", self.source)
         return held + self.speculation.weights_bytes
@@ -90,13 +92,13 @@ class Candidate:
         prefixes = self.args.get("enable-prefix-caching")
         kept = cache(
             (*self.stage.attention, *self.speculation.groups),
-            self.way.tp,
+            self.variant.tp,
             self.dtype.value,
             self._stored(),
             self._block(),
             frozenset(self.engine.traits),
             capability=(numbers(self.group[0].capability or "") or (0, 0)) if self.group else (0, 0),
-            pp=self.way.pp,
+            pp=self.variant.pp,
             prefixes=None if prefixes is None else bool(prefixes),
         )
         if kept.refused:
@@ -104,10 +106,10 @@ class Candidate:
         return kept
 
     def _pool(self, rules: MemoryRules) -> Pool:
-        item = 1 if self.way.kv_dtype.startswith("fp8") else ITEM_BYTES[self.dtype.value]
+        item = 1 if self.variant.kv_dtype.startswith("fp8") else ITEM_BYTES[self.dtype.value]
         windows = self.given.spec.architecture in rules.hybrid_swa and not self.args.get("disable-hybrid-swa-memory")
         attention = self.stage.attention if windows else whole(self.stage.attention)
-        pool = Pool(rules, attention, self.way.tp, item, max((row.block or 1 for row in self.found.attention), default=1))
+        pool = Pool(rules, attention, self.variant.tp, item, max((row.block or 1 for row in self.found.attention), default=1))
         if not pool.bytes_per_token and any(group.kind not in ("encoder", "vision") for group in pool.attention):
             raise Refused("unknown_memory", "how this engine keeps the state of such layers is not known here", self.source)
         return pool
@@ -121,4 +123,4 @@ class Candidate:
 
     def _stored(self) -> str:
         latent = next((row.backend for row in self.found.attention if row.kind == "mla" and row.backend), "")
-        return stored_dtype(self.way.kv_dtype, latent)
+        return stored_dtype(self.variant.kv_dtype, latent)

@@ -1,6 +1,6 @@
 """The planner: hardware, model, engines, wish and facts in; ranked plans and reasons out. Pure.
 
-Every way (core/ways.py) of every engine version goes through the same gates (core/search.py). What passes becomes a Plan
+Every variant (variants.py) of every engine version goes through the same gates (search.py). What passes becomes a Plan
 whose every field says why. A failure met in the field comes back as a Fact, so the next call yields the next best plan:
 there is no other fallback code.
 """
@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gateway.core.layers.layers import Body
+from gateway.core.layers.built_model import BuiltModel
 from gateway.core.planner.engine_rules import Rules
 from gateway.core.planner.flags import check_args, check_env
-from gateway.core.planner.gates import Inputs
 from gateway.core.planner.gpus import GpuTable
+from gateway.core.planner.planning_input import PlanningInput
+from gateway.core.planner.refusal import Refused
 from gateway.core.planner.search import Search, rejection
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT
-from gateway.core.planner.variants import Refused, Way
+from gateway.core.planner.variants import Variant
 from gateway.core.speculative.drafter import Drafter
 from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rejected, Wish
 from gateway.errors import BadFlag
@@ -43,20 +44,20 @@ def decide(
 
     Raises BadFlag when the wish names a flag that none of the engines has.
     """
-    given = Inputs(spec, hardware, wish, tuple(facts), claims or {}, gpus)
+    given = PlanningInput(spec, hardware, wish, tuple(facts), claims or {}, gpus)
     plans: list[Plan] = []
     rejected: list[Rejected] = []
     wrong_flags: list[BadFlag] = []
-    bodies: dict[tuple[frozenset[str], str], Body] = {}
+    built_models: dict[tuple[frozenset[str], str], BuiltModel] = {}
     for engine in engines:
         try:
             args, env = check_args(engine, wish.args), check_env(engine, wish.env)
         except BadFlag as error:
             wrong_flags.append(error)
             refusal = Refused("bad_flag", str(error), f"profile {engine.ref}")
-            rejected.append(rejection(engine, Way(tp=wish.tensor_parallel or 1), refusal))
+            rejected.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
             continue
-        search = Search(given, engine, (rules or {}).get(engine.ref), args, env, bodies, drafter)
+        search = Search(given, engine, (rules or {}).get(engine.ref), args, env, built_models, drafter)
         search.run()
         plans += search.plans
         rejected += search.rejected
@@ -68,7 +69,7 @@ def decide(
     return Decision(model=spec.source, hardware=hardware_name, plans=ranked, rejected=tuple(rejected))
 
 
-def _preference(given: Inputs, plan: Plan, order: Mapping[str, tuple[bool, int]]) -> tuple[Any, ...]:
+def _preference(given: PlanningInput, plan: Plan, order: Mapping[str, tuple[bool, int]]) -> tuple[Any, ...]:
     """Smaller is better: a context of any use, the weights as they are, the context that was wished for, proof, sound and fast
     kernels, few GPUs, few changes, an engine without known weaknesses, a new one."""
     wanted = min(COMFORTABLE_CONTEXT, given.spec.max_position, given.wish.max_context or given.spec.max_position)

@@ -130,7 +130,7 @@ def _shared(names: list[str]) -> str:
     return ".".join(shared)
 
 
-class Refused(NamedTuple):
+class RefusedGroup(NamedTuple):
     """Candidates that were ruled out for one reason: `vllm==0.19.1 TP=2,4`, the verdict, and why in lines."""
 
     who: str
@@ -138,7 +138,7 @@ class Refused(NamedTuple):
     lines: list[str]
 
 
-def rejections(rejected: tuple[Rejected, ...]) -> list[Refused]:
+def rejections(rejected: tuple[Rejected, ...]) -> list[RefusedGroup]:
     """Refusals for the same reason as one."""
     grouped: dict[tuple[str, tuple[str, ...]], dict[str, list[str]]] = {}
     for one in rejected:
@@ -147,7 +147,7 @@ def rejections(rejected: tuple[Rejected, ...]) -> list[Refused]:
         size = f"{one.tensor_parallel}{stages}"
         sizes += [] if size in sizes else [size]
     return [
-        Refused("; ".join(f"{engine} TP={','.join(sizes)}" for engine, sizes in engines.items()), verdict, list(lines))
+        RefusedGroup("; ".join(f"{engine} TP={','.join(sizes)}" for engine, sizes in engines.items()), verdict, list(lines))
         for (verdict, lines), engines in grouped.items()
     ]
 

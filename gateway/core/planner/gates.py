@@ -1,4 +1,4 @@
-"""The gates that a way passes before anything is sized: code trust, architecture, driver, devices, legality, dtype. Pure.
+"""The gates that a variant passes before anything is sized: code trust, architecture, driver, devices, legality, dtype. Pure.
 
 The first gate that refuses names the verdict.
 """
@@ -7,65 +7,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from gateway.core.facts.peers import NCCL, failing
 from gateway.core.facts.scope import holding
-from gateway.core.layers.layers import Body
+from gateway.core.layers.built_model import BuiltModel
 from gateway.core.memory.sglang import multimodal
 from gateway.core.memory.sglang_kv_cache import model_of
 from gateway.core.planner.engine_rules import Rules
+from gateway.core.planner.evidence import Evidence
 from gateway.core.planner.flags import spelled
-from gateway.core.planner.gpus import GpuTable
 from gateway.core.planner.layer_kernels import Seen
 from gateway.core.planner.parallel import best_group, illegal
+from gateway.core.planner.planning_input import PlanningInput
 from gateway.core.planner.quantization_methods import check, resolve
-from gateway.core.planner.variants import Refused, Way
+from gateway.core.planner.refusal import Refused
+from gateway.core.planner.variants import Variant
 from gateway.domain import (
     Choice,
     Engine,
     Fact,
     Gpu,
-    Hardware,
-    LayerAttention,
     LayerKernel,
-    Memory,
-    ModelSpec,
     Plan,
     Scalar,
     StrChoice,
-    Wish,
 )
 
 # What a KV cache may be kept in where no rules of backends say more: those whose size follows from the name.
 _SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
-@dataclass
-class Found:
-    """What was computed of a way, also of one that is refused."""
-
-    kernels: tuple[LayerKernel, ...] = ()
-    attention: tuple[LayerAttention, ...] = ()
-    memory: Memory | None = None
-    method: str = ""  # of quantization, by the engine's own name
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What every way shares."""
-
-    spec: ModelSpec
-    hardware: Hardware
-    wish: Wish
-    facts: tuple[Fact, ...] = ()
-    claims: Mapping[str, int] = field(default_factory=dict)
-    gpus: GpuTable | None = None
-    groups: dict[int, tuple[Gpu, ...] | None] = field(default_factory=dict, compare=False)
-    """The best group of so many GPUs, once it was looked for."""
-
-
-def gate_model(given: Inputs, engine: Engine) -> None:
+def gate_model(given: PlanningInput, engine: Engine) -> None:
     spec = given.spec
     if spec.remote_code and not given.wish.policy.allow_remote_code:
         raise Refused(
@@ -82,7 +54,7 @@ def gate_model(given: Inputs, engine: Engine) -> None:
         )
 
 
-def without_media(given: Inputs, engine: Engine, rules: Rules | None, plan: Plan) -> Plan:
+def without_media(given: PlanningInput, engine: Engine, rules: Rules | None, plan: Plan) -> Plan:
     """An engine that opens whatever a client names serves models that take images only where it is told to refuse media: so it
     is told. Raises Refused where the user says otherwise."""
     spec, pools = given.spec, rules.memory if rules else None
@@ -127,15 +99,15 @@ def gate_kv(engine: Engine, rules: Rules | None, kv_dtype: str) -> None:
         raise Refused("no_backend", reason, f"profile {engine.ref}")
 
 
-def gate_peers(given: Inputs, engine: Engine, group: tuple[Gpu, ...]) -> None:
-    """These GPUs can talk to each other, by whatever way."""
+def gate_peers(given: PlanningInput, engine: Engine, group: tuple[Gpu, ...]) -> None:
+    """These GPUs can talk to each other, by peer-to-peer access or without."""
     if fact := failing(given.facts, engine, group).get(NCCL):
         names = ", ".join(str(gpu.index) for gpu in group)
         reason = f"GPUs {names} could not talk to each other here, also without peer-to-peer access: {fact.source}"
         raise Refused("known_bad", reason, "fact")
 
 
-def gate_kernels(found: Found, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> None:
+def gate_kernels(found: Evidence, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> None:
     """Every layer has a kernel and a backend, and none that is known to fail."""
     source = f"profile {engine.ref}"
     facts = tuple(fact for fact in facts if fact.kind == "kernel_fails" and fact.scope.get("engine", engine.ref) == engine.ref)
@@ -182,7 +154,7 @@ def _known(facts: tuple[Fact, ...], kind: str, about: Mapping[str, str | None]) 
     return next((fact for fact in holding(facts, kind, about) if fact.scope.keys() - {"engine"}), None)
 
 
-def gate_driver(given: Inputs, engine: Engine) -> None:
+def gate_driver(given: PlanningInput, engine: Engine) -> None:
     """The driver can run the CUDA version that the engine is built with, the image is built for this processor, and nobody has
     seen this version fail at what it would have to do."""
     source = f"profile {engine.ref}"
@@ -204,7 +176,7 @@ def _version(text: str) -> list[int]:
     return [int(part) if part.isdecimal() else 0 for part in text.split(".")]
 
 
-def gate_devices(given: Inputs, engine: Engine, body: Body, tp: int, pp: int, *, ep: bool) -> tuple[Gpu, ...]:
+def gate_devices(given: PlanningInput, engine: Engine, built: BuiltModel, tp: int, pp: int, *, ep: bool) -> tuple[Gpu, ...]:
     gpus = given.hardware.gpus
     if engine.device == "cpu":
         if tp * pp > 1:
@@ -212,7 +184,7 @@ def gate_devices(given: Inputs, engine: Engine, body: Body, tp: int, pp: int, *,
         return ()
     if len(gpus) < tp * pp:
         raise Refused("no_device", f"{tp * pp} GPU{'s are' if tp * pp > 1 else ' is'} needed and {len(gpus)} are here", "probe")
-    if problem := illegal(given.spec, body, tp, ep=ep):
+    if problem := illegal(given.spec, built, tp, ep=ep):
         reason, layer = problem
         source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
         raise Refused("illegal_parallelism", reason, source, layer=layer)
@@ -236,22 +208,24 @@ def gate_devices(given: Inputs, engine: Engine, body: Body, tp: int, pp: int, *,
     return group
 
 
-def gate_method(given: Inputs, engine: Engine, args: Mapping[str, Scalar], way: Way, dtype: str, capability: str | None) -> str:
+def gate_method(
+    given: PlanningInput, engine: Engine, args: Mapping[str, Scalar], variant: Variant, dtype: str, capability: str | None
+) -> str:
     """The quantization method by the engine's own name: this version has it, and it takes this GPU and these activations."""
     spec, source = given.spec, f"profile {engine.ref}"
     deprecated = bool(args.get("allow-deprecated-quantization", False))
-    resolved = resolve(engine, spec.quant, way.quantization, spec.model_type, capability, allow_deprecated=deprecated)
+    resolved = resolve(engine, spec.quant, variant.quantization, spec.model_type, capability, allow_deprecated=deprecated)
     check(engine, resolved, capability, dtype)
-    if spec.quant is None and way.quantization not in ("", "fp8"):
-        reason = f"what --quantization {way.quantization} makes of weights that are not quantized is not known here"
+    if spec.quant is None and variant.quantization not in ("", "fp8"):
+        reason = f"what --quantization {variant.quantization} makes of weights that are not quantized is not known here"
         raise Refused("unsupported_quantization", reason, source)
     return resolved.method
 
 
-def gate_dtype(given: Inputs, group: tuple[Gpu, ...], args: Mapping[str, Scalar], way: Way) -> Choice[str]:
-    if way.dtype:
-        reason, source = way.because["dtype"]
-        return StrChoice(value=way.dtype, reason=reason, source=source)
+def gate_dtype(given: PlanningInput, group: tuple[Gpu, ...], args: Mapping[str, Scalar], variant: Variant) -> Choice[str]:
+    if variant.dtype:
+        reason, source = variant.because["dtype"]
+        return StrChoice(value=variant.dtype, reason=reason, source=source)
     wanted = args.get("dtype", given.wish.dtype)
     wanted = {"half": "float16", "float": "float32"}.get(str(wanted), str(wanted))
     capability = group[0].capability if group else None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from gateway.core.kernels.linear import LinearShape, Scheme, choose
-from gateway.core.kernels.moe import MoeRules, MoeShape, choose_moe
-from gateway.core.layers.layers import Linear, per_rank
+from gateway.core.kernels.linear import choose
+from gateway.core.kernels.moe import MoeRules, choose_moe
+from gateway.core.layers.built_model import Linear, per_rank
 from gateway.core.layers.weights import undivided
 from gateway.core.model.experts import ExpertTraits
+from gateway.core.model.scheme import LinearShape, MoeShape, Scheme
 from gateway.core.planner.engine_rules import Rules
 from gateway.domain import LayerKernel, Refusal
 

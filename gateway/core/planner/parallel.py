@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 
-from gateway.core.layers.layers import Body, per_rank
+from gateway.core.layers.built_model import BuiltModel, per_rank
 from gateway.core.layers.weights import padded_vocab
 from gateway.domain import Gpu, Hardware, ModelSpec
 
@@ -14,7 +14,7 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 _CONSIDERED = 12
 
 
-def illegal(spec: ModelSpec, body: Body, tp: int, *, ep: bool = False) -> tuple[str, str | None] | None:
+def illegal(spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool = False) -> tuple[str, str | None] | None:
     """Why `tp` ranks cannot share this model, and which layer stands against it; None when they can.
 
     Source: `verify_with_parallel_config` (vllm/config/model.py) for heads; `divide` asserts in
@@ -23,7 +23,7 @@ def illegal(spec: ModelSpec, body: Body, tp: int, *, ep: bool = False) -> tuple[
     """
     if tp == 1:
         return None
-    for group in body.attention:
+    for group in built.attention:
         if group.kind in ("vision", "recurrent"):
             continue
         if group.heads % tp:
@@ -33,12 +33,12 @@ def illegal(spec: ModelSpec, body: Body, tp: int, *, ep: bool = False) -> tuple[
     vocab = padded_vocab(spec.vocab)
     if vocab % tp:
         return f"the vocabulary ({vocab} rows with padding) cannot be split over {tp} GPUs", None
-    for layer in body.linears:
+    for layer in built.linears:
         if per_rank(layer, tp) is None and not (ep and layer.experts):
             return f"{layer.name} ({layer.k} inputs, {layer.n} outputs) cannot be cut for {tp} GPUs", layer.name
-    if body.known:
+    if built.known:
         return None
-    for tensor in body.others:
+    for tensor in built.others:
         fused = len(tensor.shape) == 3 and tensor.shard.startswith("expert")
         if fused and spec.experts and spec.experts.intermediate % tp:
             return f"experts of size {spec.experts.intermediate} cannot be split over {tp} GPUs", tensor.name

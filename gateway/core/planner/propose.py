@@ -17,7 +17,7 @@ from gateway.domain import BoolChoice, Choice, EngineRef, Fact, IntChoice, Model
 
 
 def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
-    engine, way, found, speculation = candidate.engine, candidate.way, candidate.found, candidate.speculation
+    engine, variant, found, speculation = candidate.engine, candidate.variant, candidate.found, candidate.speculation
     silent = failing(candidate.given.facts, engine, candidate.group)
     reduce = _all_reduce(candidate, silent)
     whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
@@ -26,18 +26,18 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
         gpus=tuple(gpu.uuid for gpu in candidate.group),
         tensor_parallel=_tensor_parallel(candidate),
-        pipeline_parallel=IntChoice(value=way.pp, **_why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")),
-        expert_parallel=BoolChoice(value=way.ep, **_why(candidate, "ep", "enable-expert-parallel", whole)),
+        pipeline_parallel=IntChoice(value=variant.pp, **_why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")),
+        expert_parallel=BoolChoice(value=variant.ep, **_why(candidate, "ep", "enable-expert-parallel", whole)),
         replicas=_replicas(candidate),
         dtype=candidate.dtype,
         quantization=_quantization(candidate),
         kv_cache_dtype=StrChoice(
-            value=way.kv_dtype,
+            value=variant.kv_dtype,
             **_why(
                 candidate,
                 "kv_dtype",
                 "kv-cache-dtype",
-                "the dtype of the activations" if way.kv_dtype == "auto" else "what the checkpoint says of its cache",
+                "the dtype of the activations" if variant.kv_dtype == "auto" else "what the checkpoint says of its cache",
             ),
         ),
         kernel_overrides=_overrides(candidate),
@@ -54,7 +54,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         attention=found.attention,
         memory=sizes.memory,
         verdict="degraded" if _degraded(candidate) else "ok",
-        cost=way.cost,
+        cost=variant.cost,
         argv=spelled(engine, {**_flags(candidate, sizes, reduce.value), **candidate.args}),
         env={**(engine.eager_env if sizes.batch.eager.value else {}), **(dict([P2P_OFF]) if P2P in silent else {}), **env},
         scope=sizes.scope,
@@ -66,15 +66,15 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
 
 def _flags(candidate: Candidate, sizes: Sizes, reduce: bool) -> dict[str, Scalar]:
     """What the engine has to be told, by canonical names."""
-    way, batch = candidate.way, sizes.batch
-    own: dict[str, Scalar] = {"tensor-parallel-size": way.tp, "dtype": candidate.dtype.value}
+    variant, batch = candidate.variant, sizes.batch
+    own: dict[str, Scalar] = {"tensor-parallel-size": variant.tp, "dtype": candidate.dtype.value}
     own |= {"max-model-len": sizes.context.value}
-    own |= {"pipeline-parallel-size": way.pp} if way.pp > 1 else {}
-    own |= {"enable-expert-parallel": True} if way.ep else {}
+    own |= {"pipeline-parallel-size": variant.pp} if variant.pp > 1 else {}
+    own |= {"enable-expert-parallel": True} if variant.ep else {}
     own |= {"max-num-seqs": batch.seqs.value, "max-num-batched-tokens": batch.tokens.value, **sizes.flags}
-    own |= {"kv-cache-dtype": way.kv_dtype} if way.kv_dtype != "auto" else {}
-    own |= {"quantization": way.quantization} if way.quantization else {}
-    own |= dict(way.backends)
+    own |= {"kv-cache-dtype": variant.kv_dtype} if variant.kv_dtype != "auto" else {}
+    own |= {"quantization": variant.quantization} if variant.quantization else {}
+    own |= dict(variant.backends)
     # Only SGLang has to be told; the flag is left out where an engine does not have it.
     own |= {"is-embedding": True} if candidate.given.spec.task != "generate" else {}
     config = candidate.speculation.config
@@ -98,7 +98,7 @@ def _drafter(candidate: Candidate) -> ModelRef | None:
 
 def _degraded(candidate: Candidate) -> bool:
     rows = candidate.found.kernels
-    unsure = candidate.way.careful or bool(_replaced(candidate)) or not candidate.body.known
+    unsure = candidate.variant.conservative or bool(_replaced(candidate)) or not candidate.built.known
     return unsure or any(row.status == "unknown" or row.note for row in rows)
 
 
@@ -119,17 +119,17 @@ def _without(candidate: Candidate, kernel: str) -> int:
 
 def _replaced(candidate: Candidate) -> str:
     """Why the engine is kept from the kernel that it would choose."""
-    because = candidate.way.because
+    because = candidate.variant.because
     return "; ".join(because[name][0] for name in ("disabled", "backends") if name in because)
 
 
 def _warnings(candidate: Candidate) -> list[str]:
-    spec, found, body = candidate.given.spec, candidate.found, candidate.body
+    spec, found, built = candidate.given.spec, candidate.found, candidate.built
     warnings = [f"{row.layer}: {row.note}." for row in found.kernels if row.note]
     warnings += [f"Not the kernel that the engine would choose: {why}."] if (why := _replaced(candidate)) else []
     warnings += [
         f"The engine can leave out {kernel} for the whole model only: {count} layers go without it, and may be slower."
-        for kernel in candidate.way.disabled
+        for kernel in candidate.variant.disabled
         if (count := _without(candidate, kernel)) > 1
     ]
     warnings += candidate.speculation.warnings
@@ -137,13 +137,13 @@ def _warnings(candidate: Candidate) -> list[str]:
         warnings.append(f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell.")
     if unknown := sorted({row.kind for row in found.attention if row.status == "unknown"}):
         warnings.append(f"Which backend computes {', '.join(unknown)} attention is not known; the start will tell.")
-    if not body.known:
+    if not built.known:
         sizes = "sizes are those of its files, kernels are not predicted"
         warnings.append(f"The family {spec.model_type} is not known here: {sizes}.")
-    if body.assumed:
-        warnings.append(f"{body.assumed[:1].upper()}{body.assumed[1:]}.")
-    if candidate.way.quantization and spec.quant is None:
-        quantization = candidate.way.quantization
+    if built.assumed:
+        warnings.append(f"{built.assumed[:1].upper()}{built.assumed[1:]}.")
+    if candidate.variant.quantization and spec.quant is None:
+        quantization = candidate.variant.quantization
         warnings.append(f"The weights are quantized to {quantization} while they load, which costs some accuracy.")
     warnings += _widened(candidate)
     return warnings
@@ -154,7 +154,7 @@ def _widened(candidate: Candidate) -> list[str]:
     table, group = candidate.given.gpus, candidate.group
     if table is None or not group:
         return []
-    kinds = {layer.scheme.kind for layer in candidate.body.linears if isinstance(layer.scheme, Scheme)}
+    kinds = {layer.scheme.kind for layer in candidate.built.linears if isinstance(layer.scheme, Scheme)}
     formats = sorted({lacking for kind in kinds if (lacking := table.widened(kind, group[0].capability))})
     where = f"{group[0].name} (compute capability {group[0].capability})"
     return [
@@ -167,23 +167,23 @@ def _widened(candidate: Candidate) -> list[str]:
 
 
 def _why(candidate: Candidate, name: str, flag: str, plain: str) -> dict[str, str]:
-    """Reason and source of what a way may change by `name`, and a user by `flag`."""
+    """Reason and source of a value that a variant may change by `name`, and a user by `flag`."""
     if flag in candidate.args:
         return {"reason": "set by the user", "source": "user"}
-    reason, source = candidate.way.because.get(name, (plain, "planner"))
+    reason, source = candidate.variant.because.get(name, (plain, "planner"))
     return {"reason": reason, "source": source}
 
 
 def _tensor_parallel(candidate: Candidate) -> Choice[int]:
-    tp = candidate.way.tp
+    tp = candidate.variant.tp
     if candidate.given.wish.tensor_parallel or "tensor-parallel-size" in candidate.args:
         return IntChoice(value=tp, reason="set by the user", source="user")
     if candidate.engine.device == "cpu":
         return IntChoice(value=1, reason="the engine runs on the CPU", source=candidate.source)
     if tp == 1:
-        fits = "the model fits one GPU" if candidate.way.pp == 1 else "each stage fits one GPU"
+        fits = "the model fits one GPU" if candidate.variant.pp == 1 else "each stage fits one GPU"
         return IntChoice(value=1, reason=fits, source="memory model")
-    heads = "/".join(str(group.heads) for group in candidate.body.attention if group.kind not in ("vision", "recurrent"))
+    heads = "/".join(str(group.heads) for group in candidate.built.attention if group.kind not in ("vision", "recurrent"))
     return IntChoice(value=tp, reason=f"{heads} attention heads and the weights divide by {tp}", source="config.json")
 
 
@@ -201,12 +201,12 @@ def _loaded_as(candidate: Candidate, named: str) -> str:
 
 
 def _quantization(candidate: Candidate) -> Choice[str]:
-    quant, way = candidate.given.spec.quant, candidate.way
+    quant, variant = candidate.given.spec.quant, candidate.variant
     if "quantization" in candidate.args:
-        return StrChoice(value=way.quantization, reason="set by the user", source="user")
-    if way.quantization:
-        reason, source = way.because["quantization"]
-        return StrChoice(value=way.quantization, reason=reason, source=source)
+        return StrChoice(value=variant.quantization, reason="set by the user", source="user")
+    if variant.quantization:
+        reason, source = variant.because["quantization"]
+        return StrChoice(value=variant.quantization, reason=reason, source=source)
     if quant is None:
         return StrChoice(value="none", reason="the weights are not quantized", source="config.json")
     return StrChoice(value=quant.method, reason=_loaded_as(candidate, quant.method), source="config.json")
@@ -214,9 +214,9 @@ def _quantization(candidate: Candidate) -> Choice[str]:
 
 def _overrides(candidate: Candidate) -> Choice[str]:
     """What keeps the engine from a kernel it would choose itself."""
-    way = candidate.way
-    words = [f"without {name}" for name in way.disabled] + [f"--{flag}={value}" for flag, value in way.backends]
-    reasons = [way.because[name] for name in ("disabled", "backends") if name in way.because]
+    variant = candidate.variant
+    words = [f"without {name}" for name in variant.disabled] + [f"--{flag}={value}" for flag, value in variant.backends]
+    reasons = [variant.because[name] for name in ("disabled", "backends") if name in variant.because]
     if not words:
         return StrChoice(value="none", reason="the engine's own choice of kernels is sound", source="planner")
     reason = "; ".join(reason for reason, _ in reasons) or "set by the user"
@@ -233,7 +233,7 @@ def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool
             value=False, reason=f"with it, the GPUs could not talk to each other here: {fact.source}", source="fact"
         )
     if pair is None:
-        reason = "one device" if candidate.way.tp == 1 else "every pair has NVLink or working peer-to-peer access"
+        reason = "one device" if candidate.variant.tp == 1 else "every pair has NVLink or working peer-to-peer access"
         return BoolChoice(value=True, reason=reason, source="probe")
     reason = f"GPUs {pair[0]} and {pair[1]} have neither NVLink nor proven peer-to-peer access"
     return BoolChoice(value=False, reason=reason, source="probe")

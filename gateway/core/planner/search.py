@@ -1,4 +1,4 @@
-"""All ways of one engine version through the gates: a refused way may be cured by changing one thing. Pure."""
+"""All variants of one engine version through the gates: a refused variant may be cured by changing one thing. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from gateway.core.attention.sglang import server_attention
 from gateway.core.attention.sglang_rules import BackendRules
 from gateway.core.attention.vllm import layer_attention
-from gateway.core.layers.layers import Body, asked, body
+from gateway.core.layers.build import asked, build
+from gateway.core.layers.built_model import BuiltModel
 from gateway.core.memory.kv_dtype import declared
 from gateway.core.model.experts import expert_traits
 from gateway.core.planner.candidate import Candidate
 from gateway.core.planner.engine_rules import Rules
+from gateway.core.planner.evidence import Evidence
 from gateway.core.planner.flags import canonical
 from gateway.core.planner.gates import (
-    Found,
-    Inputs,
     gate_devices,
     gate_driver,
     gate_dtype,
@@ -31,17 +31,19 @@ from gateway.core.planner.gates import (
 )
 from gateway.core.planner.layer_kernels import layer_kernels
 from gateway.core.planner.parallel import spare_groups
+from gateway.core.planner.planning_input import PlanningInput
 from gateway.core.planner.propose import propose
+from gateway.core.planner.refusal import Refused
 from gateway.core.planner.sizes import sizes
-from gateway.core.planner.variants import Refused, Way, plain, repairs
+from gateway.core.planner.variants import Variant, plain, repairs
 from gateway.core.quantization.block import Unknown
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.speculative import Speculation, left_out, speculate
 from gateway.domain import AttentionGroup, Engine, EngineRef, IntChoice, LayerAttention, Plan, Quant, Rejected, Scalar
 from gateway.errors import BadModel
 
-# An engine version is given up after so many ways; a search this long finds nothing that a user would want.
-_MOST_WAYS = 64
+# An engine version is given up after so many variants; a longer search finds nothing that a user would want.
+_MOST_VARIANTS = 64
 _KERNEL_VERDICTS = ("no_kernel", "no_backend", "runtime_fail", "known_bad")
 
 
@@ -49,15 +51,15 @@ _KERNEL_VERDICTS = ("no_kernel", "no_backend", "runtime_fail", "known_bad")
 class Search:
     """The search of one engine version: `run` fills `plans` and `rejected`.
 
-    args: the user's checked flags by this engine's names. bodies: shared by engines that build the model alike.
+    args: the user's checked flags by this engine's names. built_models: shared by engines that build the model alike.
     """
 
-    given: Inputs
+    given: PlanningInput
     engine: Engine
     rules: Rules | None
     args: Mapping[str, Scalar]
     env: dict[str, str]
-    bodies: dict[tuple[frozenset[str], str], Body]
+    built_models: dict[tuple[frozenset[str], str], BuiltModel]
     drafter: Drafter | None = None
     plans: list[Plan] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
@@ -69,31 +71,31 @@ class Search:
         self.backends: dict[Hashable, tuple[LayerAttention, ...]] = {}
         gpus = len(given.hardware.gpus)
         kv_dtype = declared(given.spec.quant, engine)
-        ways = deque(plain(engine, gpus, self.canonical, given.wish.tensor_parallel, kv_dtype))
+        variants = deque(plain(engine, gpus, self.canonical, given.wish.tensor_parallel, kv_dtype))
         try:
             gate_model(given, engine)
             gate_driver(given, engine)
         except Refused as refusal:
-            self.rejected.append(rejection(engine, ways[0], refusal))
+            self.rejected.append(rejection(engine, variants[0], refusal))
             return
-        seen = set(ways)
-        for _ in range(_MOST_WAYS):
-            if not ways:
+        seen = set(variants)
+        for _ in range(_MOST_VARIANTS):
+            if not variants:
                 break
-            way = ways.popleft()
-            found = Found()
+            variant = variants.popleft()
+            found = Evidence()
             try:
-                self.plans.append(self._plan(way, found))
+                self.plans.append(self._plan(variant, found))
             except Refused as refusal:
-                # What a change could not cure is told by the refusal of the way that was changed.
-                if not way.because or refusal.verdict == "known_bad":
-                    self.rejected.append(rejection(engine, way, refusal, found))
+                # The refusal of the unchanged variant tells what the change could not cure.
+                if not variant.because or refusal.verdict == "known_bad":
+                    self.rejected.append(rejection(engine, variant, refusal, found))
                 users = self.canonical.keys() | ({"dtype"} if given.wish.dtype != "auto" else set())
                 users |= {"tensor-parallel-size"} if given.wish.tensor_parallel else set()
-                changed = repairs(way, refusal, engine, self.rules, gpus, users, quantized=given.spec.quant is not None)
+                changed = repairs(variant, refusal, engine, self.rules, gpus, users, quantized=given.spec.quant is not None)
                 fresh = [other for other in changed if other not in seen]
                 seen.update(fresh)
-                ways.extend(fresh)
+                variants.extend(fresh)
         self._replicated()
 
     def _replicated(self) -> None:
@@ -113,28 +115,28 @@ class Search:
                 replicas = IntChoice(value=copies, reason=reason, source=wider[0].source)
                 self.plans[index] = plan.evolve(replicas=replicas)
 
-    def _plan(self, way: Way, found: Found) -> Plan:
-        """One way through all gates. Raises Refused; `found` keeps what was computed until then."""
+    def _plan(self, variant: Variant, found: Evidence) -> Plan:
+        """One variant through all gates. Raises Refused; `found` keeps what was computed until then."""
         given, engine, rules = self.given, self.engine, self.rules
-        built = self._body(way)
-        group = gate_devices(given, engine, built, way.tp, way.pp, ep=way.ep)
+        built = self._built_model(variant)
+        group = gate_devices(given, engine, built, variant.tp, variant.pp, ep=variant.ep)
         gate_peers(given, engine, group)
-        dtype = gate_dtype(given, group, self.canonical, way)
+        dtype = gate_dtype(given, group, self.canonical, variant)
         capability = group[0].capability if group else None
-        found.method = gate_method(given, engine, self.canonical, way, dtype.value, capability)
-        self._readable(built, way)
-        gate_kv(engine, rules, way.kv_dtype)
-        speculation = self._speculation(way, dtype.value, capability)
+        found.method = gate_method(given, engine, self.canonical, variant, dtype.value, capability)
+        self._readable(built, variant)
+        gate_kv(engine, rules, variant.kv_dtype)
+        speculation = self._speculation(variant, dtype.value, capability)
         pools = rules.memory if rules else None
         if rules is not None and group:
-            self._compute(way, found, built, dtype.value, capability)
-        candidate = Candidate(given, engine, built, way, group, dtype, self.canonical, speculation, pools, found)
+            self._compute(variant, found, built, dtype.value, capability)
+        candidate = Candidate(given, engine, built, variant, group, dtype, self.canonical, speculation, pools, found)
         refusal: Refused | None = None
         try:
             gate_kernels(found, engine, given.facts, capability)
         except Refused as error:
             refusal = error
-        # Also of what no kernel computes: one sees what else would have been in the way.
+        # A variant without a kernel is sized too, so that its refusal also shows the memory that it would need.
         try:
             plan = self._proposed(candidate)
         except Refused as error:
@@ -152,7 +154,7 @@ class Search:
     def _proposed(self, candidate: Candidate) -> Plan:
         """The plan of this candidate, or of the model alone where there is no room for what drafts beside it."""
         try:
-            return propose(candidate, sizes(candidate), self._environment(candidate.way))
+            return propose(candidate, sizes(candidate), self._environment(candidate.variant))
         except Refused as error:
             if not candidate.speculation.config:
                 raise
@@ -161,27 +163,27 @@ class Search:
     def _alone(self, candidate: Candidate, error: Refused) -> Plan:
         """The plan without what drafts."""
         alone = replace(candidate, speculation=left_out(candidate.speculation, self.engine, str(error)))
-        return propose(alone, sizes(alone), self._environment(candidate.way))
+        return propose(alone, sizes(alone), self._environment(candidate.variant))
 
-    def _body(self, way: Way) -> Body:
+    def _built_model(self, variant: Variant) -> BuiltModel:
         """What this version builds of the model. Raises Refused for a config.json that these rules cannot read."""
-        key = self.asked, way.quantization
-        if key in self.bodies:
-            return self.bodies[key]
+        key = self.asked, variant.quantization
+        if key in self.built_models:
+            return self.built_models[key]
         spec = self.given.spec
-        if way.quantization == "fp8" and spec.quant is None:
+        if variant.quantization == "fp8" and spec.quant is None:
             quant = Quant(method="fp8", config={"quant_method": "fp8", "activation_scheme": "dynamic"})
             spec = spec.evolve(quant=quant, config={**spec.config, "quantization_config": quant.config})
         try:
-            built = self.bodies[key] = body(spec, self.asked)
+            built = self.built_models[key] = build(spec, self.asked)
         except BadModel as error:
             raise Refused("unsupported_quantization", error.message, f"profile {self.engine.ref}") from None
         return built
 
-    def _readable(self, built: Body, way: Way) -> None:
+    def _readable(self, built: BuiltModel, variant: Variant) -> None:
         """These rules know how this version computes the quantized weights. Raises Refused."""
         engine, source = self.engine, f"profile {self.engine.ref}"
-        method = self.given.spec.quant.method if self.given.spec.quant else way.quantization
+        method = self.given.spec.quant.method if self.given.spec.quant else variant.quantization
         if not method:
             return
         if self.rules is None:
@@ -192,51 +194,51 @@ class Search:
                 reason = f"{layer.name}: {layer.scheme.reason}"
                 raise Refused("unsupported_quantization", reason, source, layer=layer.name)
 
-    def _compute(self, way: Way, found: Found, built: Body, dtype: str, capability: str | None) -> None:
+    def _compute(self, variant: Variant, found: Evidence, built: BuiltModel, dtype: str, capability: str | None) -> None:
         """The kernel of every linear layer and the backend of every attention layer, on one rank."""
         given, engine, rules = self.given, self.engine, self.rules
         if rules is None:
             return
         if capability is None:
             raise Refused("unknown_capability", "the compute capability, which decides the kernels, could not be read", "probe")
-        disabled = frozenset(self.env.get("VLLM_DISABLED_KERNELS", "").split(",")) | frozenset(way.disabled)
+        disabled = frozenset(self.env.get("VLLM_DISABLED_KERNELS", "").split(",")) | frozenset(variant.disabled)
         found.kernels = layer_kernels(
             built.linears,
             rules,
-            way.tp,
+            variant.tp,
             dtype,
             capability,
             disabled - {""},
-            way.backend("linear-backend"),
-            experts=expert_traits(given.spec, online=bool(way.quantization and given.spec.quant is None)),
-            ep=way.ep,
-            moe_backend=way.backend("moe-backend"),
+            variant.backend("linear-backend"),
+            experts=expert_traits(given.spec, online=bool(variant.quantization and given.spec.quant is None)),
+            ep=variant.ep,
+            moe_backend=variant.backend("moe-backend"),
             variables=frozenset(name for name, value in self.env.items() if value.lower() in ("1", "true")),
             seen=refused_before(given.facts, engine, capability),
         )
-        found.attention = self._attention(built.attention, way, dtype, capability)
+        found.attention = self._attention(built.attention, variant, dtype, capability)
 
     def _attention(
-        self, groups: tuple[AttentionGroup, ...], way: Way, dtype: str, capability: str | None, *, drafts: bool = False
+        self, groups: tuple[AttentionGroup, ...], variant: Variant, dtype: str, capability: str | None, *, drafts: bool = False
     ) -> tuple[LayerAttention, ...]:
         """`drafts`: these are the layers of what drafts, the model's own or those of a drafter."""
         if self.rules is None or capability is None:
             return ()
         if self.rules.attention_backends is not None and not drafts:
-            return self._server_attention(groups, self.rules.attention_backends, way, capability)
+            return self._server_attention(groups, self.rules.attention_backends, variant, capability)
         rules = self.rules.attention
         if rules is None:
             return ()
         block, forced = self.canonical.get("block-size"), self.canonical.get("attention-backend")
         spec, own = self.given.spec, self.drafter if drafts else None
-        key = groups, way.tp, dtype, way.kv_dtype, capability, drafts
+        key = groups, variant.tp, dtype, variant.kv_dtype, capability, drafts
         if key not in self.backends:
             self.backends[key] = layer_attention(
                 groups,
                 rules,
-                way.tp,
+                variant.tp,
                 dtype,
-                way.kv_dtype,
+                variant.kv_dtype,
                 capability,
                 None if block is None else int(block),
                 None if forced is None or drafts else str(forced),
@@ -247,30 +249,30 @@ class Search:
         return self.backends[key]
 
     def _server_attention(
-        self, groups: tuple[AttentionGroup, ...], rules: BackendRules, way: Way, capability: str
+        self, groups: tuple[AttentionGroup, ...], rules: BackendRules, variant: Variant, capability: str
     ) -> tuple[LayerAttention, ...]:
-        spec, gpus = self.given.spec, self.given.groups.get(way.tp * way.pp) or ()
+        spec, gpus = self.given.spec, self.given.groups.get(variant.tp * variant.pp) or ()
         smallest = min((gpu.total_bytes or 0 for gpu in gpus), default=0)
-        args = {**dict(way.backends), **self.canonical}
-        return server_attention(groups, rules, spec.architecture, spec.config, way.kv_dtype, capability, smallest, args)
+        args = {**dict(variant.backends), **self.canonical}
+        return server_attention(groups, rules, spec.architecture, spec.config, variant.kv_dtype, capability, smallest, args)
 
-    def _speculation(self, way: Way, dtype: str, capability: str | None) -> Speculation:
+    def _speculation(self, variant: Variant, dtype: str, capability: str | None) -> Speculation:
         return speculate(
             self.given.spec,
             self.drafter,
             self.given.wish,
             self.engine,
             self.rules.speculative if self.rules else None,
-            lambda groups: self._attention(groups, way, dtype, capability, drafts=True),
-            way.tp,
+            lambda groups: self._attention(groups, variant, dtype, capability, drafts=True),
+            variant.tp,
             dtype,
         )
 
-    def _environment(self, way: Way) -> dict[str, str]:
-        if not way.disabled:
+    def _environment(self, variant: Variant) -> dict[str, str]:
+        if not variant.disabled:
             return self.env
         users = [name for name in self.env.get("VLLM_DISABLED_KERNELS", "").split(",") if name]
-        return {**self.env, "VLLM_DISABLED_KERNELS": ",".join([*users, *way.disabled])}
+        return {**self.env, "VLLM_DISABLED_KERNELS": ",".join([*users, *variant.disabled])}
 
     def _judged(self, plan: Plan) -> Plan:
         """The plan as it is safe to start, with what facts say of it. Raises Refused for one that failed here before."""
@@ -287,12 +289,12 @@ class Search:
         return plan.evolve(grade="verified") if proof else plan
 
 
-def rejection(engine: Engine, way: Way, refusal: Refused, found: Found | None = None) -> Rejected:
-    found = found or Found()
+def rejection(engine: Engine, variant: Variant, refusal: Refused, found: Evidence | None = None) -> Rejected:
+    found = found or Evidence()
     return Rejected(
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
-        tensor_parallel=way.tp,
-        pipeline_parallel=way.pp,
+        tensor_parallel=variant.tp,
+        pipeline_parallel=variant.pp,
         verdict=refusal.verdict,
         layer=refusal.layer,
         reasons=(str(refusal),),

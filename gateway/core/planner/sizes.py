@@ -14,7 +14,7 @@ from gateway.core.memory import vllm as mem
 from gateway.core.planner.batch import Batch, batch
 from gateway.core.planner.budget import GRAPHS_IN_BUDGET, budget, divided, gib
 from gateway.core.planner.candidate import Candidate
-from gateway.core.planner.variants import Refused
+from gateway.core.planner.refusal import Refused
 from gateway.domain import Choice, IntChoice, Memory, Scalar
 
 # A context that serves most chats and agents; among plans that all load, one that offers less ranks behind one that

@@ -1,6 +1,6 @@
-"""The ways to try a model on an engine: how it is laid out on GPUs, and what a refused way may change. Pure.
+"""The variants of a model on an engine: how it is laid out on GPUs, and what may be changed after a refusal. Pure.
 
-    plain(...) -> the ways as the engine would run them       repairs(way, refusal, ...) -> ways that may cure the refusal
+    plain(...) -> the variants as the engine would run them       repairs(variant, refusal, ...) -> variants that may cure the refusal
 
 A repair changes one thing. What a user set is never changed.
 """
@@ -12,45 +12,25 @@ from dataclasses import dataclass, field, replace
 
 from gateway.core.planner.engine_rules import Rules
 from gateway.core.planner.parallel import SIZES
+from gateway.core.planner.refusal import Refused
 from gateway.domain import Engine, Scalar
-
-
-class Refused(Exception):
-    """A gate said no. `kernel`: the one that would fail; `layer`: the one that it, or no kernel, computes. `dtypes`: activations
-    that would be taken instead. `cache`: a smaller KV cache could help."""
-
-    def __init__(
-        self,
-        verdict: str,
-        reason: str,
-        source: str,
-        *,
-        layer: str | None = None,
-        kernel: str | None = None,
-        dtypes: tuple[str, ...] = (),
-        cache: bool = False,
-    ) -> None:
-        super().__init__(reason)
-        self.verdict, self.reason, self.source, self.layer, self.kernel = verdict, reason, source, layer, kernel
-        self.dtypes, self.cache = dtypes, cache
-
 
 # A trait of engine versions that hold all weights in 16 bits before they quantize the first: SGLang, load_weights_and_postprocess in
 # srt/model_loader/loader.py:697 of 0.5.10.post1, :1028 of 0.5.23.
 QUANTIZES_LATE = "quantizes_late"
 
 # How destructive each change is; a plan's changes add up, and of two plans that else are equal the smaller sum wins.
-_COST = {"disabled": 1, "backends": 1, "ep": 1, "pp": 1, "dtype": 2, "kv_dtype": 3, "careful": 4, "quantization": 8}
-# Changes of one way; more would be a search for its own sake.
+_COST = {"disabled": 1, "backends": 1, "ep": 1, "pp": 1, "dtype": 2, "kv_dtype": 3, "conservative": 4, "quantization": 8}
+# Changes of one variant; more would be a search for its own sake.
 _MOST_CHANGES = 3
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """tp, pp: ranks of tensor and pipeline parallelism; ep: experts are split whole over the tensor parallel ranks.
 
     dtype, quantization: "" as the checkpoint has them. disabled: kernels for VLLM_DISABLED_KERNELS. backends: engine flags
-    that force a kernel. careful: no graphs and a small batch. because: why each of these differs from the plain way.
+    that force a kernel. conservative: no graphs and a small batch. because: why each of these differs from the plain variant.
     """
 
     tp: int = 1
@@ -61,7 +41,7 @@ class Way:
     quantization: str = ""
     disabled: tuple[str, ...] = ()
     backends: tuple[tuple[str, str], ...] = ()
-    careful: bool = False
+    conservative: bool = False
     because: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, hash=False)
 
     @property
@@ -71,16 +51,16 @@ class Way:
     def backend(self, flag: str) -> str | None:
         return dict(self.backends).get(flag)
 
-    def changed(self, name: str, value: object, reason: str, source: str) -> Way:
-        """This way with one thing changed, and why."""
+    def changed(self, name: str, value: object, reason: str, source: str) -> Variant:
+        """This variant with one thing changed, and why."""
         return replace(self, because={**self.because, name: (reason, source)}, **{name: value})  # type: ignore[arg-type]
 
 
 def plain(
     engine: Engine, gpus: int, args: Mapping[str, Scalar], tensor_parallel: int | None, kv_dtype: str = "auto"
-) -> tuple[Way, ...]:
-    """The ways with nothing changed but what the user set (`args` are flags by their canonical names). kv_dtype: the checkpoint's."""
-    set_by_user = Way(
+) -> tuple[Variant, ...]:
+    """The variants with nothing changed but what the user set (`args` are flags by their canonical names). kv_dtype: the checkpoint's."""
+    set_by_user = Variant(
         pp=int(args.get("pipeline-parallel-size", 1)),
         ep=bool(args.get("enable-expert-parallel", False)),
         kv_dtype=_kv_dtype(str(args.get("kv-cache-dtype", "auto")), kv_dtype),
@@ -103,53 +83,79 @@ def _kv_dtype(users: str, declared: str) -> str:
 
 
 def repairs(
-    way: Way, refusal: Refused, engine: Engine, rules: Rules | None, gpus: int, args: Collection[str], *, quantized: bool
-) -> Iterator[Way]:
-    """Ways that differ in one thing which this refusal may yield to; `args` are the flags that the user set.
+    variant: Variant,
+    refusal: Refused,
+    engine: Engine,
+    rules: Rules | None,
+    gpus: int,
+    args: Collection[str],
+    *,
+    quantized: bool,
+) -> Iterator[Variant]:
+    """Variants that differ in one thing, which may cure this refusal; `args` are the flags that the user set.
 
-    The caller tries them through the same gates, so a repair that does not help is refused like any other way.
+    The caller tries them through the same gates, so a repair that does not help is refused like any other variant.
     """
-    if len(way.because) >= _MOST_CHANGES:
+    if len(variant.because) >= _MOST_CHANGES:
         return
     why = str(refusal)
     experts = bool(refusal.layer and ".experts" in refusal.layer)
-    if refusal.verdict == "known_bad" and refusal.kernel is None and not way.careful:
-        yield way.changed("careful", True, "fewer demands, because the plan without this failed", "fact")
+    if refusal.verdict == "known_bad" and refusal.kernel is None and not variant.conservative:
+        yield variant.changed("conservative", True, "fewer demands, because the plan without this failed", "fact")
     if refusal.verdict in ("known_bad", "runtime_fail") and refusal.kernel is not None:
-        yield from _other_kernel(way, refusal.kernel, engine, rules, args, experts=experts, why=why)
-    cut = refusal.verdict in ("no_kernel", "runtime_fail", "illegal_parallelism") and experts and way.tp > 1 and not way.ep
+        yield from _other_kernel(variant, refusal.kernel, engine, rules, args, experts=experts, why=why)
+    cut = (
+        refusal.verdict in ("no_kernel", "runtime_fail", "illegal_parallelism")
+        and experts
+        and variant.tp > 1
+        and not variant.ep
+    )
     if cut and has(engine, "enable-expert-parallel") and "enable-expert-parallel" not in args:
-        yield way.changed("ep", True, f"whole experts on each GPU, because cut ones have no kernel: {why}", refusal.source)
-    if refusal.verdict == "no_kernel" and refusal.layer and not experts and not way.dtype and "dtype" not in args:
-        yield way.changed("dtype", "float16", f"a kernel that needs float16 activations takes the layer: {why}", refusal.source)
+        yield variant.changed("ep", True, f"whole experts on each GPU, because cut ones have no kernel: {why}", refusal.source)
+    if refusal.verdict == "no_kernel" and refusal.layer and not experts and not variant.dtype and "dtype" not in args:
+        yield variant.changed(
+            "dtype", "float16", f"a kernel that needs float16 activations takes the layer: {why}", refusal.source
+        )
     sizes = {"tensor-parallel-size", "pipeline-parallel-size"} & set(args)
-    if refusal.verdict == "no_kernel" and way.tp > 1 and way.pp == 1 and not sizes and has(engine, "pipeline-parallel-size"):
-        whole = way.changed("pp", way.tp, f"whole layers on each GPU, because a cut one has no kernel: {why}", refusal.source)
+    if (
+        refusal.verdict == "no_kernel"
+        and variant.tp > 1
+        and variant.pp == 1
+        and not sizes
+        and has(engine, "pipeline-parallel-size")
+    ):
+        whole = variant.changed(
+            "pp", variant.tp, f"whole layers on each GPU, because a cut one has no kernel: {why}", refusal.source
+        )
         yield replace(whole, tp=1)
     server = rules.attention_backends if rules else None
-    if refusal.verdict == "no_backend" and server and not way.backend("attention-backend") and not _forced(args):
+    if refusal.verdict == "no_backend" and server and not variant.backend("attention-backend") and not _forced(args):
         for name in server.repairs:
-            backends = (*way.backends, ("attention-backend", name))
-            yield way.changed("backends", backends, f"the engine's own choice of a backend would fail: {why}", refusal.source)
+            backends = (*variant.backends, ("attention-backend", name))
+            yield variant.changed(
+                "backends", backends, f"the engine's own choice of a backend would fail: {why}", refusal.source
+            )
     for dtype in refusal.dtypes:
         # float32 would double every size for a method that exists to halve them.
-        if dtype != "float32" and not way.dtype and "dtype" not in args:
-            yield way.changed("dtype", dtype, f"activations that the quantization takes: {why}", refusal.source)
-    if refusal.verdict == "no_memory" and refusal.source == "fact" and not way.careful:
+        if dtype != "float32" and not variant.dtype and "dtype" not in args:
+            yield variant.changed("dtype", dtype, f"activations that the quantization takes: {why}", refusal.source)
+    if refusal.verdict == "no_memory" and refusal.source == "fact" and not variant.conservative:
         # What memory was short for may have been the batch or the graphs.
-        yield way.changed("careful", True, f"fewer demands, because memory ran out without this: {why}", "fact")
+        yield variant.changed("conservative", True, f"fewer demands, because memory ran out without this: {why}", "fact")
     if refusal.verdict == "no_memory":
         flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
         # SGLang has no plain name for the usual one of the two.
         half = next((name for name in ("fp8", "fp8_e4m3") if flag and name in (flag.choices or ())), None)
-        if half and refusal.cache and way.kv_dtype == "auto" and "kv-cache-dtype" not in args and engine.device == "cuda":
-            yield way.changed("kv_dtype", half, "half the bytes per token: the context asked for does not fit otherwise", why)
-        if has(engine, "pipeline-parallel-size") and "pipeline-parallel-size" not in args and way.pp == 1:
-            for stages in range(2, gpus // way.tp + 1):
-                yield way.changed("pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model")
+        if half and refusal.cache and variant.kv_dtype == "auto" and "kv-cache-dtype" not in args and engine.device == "cuda":
+            yield variant.changed(
+                "kv_dtype", half, "half the bytes per token: the context asked for does not fit otherwise", why
+            )
+        if has(engine, "pipeline-parallel-size") and "pipeline-parallel-size" not in args and variant.pp == 1:
+            for stages in range(2, gpus // variant.tp + 1):
+                yield variant.changed("pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model")
         halved = not quantized and engine.device == "cuda" and QUANTIZES_LATE not in engine.traits
-        if halved and not way.quantization and "quantization" not in args:
-            yield way.changed("quantization", "fp8", f"weights are halved while they load: {why}", "memory model")
+        if halved and not variant.quantization and "quantization" not in args:
+            yield variant.changed("quantization", "fp8", f"weights are halved while they load: {why}", "memory model")
 
 
 def _forced(args: Collection[str]) -> bool:
@@ -162,16 +168,16 @@ def has(engine: Engine, flag: str) -> bool:
 
 
 def _other_kernel(
-    way: Way, kernel: str, engine: Engine, rules: Rules | None, args: Collection[str], *, experts: bool, why: str
-) -> Iterator[Way]:
-    """The same way without this kernel, by whatever the engine version has to say so."""
+    variant: Variant, kernel: str, engine: Engine, rules: Rules | None, args: Collection[str], *, experts: bool, why: str
+) -> Iterator[Variant]:
+    """The same variant without this kernel, by the flags and variables that the engine version has for that."""
     if rules is None:
         return
     if not experts and "VLLM_DISABLED_KERNELS" in engine.user_env:
-        yield way.changed("disabled", (*way.disabled, kernel), f"{kernel} is left out: {why}", "fact")
+        yield variant.changed("disabled", (*variant.disabled, kernel), f"{kernel} is left out: {why}", "fact")
     flag = "moe-backend" if experts else "linear-backend"
     known = engine.flags.get(engine.spelling.get(flag, flag))
-    if flag in args or known is None or way.backend(flag):
+    if flag in args or known is None or variant.backend(flag):
         return
     # What a backend does with experts is known of those that some method can be forced to.
     forced = {name for method in rules.moe.methods for name in method.forced} if experts and rules.moe else None
@@ -179,4 +185,4 @@ def _other_kernel(
         if forced is not None and name not in forced:
             continue
         if name != "auto" and kernel not in (rules.linear.backends if rules.linear else {}).get(name, ()):
-            yield way.changed("backends", (*way.backends, (flag, name)), f"{kernel} is passed over: {why}", "fact")
+            yield variant.changed("backends", (*variant.backends, (flag, name)), f"{kernel} is passed over: {why}", "fact")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.kernels.linear import Kind, Scheme
+from gateway.core.model.scheme import Kind, Scheme
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.core.kernels.linear import Kind, Scheme
+from gateway.core.model.scheme import Kind, Scheme
 from gateway.core.quantization.block import (
     UNQUANTIZED,
     Block,

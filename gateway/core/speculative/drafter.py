@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field
 
-from gateway.core.layers.layers import body
+from gateway.core.layers.build import build
 from gateway.core.layers.weights import other_bytes, weights_bytes
 from gateway.core.model.config import Fields
 from gateway.core.model.spec import Tensor, group_tensors, read_model
@@ -68,7 +68,7 @@ class Drafter(Value):
     def rank_bytes(self, tp: int, dtype: str) -> int:
         """Bytes on one of `tp` ranks, after the engine's cast to `dtype`."""
         if self.plain is not None:
-            return weights_bytes(body(self.plain), tp, dtype) or 0
+            return weights_bytes(build(self.plain), tp, dtype) or 0
         heads = self.attention[0].kv_heads if self.attention else 1
         return sum(other_bytes(tensor, tp, dtype, heads) for tensor in self.tensors)
 

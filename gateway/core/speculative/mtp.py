@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from gateway.core.layers.layers import Linear, body
+from gateway.core.layers.build import build
+from gateway.core.layers.built_model import Linear
 from gateway.core.layers.weights import linear_bytes, other_bytes
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES
 from gateway.core.model.config import Fields
@@ -56,7 +57,7 @@ def drafting_bytes(spec: ModelSpec, layers: int, tp: int, dtype: str) -> int | N
     if spec.draft_tensors:
         heads = max((group.kv_heads for group in spec.attention), default=1)
         return sum(other_bytes(_cut(tensor), tp, dtype, heads) for tensor in spec.draft_tensors if tensor.shard != "vocab")
-    alike = [linear for linear in body(spec).linears if _drafts(linear, spec)]
+    alike = [linear for linear in build(spec).linears if _drafts(linear, spec)]
     sizes = [linear_bytes(linear, tp, dtype) for linear in alike]
     if not sizes or None in sizes:
         return None

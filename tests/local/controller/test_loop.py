@@ -98,7 +98,7 @@ async def test_an_engine_that_answers_nonsense_is_never_routed(
     async with running(tmp_path, nonsense, start_timeout_s=0.3) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         view = await gateway.until("m", "no_plan")
-        # The plan and one careful try; the same plan never twice.
+        # The plan and one conservative try; the same plan never twice.
         assert len(view["attempts"]) == 2
         assert len({attempt["fingerprint"] for attempt in view["attempts"]}) == 2
         assert {attempt["failure"]["kind"] for attempt in view["attempts"]} <= {"gibberish", "verification_failed"}

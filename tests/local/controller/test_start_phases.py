@@ -175,7 +175,7 @@ async def test_an_engine_that_prints_nothing_is_given_up(tmp_path: Path, monkeyp
             await looked_at(clock)
             assert len((await gateway.show("m"))["attempts"]) == attempt + 1
             clock.now += 200
-        # The plan, and one careful try; then it says why and stops: never the same plan for the same cause.
+        # The plan, and one conservative try; then it says why and stops: never the same plan for the same cause.
         view = await gateway.until("m", "no_plan")
         assert [attempt["failure"]["kind"] for attempt in view["attempts"]] == ["start_timeout", "start_timeout"]
         assert len({attempt["fingerprint"] for attempt in view["attempts"]}) == 2

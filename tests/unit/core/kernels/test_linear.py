@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.kernels.linear import KernelChoice, LinearRules, LinearShape, Scheme, choose
+from gateway.core.kernels.linear import KernelChoice, LinearRules, choose
+from gateway.core.model.scheme import LinearShape, Scheme
 from tests.conformance import linear_questions
 from tests.conformance.golden import golden
 from tests.conformance.linear_questions import CAPABILITIES, VERSIONS, Question, questions

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.kernels.conditions import Scheme
-from gateway.core.kernels.moe import MoeChoice, MoeRules, MoeShape, choose_moe
+from gateway.core.kernels.moe import MoeChoice, MoeRules, choose_moe
+from gateway.core.model.scheme import MoeShape, Scheme
 from tests.conformance import moe_questions
 from tests.conformance.golden import golden
 from tests.conformance.moe_questions import CAPABILITIES, VERSIONS, Question, questions

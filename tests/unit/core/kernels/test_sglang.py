@@ -8,14 +8,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gateway.core.kernels.linear import KernelChoice, LinearRules, LinearShape, Scheme, choose
-from gateway.core.kernels.moe import MoeChoice, MoeRules, MoeShape, choose_moe
-from gateway.core.layers.layers import Linear, body
+from gateway.core.kernels.linear import KernelChoice, LinearRules, choose
+from gateway.core.kernels.moe import MoeChoice, MoeRules, choose_moe
+from gateway.core.layers.build import build
+from gateway.core.layers.built_model import Linear
 from gateway.core.model.experts import ExpertTraits, expert_traits
+from gateway.core.model.scheme import LinearShape, MoeShape, Scheme
 from gateway.core.model.spec import read_model
 from gateway.core.planner.layer_kernels import layer_kernels
 from gateway.core.planner.quantization_methods import MethodRefused, check, resolve
-from gateway.core.planner.variants import Refused, Way, repairs
+from gateway.core.planner.refusal import Refused
+from gateway.core.planner.variants import Variant, repairs
 from gateway.domain import Engine, Quant
 from gateway.profiles import Profiles
 from tests.conformance import sglang_linear_questions, sglang_memory_questions, sglang_moe_questions
@@ -115,7 +118,7 @@ def test_seed_000_as_a_whole_model(version: str) -> None:
     quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
     config = {**sglang_memory_questions.config_of("qwen3.6-35b-a3b"), "quantization_config": quantization}
     spec = read_model("/models/qwen", None, config, None, None, (), None)
-    layers = body(spec, ENGINES[version].traits).linears
+    layers = build(spec, ENGINES[version].traits).linears
     without = {
         tp: [row.layer for row in layer_kernels(layers, RULES[version], tp, "bfloat16", "8.6") if row.status == "none"]
         for tp in (1, 2)
@@ -176,7 +179,7 @@ class Experts(NamedTuple):
 def experts(name: str) -> Experts:
     spec = published(name)
     return Experts(
-        expert_traits(spec), next(layer for layer in body(spec).linears if layer.experts and layer.name.endswith(".w13"))
+        expert_traits(spec), next(layer for layer in build(spec).linears if layer.experts and layer.name.endswith(".w13"))
     )
 
 
@@ -248,7 +251,9 @@ def test_weights_that_do_not_fit_are_not_quantized_while_they_load_because_they_
     refusal = Refused("no_memory", "60 GiB are needed", "memory model")
     offered = {
         engine.kind: [
-            way.quantization for way in repairs(Way(), refusal, engine, None, 1, (), quantized=False) if way.quantization
+            variant.quantization
+            for variant in repairs(Variant(), refusal, engine, None, 1, (), quantized=False)
+            if variant.quantization
         ]
         for engine in (ENGINES[version], PROFILES.engine("vllm==0.33.0"))
     }

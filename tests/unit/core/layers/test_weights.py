@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.kernels.linear import Scheme
-from gateway.core.layers.layers import Body, Linear, body
+from gateway.core.layers.build import build
+from gateway.core.layers.built_model import BuiltModel, Linear
 from gateway.core.layers.weights import (
     NO_GROUP_INDEX,
     linear_bytes,
     other_bytes,
     weights_bytes,
 )
+from gateway.core.model.scheme import Scheme
 from gateway.core.model.spec import read_model
 from gateway.core.quantization.block import Unknown
 from gateway.domain import TensorGroup
@@ -44,8 +45,8 @@ ASKED = [
 
 
 @cache
-def body_of(model: str, quant: str, traits: tuple[str, ...] = ()) -> Body:
-    return body(read_model(model, None, config(model, quant), None, None, (), None), traits)
+def body_of(model: str, quant: str, traits: tuple[str, ...] = ()) -> BuiltModel:
+    return build(read_model(model, None, config(model, quant), None, None, (), None), traits)
 
 
 def grown(layers: tuple[Linear, ...], capability: str, version: str, model: str, tp: int) -> dict[Linear, tuple[int, int]]:
@@ -113,7 +114,7 @@ def test_what_cannot_be_cut_or_is_not_known_has_no_bytes() -> None:
     assert linear_bytes(layer, 7, "bfloat16") is None
     unknown = Linear("o", 2, 96, 64, "row", (64,), Unknown(reason="?"))
     assert linear_bytes(unknown, 1, "bfloat16") is None
-    assert weights_bytes(Body((layer, unknown), (), ()), 1, "bfloat16") is None
+    assert weights_bytes(BuiltModel((layer, unknown), (), ()), 1, "bfloat16") is None
 
 
 def test_a_kernel_that_pads_makes_a_layer_larger() -> None:
@@ -125,7 +126,7 @@ def test_a_kernel_that_pads_makes_a_layer_larger() -> None:
 
 def test_online_fp8_halves_what_it_quantizes() -> None:
     plain, online = body_of("qwen3-8b", "none"), case("qwen3-8b", "none") | {"quantization_config": {"quant_method": "fp8"}}
-    halved = body(read_model("m", None, online, None, None, (), None))
+    halved = build(read_model("m", None, online, None, None, (), None))
     assert [linear_bytes(layer, 2, "bfloat16") for layer in plain.linears] == [
         2 * (linear_bytes(layer, 2, "bfloat16") or 0) for layer in halved.linears
     ]
@@ -152,7 +153,7 @@ def test_other_tensors(tensor: TensorGroup, tp: int, kv_heads: int | None, expec
 @given(CONFIGS, st.sampled_from([()] + [traits for traits in TRAITS.values() if traits]))
 def test_any_config_has_bytes_or_none_or_is_a_bad_model(config: dict[str, Any], traits: tuple[str, ...]) -> None:
     try:
-        made = body(read_model("m", None, config, None, None, (), None), traits)
+        made = build(read_model("m", None, config, None, None, (), None), traits)
     except BadModel:
         return
     whole = weights_bytes(made, 1, "float16", traits)

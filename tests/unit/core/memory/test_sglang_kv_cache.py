@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.layers.layers import body
+from gateway.core.layers.build import build
 from gateway.core.memory.sglang_kv_cache import Pool, model_of
 from gateway.core.planner.decide import decide
 from gateway.domain import Plan, Wish
@@ -26,7 +26,7 @@ GIB = 1024**3
 def pool(name: str, version: str = "0.5.23", tp: int = 1, element_bytes: int = 2) -> Pool:
     rules = PROFILES.rules([PROFILES.engine(f"sglang=={version}")])[f"sglang=={version}"].memory
     assert rules is not None
-    return Pool(rules, body(published(name)).attention, tp, element_bytes)
+    return Pool(rules, build(published(name)).attention, tp, element_bytes)
 
 
 @cache

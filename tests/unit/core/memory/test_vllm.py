@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.layers.layers import Body, body
+from gateway.core.layers.build import build
+from gateway.core.layers.built_model import BuiltModel
 from gateway.core.layers.weights import weights_bytes
 from gateway.core.memory.vllm import GIB, Load, activation_bytes, driver_bytes, memory, position_bytes, runner_of
 from gateway.core.memory.vllm_kv_cache import Cache, cache
@@ -77,7 +78,7 @@ def test_the_engine_took_the_runner_and_the_backends_that_were_foreseen(name: st
     row, plan = MEASURED[name], predicted(name)
     task: Any = "embed" if row["base"] in _EMBEDS else None
     spec = read_model("m", None, case(row["base"], row["quant"]), None, None, (), task)
-    assert runner_of(spec, body(spec), TRAITS["0.26.0"]) == row["runner"]
+    assert runner_of(spec, build(spec), TRAITS["0.26.0"]) == row["runner"]
     assert row["backend"] in {one.backend for one in plan.attention}
     assert set(row.get("kernels", ())) <= {one.kernel for one in plan.kernels}
 
@@ -90,12 +91,12 @@ def test_cuda_has_less_than_nvml_says() -> None:
     assert driver_bytes(PROFILES.hardware("gb10").gpus[0]) == 0
 
 
-def kept(built: Body, tp: int, dtype: str = "bfloat16") -> Cache:
+def kept(built: BuiltModel, tp: int, dtype: str = "bfloat16") -> Cache:
     return cache(built.attention, tp, dtype, "auto", 16, frozenset(), capability=(8, 6))
 
 
 def sized(spec: ModelSpec, tp: int = 1, budget: int = 24 * GIB, device: str = "cuda", **more: Any) -> Memory:
-    built = body(spec)
+    built = build(spec)
     load = Load(device, tp, 1, "bfloat16", 2048, 256, graphs=True)
     return memory(
         spec, built, kept(built, tp), load, weights_bytes=weights_bytes(built, tp, "bfloat16") or 0,
@@ -106,7 +107,7 @@ def sized(spec: ModelSpec, tp: int = 1, budget: int = 24 * GIB, device: str = "c
 def test_the_table_of_positions_is_the_engines() -> None:
     for name, size in (("llama-3.1-8b", 33554432), ("llama-3.2-1b", 16777216), ("qwen3-8b", 10485760)):
         spec = published(name)
-        assert position_bytes(spec, body(spec), "bfloat16") == size
+        assert position_bytes(spec, build(spec), "bfloat16") == size
     longer = (
         sized(published("llama-3.1-8b")).overhead_bytes
         - sized(published("llama-3.1-8b", max_position_embeddings=1)).overhead_bytes
@@ -143,10 +144,10 @@ def test_a_family_that_is_not_known_has_a_wider_band() -> None:
     shapes = tensors({"model.layers.0.self_attn.q_proj.weight": (4096, 4096)})
     fields = {"architectures": ["OtherForCausalLM"], "model_type": "other", "hidden_size": 4096, "num_attention_heads": 32}
     spec = read_model("o", None, {**fields, "num_hidden_layers": 1, "vocab_size": 1024}, shapes, None, (), None)
-    built = body(spec)
+    built = build(spec)
     assert not built.known
     narrow = memory(
-        spec, Body((), built.others, built.attention), kept(built, 1), Load("cuda", 1, 1, "bfloat16", 2048, 256, graphs=True),
+        spec, BuiltModel((), built.others, built.attention), kept(built, 1), Load("cuda", 1, 1, "bfloat16", 2048, 256, graphs=True),
         weights_bytes=GIB, device_bytes=24 * GIB, budget_bytes=24 * GIB,
     )  # fmt: skip
     wide = memory(
@@ -162,7 +163,7 @@ def test_no_model_that_was_read_breaks_the_arithmetic(
 ) -> None:
     try:
         spec = read_model("m", None, fields, headers, None, (), None)
-        built = body(spec)
+        built = build(spec)
     except BadModel:
         return
     weights = weights_bytes(built, tp, dtype)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from gateway.core.layers.layers import Body, body, per_rank
+from gateway.core.layers.build import build
+from gateway.core.layers.built_model import BuiltModel, per_rank
 from gateway.core.model.families import blueprint
 from gateway.core.model.spec import Tensor, read_model
 from gateway.domain import AttentionGroup, ModelSpec, Recurrent, TensorGroup
@@ -35,7 +36,7 @@ QUESTIONS = [
 ]
 
 
-def rank_bytes(found: Body, tp: int) -> int | None:
+def rank_bytes(found: BuiltModel, tp: int) -> int | None:
     """Bytes on one rank of a model in bfloat16; None where a layer cannot be cut so."""
     total = sum(other_bytes(group, tp) for group in found.others)
     for layer in found.linears:
@@ -54,10 +55,10 @@ def other_bytes(group: TensorGroup, tp: int) -> int:
     return group.count * first // ranks * math.prod(rest) * (4 if group.dtype == "F32" else 2)
 
 
-def asked(question: tuple[str, dict[str, Any], Any], version: str) -> Body:
+def asked(question: tuple[str, dict[str, Any], Any], version: str) -> BuiltModel:
     model, changes, task = question
     spec = read_model(model, None, parameter_questions.asked(model, changes), None, None, (), task)
-    return body(spec, TRAITS[version])
+    return build(spec, TRAITS[version])
 
 
 @pytest.mark.parametrize(("version", "question", "answer"), QUESTIONS)
@@ -132,15 +133,15 @@ def test_states_are_kept_in_the_dtype_that_the_config_names() -> None:
     ],
 )
 def test_a_tied_head_is_not_held_twice(model: str, changes: dict[str, Any], headed: bool) -> None:
-    names = [other.name for other in body(published(model, **changes)).others]
+    names = [other.name for other in build(published(model, **changes)).others]
     assert any(name.endswith("lm_head.weight") for name in names) is headed
-    names = [other.name for other in body(published(model, "embed", **changes)).others]
+    names = [other.name for other in build(published(model, "embed", **changes)).others]
     assert not any(name.endswith("lm_head.weight") for name in names)
 
 
 def test_biases_are_those_of_the_family() -> None:
     def biased(model: str, **changes: Any) -> set[str]:
-        return {layer.name.rpartition(".")[2] for layer in body(published(model, **changes)).linears if layer.bias}
+        return {layer.name.rpartition(".")[2] for layer in build(published(model, **changes)).linears if layer.bias}
 
     assert biased("llama-3.1-8b", attention_bias=True) == {"qkv_proj", "o_proj"}
     assert biased("llama-3.1-8b", attention_bias=True, qkv_bias=False, mlp_bias=True) == {"o_proj", "gate_up_proj", "down_proj"}
@@ -153,14 +154,14 @@ def test_every_layer_may_be_of_one_kind() -> None:
     assert [one.kind for one in full.attention] == ["full"]
     recurrent = published("qwen3-next-80b-a3b", layer_types=["linear_attention"] * 48)
     assert [one.kind for one in recurrent.attention] == ["recurrent"]
-    assert {layer.name for layer in body(published("deepseek-v3", first_k_dense_replace=61)).linears} >= {
+    assert {layer.name for layer in build(published("deepseek-v3", first_k_dense_replace=61)).linears} >= {
         "model.layers.*.mlp.gate_up_proj"
     }
 
 
 def headers_of(model: str, **changes: Any) -> dict[str, Tensor]:
     """One tensor with as many elements as each layer of the config has: what an honest checkpoint holds."""
-    found = body(published(model, **changes))
+    found = build(published(model, **changes))
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in found.linears:
         for number in range(layer.count):
@@ -176,21 +177,21 @@ def from_headers(model: str, headers: dict[str, Tensor], **changes: Any) -> Mode
 
 
 def test_headers_that_agree_leave_the_config_in_charge() -> None:
-    found = body(from_headers("qwen3-8b", headers_of("qwen3-8b")))
-    assert (found.known, found.linears) == (True, body(published("qwen3-8b")).linears)
+    found = build(from_headers("qwen3-8b", headers_of("qwen3-8b")))
+    assert (found.known, found.linears) == (True, build(published("qwen3-8b")).linears)
 
 
 def test_headers_that_contradict_the_config_win() -> None:
     spec = from_headers("qwen3-8b", headers_of("qwen3-8b"), intermediate_size=24576)
-    found = body(spec)
+    found = build(spec)
     assert (found.known, found.linears, found.others) == (False, (), spec.tensors)
     packed = from_headers("qwen3-8b", headers_of("qwen3-8b"), quantization_config={"quant_method": "fp8"})
-    assert body(packed).known
+    assert build(packed).known
 
 
 def test_a_family_that_is_not_known_is_its_headers() -> None:
     spec = from_headers("qwen3-8b", headers_of("qwen3-8b"), model_type="unheard")
-    found = body(spec)
+    found = build(spec)
     assert (found.known, found.linears, found.others, found.attention) == (False, (), spec.tensors, spec.attention)
     assert blueprint(config("qwen3-8b", model_type="unheard"), "m") is None
 
@@ -206,13 +207,13 @@ def test_layers_that_only_draft_are_not_of_the_model(model: str, changes: dict[s
     headers = headers_of(model) | tensors({drafting: (2**20, 2**14)})
     spec = from_headers(model, headers, **changes)
     assert spec.tensors == from_headers(model, headers_of(model), **changes).tensors
-    assert body(spec).known
+    assert build(spec).known
 
 
 def test_what_the_quantization_block_does_not_tell_is_said() -> None:
     block = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
-    assert body(published("llama-3.1-8b", quantization_config=block)).assumed
-    assert not body(published("llama-3.1-8b")).assumed
+    assert build(published("llama-3.1-8b", quantization_config=block)).assumed
+    assert not build(published("llama-3.1-8b")).assumed
 
 
 @settings(max_examples=200)
@@ -221,7 +222,7 @@ def test_any_config_has_a_body_or_is_a_bad_model(fields: dict[str, Any]) -> None
     try:
         plan = blueprint(fields, "m")
         spec = read_model("m", None, fields, None, None, (), None)
-        found = body(spec)
+        found = build(spec)
     except BadModel:
         return
     assert plan is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.layers.layers import body
+from gateway.core.layers.build import build
 from gateway.core.layers.weights import other_bytes, weights_bytes
 from gateway.core.model.sharding import shard_of
 from gateway.core.model.spec import Tensor, group_tensors, read_model
@@ -107,10 +107,10 @@ def test_headers_and_config_say_the_same_bytes(family: str) -> None:
     fields, headers = FAMILIES[family]
     alone, both = read(SMALL | fields), read(SMALL | fields, headers)
     assert both.tensors == group_tensors(headers)
-    assert body(both).known
+    assert build(both).known
     for tp in (1, 2):
         stored = sum(other_bytes(tensor, tp, "bfloat16", 2) for tensor in both.tensors)
-        assert weights_bytes(body(alone), tp, "bfloat16") == weights_bytes(body(both), tp, "bfloat16") == stored
+        assert weights_bytes(build(alone), tp, "bfloat16") == weights_bytes(build(both), tp, "bfloat16") == stored
 
 
 def test_a_head_that_engines_do_not_load_is_left_out() -> None:

@@ -143,7 +143,7 @@ def test_a_failed_plan_is_never_proposed_again() -> None:
         assert best.fingerprint not in seen
         seen.add(best.fingerprint)
         facts += (Fact(kind="plan_failed", scope={"fingerprint": best.fingerprint}, grade="failed", source="it broke"),)
-    # One GPU, two GPUs, and one careful try of each.
+    # One GPU, two GPUs, and one conservative try of each.
     assert len(seen) == 4
     assert all("it broke" in reason for one in decision.rejected for reason in one.reasons if one.verdict == "known_bad")
 
@@ -151,11 +151,11 @@ def test_a_failed_plan_is_never_proposed_again() -> None:
 def test_the_careful_try_runs_without_graphs_and_with_a_smaller_batch() -> None:
     first = plan("2x3090", tensor_parallel=1)
     fact = Fact(kind="plan_failed", scope={"fingerprint": first.fingerprint}, grade="failed", source="it broke")
-    careful = plan("2x3090", tensor_parallel=1, facts=(fact,))
-    assert careful.enforce_eager.value
-    assert careful.max_num_seqs.value < first.max_num_seqs.value
-    assert careful.memory.budget_bytes < first.memory.budget_bytes
-    assert careful.verdict == "degraded"
+    conservative = plan("2x3090", tensor_parallel=1, facts=(fact,))
+    assert conservative.enforce_eager.value
+    assert conservative.max_num_seqs.value < first.max_num_seqs.value
+    assert conservative.memory.budget_bytes < first.memory.budget_bytes
+    assert conservative.verdict == "degraded"
 
 
 def test_remote_code_and_unknown_architectures_are_refused() -> None:

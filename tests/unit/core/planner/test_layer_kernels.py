@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from gateway.core.kernels.linear import Scheme
-from gateway.core.layers.layers import Linear, body, per_rank
+from gateway.core.layers.build import build
+from gateway.core.layers.built_model import Linear, per_rank
 from gateway.core.model.experts import ExpertTraits
+from gateway.core.model.scheme import Scheme
 from gateway.core.model.spec import Tensor, read_model
 from gateway.core.planner.decide import decide
 from gateway.core.planner.layer_kernels import described, layer_kernels
@@ -113,7 +114,7 @@ def test_schemes_are_described_in_words() -> None:
 
 
 def test_a_cut_that_leaves_a_fraction_is_none() -> None:
-    layers = body(published("llama-3.1-8b")).linears
+    layers = build(published("llama-3.1-8b")).linears
     assert all(per_rank(layer, 3) is None for layer in layers if layer.shard != "replicated")
 
 

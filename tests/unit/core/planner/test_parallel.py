@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.layers.layers import body
+from gateway.core.layers.build import build
 from gateway.core.model.spec import read_model
 from gateway.core.planner import parallel
 from gateway.core.planner.parallel import available_bytes, best_group, peers_without_p2p
@@ -50,7 +50,7 @@ PROBES: list[tuple[str, dict[str, Any], set[int], str | None]] = [
 
 
 def illegal(spec: ModelSpec, tp: int) -> str | None:
-    problem = parallel.illegal(spec, body(spec), tp)
+    problem = parallel.illegal(spec, build(spec), tp)
     return problem[0] if problem else None
 
 

@@ -264,13 +264,13 @@ def unharmed(before: Decision, after: Decision, held: set[str]) -> None:
     stay = [name for name in old if name not in held]
     now = [plan.fingerprint for plan in after.plans]
     assert [name for name in now if name in old] == [name for name in stay if name in now], "what stays keeps its order"
-    # A search ends somewhere, and stand-ins take its time: of the ways that change something, the later ones may be gone.
+    # A search ends somewhere, and stand-ins take its time: of the variants that change something, the later may be gone.
     plain = {plan.fingerprint for plan in before.plans if plan.cost == 0} - held
     assert {*stay[:1], *plain} <= set(now), "a plan that the fact says nothing about is gone"
     best = before.plans[0]
     if best.fingerprint not in held:
         first = after.plans[0]
-        # A careful stand-in may have room for a context that nothing had before.
+        # A conservative stand-in may have room for a context that nothing had before.
         longer = first.max_model_len.value > best.max_model_len.value
         assert first.fingerprint == best.fingerprint or longer, "a stand-in ranks before what was better"
 
@@ -283,7 +283,7 @@ def test_more_free_memory_never_means_less_context(
     def contexts(share: int) -> dict[int, int]:
         gpus = tuple(gpu.evolve(free_bytes=(gpu.total_bytes or 0) * share // 100) for gpu in hardware.gpus)
         plans = planned(spec, hardware.evolve(gpus=gpus), ref).plans
-        # Of the ways as they are: a change that spares memory is only looked for where memory is short.
+        # Of the plain variants: a change that spares memory is only looked for where memory is short.
         return {plan.tensor_parallel.value: plan.max_model_len.value for plan in plans if plan.cost == 0}
 
     less, enough = contexts(percent), contexts(percent + more)

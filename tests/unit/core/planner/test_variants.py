@@ -1,4 +1,4 @@
-"""Ways to lay a model out, and what a refusal lets change: one thing at a time, never what the user set."""
+"""Variants of a model on an engine, and what may change after a refusal: one thing at a time, never what the user set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from gateway.core.kernels.linear import LinearRules
 from gateway.core.planner.engine_rules import Rules
-from gateway.core.planner.variants import Refused, Way, has, plain, repairs
+from gateway.core.planner.refusal import Refused
+from gateway.core.planner.variants import Variant, has, plain, repairs
 from gateway.domain import Engine, Flag, Scalar
 from tests.support.makers import engine
 
@@ -26,74 +27,82 @@ RULES = Rules(linear=LinearRules(packages=(), backends={"marlin": ("Marlin",), "
 
 
 def cures(
-    refusal: Refused, way: Way | None = None, *, on: Engine = ENGINE, gpus: int = 4, args: Any = (), quantized: bool = False
-) -> list[Way]:
-    return list(repairs(way or Way(), refusal, on, RULES, gpus, args, quantized=quantized))
+    refusal: Refused,
+    variant: Variant | None = None,
+    *,
+    on: Engine = ENGINE,
+    gpus: int = 4,
+    args: Any = (),
+    quantized: bool = False,
+) -> list[Variant]:
+    return list(repairs(variant or Variant(), refusal, on, RULES, gpus, args, quantized=quantized))
 
 
-def changes(ways: list[Way]) -> list[str]:
-    return [name for way in ways for name in way.because]
+def changes(variants: list[Variant]) -> list[str]:
+    return [name for variant in variants for name in variant.because]
 
 
-# --- plain ways ---
+# --- plain variants ---
 
 
 def test_without_a_wish_every_size_that_the_machine_has_is_tried() -> None:
-    assert [way.tp for way in plain(ENGINE, 4, {}, None)] == [1, 2, 3, 4]
-    assert [way.tp for way in plain(ENGINE, 100, {}, None)] == [1, 2, 3, 4, 5, 6, 7, 8]
-    # Without GPUs too there is one way, which a gate then refuses in words.
-    assert plain(ENGINE, 0, {}, None) == (Way(),)
-    assert plain(engine("cpu"), 0, {}, None) == (Way(),)
+    assert [variant.tp for variant in plain(ENGINE, 4, {}, None)] == [1, 2, 3, 4]
+    assert [variant.tp for variant in plain(ENGINE, 100, {}, None)] == [1, 2, 3, 4, 5, 6, 7, 8]
+    # Without GPUs too there is one variant, which a gate then refuses in words.
+    assert plain(ENGINE, 0, {}, None) == (Variant(),)
+    assert plain(engine("cpu"), 0, {}, None) == (Variant(),)
 
 
-def test_what_the_user_set_is_in_every_way() -> None:
+def test_what_the_user_set_is_in_every_variant() -> None:
     args: dict[str, Scalar] = {
         "pipeline-parallel-size": 2,
         "enable-expert-parallel": True,
         "kv-cache-dtype": "fp8",
         "quantization": "fp8",
     }
-    ways = plain(ENGINE, 8, {**args, "moe-backend": "triton", "linear-backend": "auto"}, None)
-    assert [way.tp for way in ways] == [1, 2, 3, 4]
-    assert {(way.pp, way.ep, way.kv_dtype, way.quantization, way.backends) for way in ways} == {
+    variants = plain(ENGINE, 8, {**args, "moe-backend": "triton", "linear-backend": "auto"}, None)
+    assert [variant.tp for variant in variants] == [1, 2, 3, 4]
+    assert {(variant.pp, variant.ep, variant.kv_dtype, variant.quantization, variant.backends) for variant in variants} == {
         (2, True, "fp8", "fp8", (("moe-backend", "triton"),))
     }
-    assert all(way.cost == 0 for way in ways)
+    assert all(variant.cost == 0 for variant in variants)
     assert plain(ENGINE, 2, {"tensor-parallel-size": 16}, None)[0].tp == 16
-    assert [way.tp for way in plain(ENGINE, 4, {}, 3)] == [3]
+    assert [variant.tp for variant in plain(ENGINE, 4, {}, 3)] == [3]
 
 
 def test_a_change_says_why_and_costs() -> None:
-    way = (
-        Way(tp=2).changed("pp", 2, "short of memory", "memory model").changed("kv_dtype", "fp8", "still short", "memory model")
+    variant = (
+        Variant(tp=2)
+        .changed("pp", 2, "short of memory", "memory model")
+        .changed("kv_dtype", "fp8", "still short", "memory model")
     )
-    assert (way.tp, way.pp, way.kv_dtype) == (2, 2, "fp8")
-    assert way.because == {"pp": ("short of memory", "memory model"), "kv_dtype": ("still short", "memory model")}
-    assert way.cost > Way().changed("pp", 2, "", "").cost > 0
-    # Two ways to the same thing are one.
-    assert way == Way(tp=2, pp=2, kv_dtype="fp8")
+    assert (variant.tp, variant.pp, variant.kv_dtype) == (2, 2, "fp8")
+    assert variant.because == {"pp": ("short of memory", "memory model"), "kv_dtype": ("still short", "memory model")}
+    assert variant.cost > Variant().changed("pp", 2, "", "").cost > 0
+    # Two orders of the same changes are one variant.
+    assert variant == Variant(tp=2, pp=2, kv_dtype="fp8")
 
 
 # --- repairs ---
 
 
-def test_a_failed_plan_gets_one_careful_try() -> None:
+def test_a_failed_plan_gets_one_conservative_try() -> None:
     refusal = Refused("known_bad", "it broke", "fact")
-    (careful,) = cures(refusal)
-    assert careful.careful
-    assert cures(refusal, careful) == []
+    (conservative,) = cures(refusal)
+    assert conservative.conservative
+    assert cures(refusal, conservative) == []
 
 
 def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
     refusal = Refused("known_bad", "Marlin fails", "fact", layer="model.layers.*.mlp.down_proj", kernel="Marlin")
     found = cures(refusal)
-    assert [way.disabled for way in found if way.disabled] == [("Marlin",)]
+    assert [variant.disabled for variant in found if variant.disabled] == [("Marlin",)]
     # Of the backends those that do not lead to the same kernel.
-    assert [way.backends for way in found if way.backends] == [
+    assert [variant.backends for variant in found if variant.backends] == [
         (("linear-backend", "cutlass"),),
         (("linear-backend", "triton"),),
     ]
-    assert all("Marlin" in reason for way in found for reason, _ in way.because.values())
+    assert all("Marlin" in reason for variant in found for reason, _ in variant.because.values())
     again = cures(Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), found[0])
     assert again[0].disabled == ("Marlin", "Triton")
     assert cures(refusal, on=engine()) == []
@@ -101,12 +110,12 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
 
 def test_of_experts_it_is_their_backend_that_changes() -> None:
     refusal = Refused("runtime_fail", "crash", "profile", layer="model.layers.*.mlp.experts.w2", kernel="MARLIN")
-    found = cures(refusal, Way(tp=2))
-    assert ("moe-backend", "triton") in {pair for way in found for pair in way.backends}
-    assert [way.ep for way in found if way.ep] == [True]
-    assert not any(way.disabled for way in found)
+    found = cures(refusal, Variant(tp=2))
+    assert ("moe-backend", "triton") in {pair for variant in found for pair in variant.backends}
+    assert [variant.ep for variant in found if variant.ep] == [True]
+    assert not any(variant.disabled for variant in found)
     # One rank holds whole experts anyway.
-    assert not any(way.ep for way in cures(refusal, Way(tp=1)))
+    assert not any(variant.ep for variant in cures(refusal, Variant(tp=1)))
 
 
 def test_a_layer_without_a_kernel_may_get_one_in_float16() -> None:
@@ -122,8 +131,8 @@ def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights(
     assert changes(found) == ["kv_dtype", "pp", "pp", "pp", "quantization"]
     # Where the weights alone are too large, a smaller cache is no help.
     assert changes(cures(Refused("no_memory", "too large", "memory model"))) == ["pp", "pp", "pp", "quantization"]
-    assert [way.pp for way in found if way.pp > 1] == [2, 3, 4]
-    assert [way.pp for way in cures(refusal, Way(tp=2)) if way.pp > 1] == [2]
+    assert [variant.pp for variant in found if variant.pp > 1] == [2, 3, 4]
+    assert [variant.pp for variant in cures(refusal, Variant(tp=2)) if variant.pp > 1] == [2]
     assert "quantization" not in changes(cures(refusal, quantized=True))
     assert changes(cures(refusal, args={"kv-cache-dtype", "pipeline-parallel-size", "quantization"})) == []
     assert not {"kv_dtype", "quantization"} & set(changes(cures(refusal, on=engine("cpu"), gpus=0)))
@@ -131,8 +140,8 @@ def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights(
 
 def test_repairs_end() -> None:
     refusal = Refused("no_memory", "too large", "memory model")
-    way = Way().changed("pp", 2, "", "").changed("kv_dtype", "fp8", "", "").changed("careful", True, "", "")
-    assert cures(refusal, way) == []
+    variant = Variant().changed("pp", 2, "", "").changed("kv_dtype", "fp8", "", "").changed("conservative", True, "", "")
+    assert cures(refusal, variant) == []
 
 
 @pytest.mark.parametrize("verdict", ["untrusted_code", "unsupported_architecture", "no_device", "driver_too_old", "bad_flag"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.kernels.linear import Scheme
+from gateway.core.model.scheme import Scheme
 from gateway.core.quantization.block import UNQUANTIZED, Unknown
 from gateway.core.quantization.parse import parse
 from gateway.domain import Quant

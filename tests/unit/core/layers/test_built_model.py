@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.layers.layers import Body, body
-from gateway.core.layers.stages import stage
+from gateway.core.layers.build import build
+from gateway.core.layers.built_model import BuiltModel, stage
 from gateway.core.layers.weights import weights_bytes
 from tests.support.published import published
 
 
-def sizes(name: str, stages: int) -> tuple[Body, Body, int, int]:
-    whole = body(published(name))
+def sizes(name: str, stages: int) -> tuple[BuiltModel, BuiltModel, int, int]:
+    whole = build(published(name))
     part = stage(whole, stages)
     return whole, part, weights_bytes(whole, 1, "bfloat16") or 0, weights_bytes(part, 1, "bfloat16") or 0
 
 
 def test_one_stage_is_the_model() -> None:
-    whole = body(published("llama-3.1-8b"))
+    whole = build(published("llama-3.1-8b"))
     assert stage(whole, 1) is whole
 
 
 @pytest.mark.parametrize(("stages", "layers"), [(2, 16), (3, 11), (5, 7), (32, 1)])
 def test_layers_are_dealt_out_and_the_fullest_stage_has_the_rest(stages: int, layers: int) -> None:
-    part = stage(body(published("llama-3.1-8b")), stages)
+    part = stage(build(published("llama-3.1-8b")), stages)
     assert {layer.count for layer in part.linears} == {layers}
     assert [group.layers for group in part.attention] == [layers]
 
@@ -43,5 +43,5 @@ def test_embedding_and_head_are_on_different_stages() -> None:
 
 
 def test_every_kind_of_layer_of_a_hybrid_is_dealt_out() -> None:
-    part = stage(body(published("qwen3-next-80b-a3b")), 2)
+    part = stage(build(published("qwen3-next-80b-a3b")), 2)
     assert {group.kind: group.layers for group in part.attention} == {"recurrent": 18, "full": 6}

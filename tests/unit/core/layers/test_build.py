@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from gateway.core.kernels.linear import Scheme
-from gateway.core.layers.layers import WHOLE_GATES, Linear, body, per_rank
+from gateway.core.layers.build import WHOLE_GATES, build
+from gateway.core.layers.built_model import Linear, per_rank
+from gateway.core.model.scheme import Scheme
 from gateway.core.model.spec import Tensor, read_model
 from gateway.errors import BadModel
 from tests.conformance import layer_questions
@@ -47,7 +48,7 @@ def method_of(label: str, quant: str) -> str:
 
 def layers_of(config: dict[str, Any], traits: tuple[str, ...] = ()) -> tuple[Linear, ...]:
     """From the config alone."""
-    return body(read_model("m", None, config, None, None, (), None), traits).linears
+    return build(read_model("m", None, config, None, None, (), None), traits).linears
 
 
 def kind_of(layer: Linear) -> str:
@@ -167,9 +168,9 @@ def test_the_headers_of_a_packed_checkpoint_say_which_layers_are(quant: str) -> 
         )
     }
     spec = read_model("m", None, config, headers, None, (), None)
-    kinds = {layer.name.rpartition(".")[2]: kind_of(layer) for layer in body(spec).linears}
+    kinds = {layer.name.rpartition(".")[2]: kind_of(layer) for layer in build(spec).linears}
     assert (kinds["down_proj"], kinds["gate_up_proj"], kinds["qkv_proj"]) == ("wna16", "unquantized", "unquantized")
-    assumed = {kind_of(layer) for layer in body(spec.evolve(tensors_from="config")).linears}
+    assumed = {kind_of(layer) for layer in build(spec.evolve(tensors_from="config")).linears}
     assert assumed == {"wna16"}
 
 

@@ -1,6 +1,6 @@
 """Everything that one engine version builds of a model, with the quantization scheme of every linear layer. Pure.
 
-    body(spec, traits) -> Body(linears, others, attention)      per_rank(linear, tp) -> (k, n)
+    build(spec, traits) -> BuiltModel(linears, others, attention)
 
 Layers that differ only in their number are one Linear with the number as `*`; where a scheme holds for some numbers only,
 there are several. The output head is not one of them. Sources: vllm/model_executor/models/ of 0.18.0 to 0.33.0, held to
@@ -12,17 +12,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gateway.core.kernels.linear import Scheme
+from gateway.core.layers.built_model import BuiltModel, Linear
 from gateway.core.model.blueprint import Blueprint, Built, Shard
 from gateway.core.model.families import RENAMES, blueprint, varied
+from gateway.core.model.scheme import Scheme
 from gateway.core.quantization.block import UNQUANTIZED, Known, Quantization
 from gateway.core.quantization.floating import WEIGHTS_BY_GROUPS
 from gateway.core.quantization.parse import parse
-from gateway.domain import AttentionGroup, ModelSpec, Quant, TensorGroup
+from gateway.domain import ModelSpec, Quant, TensorGroup
 from gateway.errors import BadModel
 
 # A trait is what some engine versions build differently; a caller names those of its version.
@@ -41,65 +41,6 @@ _FLOATS = {"F16", "BF16", "F32"}
 _TOLERANCE = 0.005
 
 
-@dataclass(frozen=True)
-class Linear:
-    """`k` inputs and `n` outputs of the uncut layer; `parts` are the outputs of each module merged into it.
-
-    Names are the engine's, with `.w13` (gate and up) and `.w2` (down) for the two products of experts, of which there are
-    `experts`. A cut never splits one of `heads`; `kv_heads` are repeated where ranks outnumber them. Both are 0 elsewhere.
-    A `bias` is cut as the outputs are: not at all where `shard` cuts the inputs.
-    """
-
-    name: str
-    count: int
-    k: int
-    n: int
-    shard: Shard
-    parts: tuple[int, ...]
-    scheme: Known
-    heads: int = 0
-    kv_heads: int = 0
-    experts: int = 0
-    bias: bool = False
-
-
-@dataclass(frozen=True, eq=False)  # compared by identity: engine versions that build alike share one
-class Body:
-    """What one engine version builds of a model. `others` are the parameters that are not a linear layer's.
-
-    Not `known`: of this family, or of a checkpoint whose shapes its config contradicts, only the tensors of the headers are
-    known; they are in `others`, and `linears` is empty. `assumed` says what of the quantization config.json does not tell.
-    """
-
-    linears: tuple[Linear, ...]
-    others: tuple[TensorGroup, ...]
-    attention: tuple[AttentionGroup, ...]
-    known: bool = True
-    assumed: str = ""
-
-
-def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
-    """(k, n) on one of `tp` ranks, or None where the engine refuses the cut.
-
-    Source: ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear in
-    vllm/model_executor/layers/linear.py: KV heads are repeated where there are fewer of them than ranks.
-    """
-    if layer.shard == "replicated":
-        return layer.k, layer.n
-    if layer.shard in ("row", "expert_row"):
-        return (layer.k // tp, layer.n) if layer.k % tp == 0 else None
-    if layer.heads % tp:
-        return None
-    if layer.shard == "qkv":
-        query, key, value = layer.parts
-        heads = layer.kv_heads
-        if heads % tp if heads >= tp else tp % heads:
-            return None
-        repeated = max(1, tp // heads)
-        return layer.k, (query + (key + value) * repeated) // tp
-    return (layer.k, layer.n // tp) if all(part % tp == 0 for part in layer.parts) else None
-
-
 def asked(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
     """Those of an engine version's traits that what it builds of this model can depend on: versions that share them build alike."""
     if varied(spec.config):
@@ -110,7 +51,7 @@ def asked(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
     return frozenset(traits) & (names | {WEIGHTS_BY_GROUPS} if modelopt else names)
 
 
-def body(spec: ModelSpec, traits: Collection[str] = ()) -> Body:
+def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     """`traits` are those of the engine version. Raises BadModel for fields of config.json that are missing or cannot be."""
     config, quant = _frozen(spec.config, spec.source), spec.quant and _frozen(spec.quant.model_dump(), spec.source)
     traits = asked(spec, traits)
@@ -118,7 +59,7 @@ def body(spec: ModelSpec, traits: Collection[str] = ()) -> Body:
     plan = _blueprint(config, spec.source, built)
     headers = spec.tensors if spec.tensors_from == "headers" else ()
     if plan is None or (spec.quant is None and headers and _contradicts(plan, spec, headers)):
-        return Body((), spec.tensors, spec.attention, known=False)
+        return BuiltModel((), spec.tensors, spec.attention, known=False)
     # What a GPTQ or AWQ checkpoint has quantized, its headers tell where its block does not.
     # Source: maybe_update_config in gptq_marlin.py and awq_marlin.py, which read them for that too.
     packed = frozenset(group.name.rpartition(".")[0] for group in headers if group.dtype not in _FLOATS)
@@ -126,7 +67,7 @@ def body(spec: ModelSpec, traits: Collection[str] = ()) -> Body:
     schemes, quantization = _schemes(config, spec.source, spec.model_type, quant, packed, built, grouped, bool(headers))
     linears = _schemed(plan.linears, schemes, quantization, traits)
     others = tuple(_held(group, traits) for group in _loaded(plan, spec))
-    return Body(linears, others, plan.attention, assumed=quantization.assumed)
+    return BuiltModel(linears, others, plan.attention, assumed=quantization.assumed)
 
 
 def _frozen(value: Mapping[str, Any], source: str) -> str:

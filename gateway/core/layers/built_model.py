@@ -1,0 +1,95 @@
+"""What one engine version builds of a model: every layer with its quantization scheme, whole, on one rank, on one stage. Pure.
+
+per_rank(linear, tp) -> (k, n)      stage(built, stages) -> the part of one stage of pipeline parallelism
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from gateway.core.model.blueprint import Shard
+from gateway.core.quantization.block import Known
+from gateway.domain import AttentionGroup, TensorGroup
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`k` inputs and `n` outputs of the uncut layer; `parts` are the outputs of each module merged into it.
+
+    Names are the engine's, with `.w13` (gate and up) and `.w2` (down) for the two products of experts, of which there are
+    `experts`. A cut never splits one of `heads`; `kv_heads` are repeated where ranks outnumber them. Both are 0 elsewhere.
+    A `bias` is cut as the outputs are: not at all where `shard` cuts the inputs.
+    """
+
+    name: str
+    count: int
+    k: int
+    n: int
+    shard: Shard
+    parts: tuple[int, ...]
+    scheme: Known
+    heads: int = 0
+    kv_heads: int = 0
+    experts: int = 0
+    bias: bool = False
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: engine versions that build alike share one
+class BuiltModel:
+    """What one engine version builds of a model. `others` are the parameters that are not a linear layer's.
+
+    Not `known`: of this family, or of a checkpoint whose shapes its config contradicts, only the tensors of the headers are
+    known; they are in `others`, and `linears` is empty. `assumed` says what of the quantization config.json does not tell.
+    """
+
+    linears: tuple[Linear, ...]
+    others: tuple[TensorGroup, ...]
+    attention: tuple[AttentionGroup, ...]
+    known: bool = True
+    assumed: str = ""
+
+
+def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
+    """(k, n) on one of `tp` ranks, or None where the engine refuses the cut.
+
+    Source: ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear in
+    vllm/model_executor/layers/linear.py: KV heads are repeated where there are fewer of them than ranks.
+    """
+    if layer.shard == "replicated":
+        return layer.k, layer.n
+    if layer.shard in ("row", "expert_row"):
+        return (layer.k // tp, layer.n) if layer.k % tp == 0 else None
+    if layer.heads % tp:
+        return None
+    if layer.shard == "qkv":
+        query, key, value = layer.parts
+        heads = layer.kv_heads
+        if heads % tp if heads >= tp else tp % heads:
+            return None
+        repeated = max(1, tp // heads)
+        return layer.k, (query + (key + value) * repeated) // tp
+    return (layer.k, layer.n // tp) if all(part % tp == 0 for part in layer.parts) else None
+
+
+@lru_cache(maxsize=64)
+def stage(built: BuiltModel, stages: int) -> BuiltModel:
+    """The fullest of `stages` stages: its share of the layers rounded up, and one of embedding and output head.
+
+    Source: get_pp_indices in vllm/distributed/utils.py deals the layers out evenly; the embedding is on the first rank, the
+    head on the last.
+    """
+    if stages == 1:
+        return built
+
+    def share(count: int) -> int:
+        return -(-count // stages)
+
+    heads = [tensor for tensor in built.others if tensor.shard == "vocab"]
+    kept = sorted(heads, key=lambda tensor: tensor.shape)[-1:]
+    return replace(
+        built,
+        linears=tuple(replace(layer, count=share(layer.count)) for layer in built.linears),
+        others=tuple(t.evolve(count=share(t.count)) for t in built.others if t.shard != "vocab") + tuple(kept),
+        attention=tuple(group.evolve(layers=share(group.layers)) for group in built.attention),
+    )
