@@ -14,7 +14,7 @@ def main() -> None:
         serve()
     else:
         gc.set_threshold(_OBJECTS)
-        from gateway.cli.app import main as cli
+        from gateway.cli.main import main as cli
 
         cli()
 

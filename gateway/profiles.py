@@ -35,7 +35,7 @@ from gateway.yaml_cache import Documents
 
 if TYPE_CHECKING:
     from gateway.core.failures.signatures import Signatures
-    from gateway.machine.xids import XidTable
+    from gateway.domain.hardware import XidTable
 
 V = TypeVar("V", bound=Value)
 
@@ -182,7 +182,7 @@ class Profiles:
     @cached_property
     def xids(self) -> XidTable:
         """What the driver's error numbers mean; a user's file wins over ours."""
-        from gateway.machine.xids import XidTable  # not before it is needed: a plan does without
+        from gateway.domain.hardware import XidTable  # not before it is needed: a plan does without
 
         path = next(path for root in self.roots if (path := root / "xids.yaml").is_file())
         return _validate(path, XidTable, self._yaml(path))

@@ -19,7 +19,7 @@ from gateway.access.auth import Keys, key_of
 from gateway.domain import Value
 from gateway.domain.key import FROM_SETTINGS, Grant, digest_of, new_key
 from gateway.errors import Conflict, NotFound, StoreError
-from gateway.store import atomic_file as durable
+from gateway.store import atomic_file
 from gateway.store.store import Store
 
 log = structlog.get_logger("fitserve.keys")
@@ -115,7 +115,7 @@ class Keyring:
 
     def _write(self, kept: tuple[Kept, ...]) -> None:
         try:
-            durable.write(self._file, _KEPT.dump_json(kept))
+            atomic_file.write(self._file, _KEPT.dump_json(kept))
         except OSError as error:
             raise StoreError(
                 f"{self._file} cannot be written: {error.strerror}. Nothing was changed.",

@@ -2,7 +2,7 @@
 
 The transfer runs in a child process: the library's cannot be stopped from within the process (its workers go on after
 Ctrl-C, and Xet transfers ignore their callbacks), and a gateway must be able to stop and to give up a model at once.
-The child is gateway.fetch. An interrupted download goes on with the files that are not whole yet.
+The child is gateway.catalog.fetch. An interrupted download goes on with the files that are not whole yet.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _words(count: int) -> str:
 
 
 async def _run_child(job: Job) -> None:
-    """Run gateway.fetch in a process that ends when this is cancelled. Raises what it says went wrong."""
+    """Run gateway.catalog.fetch in a process that ends when this is cancelled. Raises what it says went wrong."""
     environment = os.environ | {
         # So that the child finds this very package, installed or not.
         "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep),

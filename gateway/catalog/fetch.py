@@ -1,4 +1,4 @@
-"""The program that downloads: told a job on stdin, it answers on stdout null, or {message, hint} of what went wrong.
+"""The program that downloads: it gets a job on stdin and answers on stdout: null, or {message, hint} of what went wrong.
 
 It ends when its stdin closes, so it never outlives the gateway. `.complete` is written last and says what is there.
 It imports little, as it starts once per download.

@@ -22,7 +22,7 @@ def call(method: str, path: str, body: Any = None) -> Any:
         except httpx.HTTPError as error:
             raise _unreachable(client, error) from None
         if response.is_error:
-            raise _told(response.status_code, response.content)
+            raise _reported_error(response.status_code, response.content)
         return response.json()
 
 
@@ -34,7 +34,7 @@ def stream(path: str, query: dict[str, Any]) -> Iterator[bytes]:
         try:
             with client.stream("GET", path, params=query) as response:
                 if response.is_error:
-                    raise _told(response.status_code, response.read())
+                    raise _reported_error(response.status_code, response.read())
                 yield from response.iter_raw()
         except httpx.HTTPError as error:
             raise _unreachable(client, error) from None
@@ -59,7 +59,7 @@ def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
     )
 
 
-def _told(status: int, body: bytes) -> FitserveError:
+def _reported_error(status: int, body: bytes) -> FitserveError:
     import json
 
     try:

@@ -39,7 +39,7 @@ def read_log(source: str, engine: str | None, profiles: Profiles) -> tuple[Failu
         raise BadRequest(
             f"The log {source} cannot be read: {error.strerror}.", hint="Give a file, or - for standard input."
         ) from None
-    scope = dict(reader.told)
+    scope = dict(reader.reported)
     seen = scope.pop("version", "")
     if version or seen:
         # Only vLLM says its version.

@@ -20,7 +20,7 @@ _SHM_BYTES = _GIB
 _DISK_BYTES = 20 * _GIB
 
 
-class Check(NamedTuple):
+class MachineCheck(NamedTuple):
     """`do` is empty when nothing needs doing."""
 
     name: str
@@ -29,7 +29,7 @@ class Check(NamedTuple):
     do: str = ""
 
 
-def examine(settings: Settings) -> list[Check]:
+def examine(settings: Settings) -> list[MachineCheck]:
     """All checks, in the order in which they should be mended."""
     hardware = probe(settings.data)
     docker = available()
@@ -45,53 +45,59 @@ def examine(settings: Settings) -> list[Check]:
     ]
 
 
-def _data(settings: Settings) -> Check:
+def _data(settings: Settings) -> MachineCheck:
     folder = settings.data
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if os.access(existing, os.W_OK | os.X_OK):
-        return Check("data folder", "ok", str(folder))
-    return Check("data folder", "fail", f"{existing} cannot be written", "Set FITSERVE_DATA_DIR to a folder you can write.")
+        return MachineCheck("data folder", "ok", str(folder))
+    return MachineCheck(
+        "data folder", "fail", f"{existing} cannot be written", "Set FITSERVE_DATA_DIR to a folder you can write."
+    )
 
 
-def _port(settings: Settings) -> Check:
+def _port(settings: Settings) -> MachineCheck:
     with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as probe_socket:
         probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe_socket.bind((settings.host, settings.port))
         except OSError as error:
-            return Check(
+            return MachineCheck(
                 "port",
                 "warn",
                 f"{settings.host}:{settings.port}: {error.strerror}",
                 "Fine if it is the gateway; else set FITSERVE_PORT.",
             )
-    return Check("port", "ok", f"{settings.host}:{settings.port} is free")
+    return MachineCheck("port", "ok", f"{settings.host}:{settings.port} is free")
 
 
-def _gpus(hardware: Hardware) -> Check:
+def _gpus(hardware: Hardware) -> MachineCheck:
     if not hardware.gpus:
         why = hardware.notes[0] if hardware.notes else "none found"
-        return Check("GPUs", "warn", f"none ({why})", "Without a GPU only the CPU engine can serve.")
+        return MachineCheck("GPUs", "warn", f"none ({why})", "Without a GPU only the CPU engine can serve.")
     found = f"{len(hardware.gpus)}: " + ", ".join(sorted({gpu.name for gpu in hardware.gpus}))
     found += f", driver {hardware.driver}, CUDA {hardware.cuda_driver}"
     missing = [note for note in hardware.notes if " is left out: " in note]
     missing += [f"GPU {gpu.index}: {gpu.lost}" for gpu in hardware.gpus if gpu.lost]
     if missing:
         reset = "Reset it (`nvidia-smi --gpu-reset`) or reboot; no engine is started on it meanwhile."
-        return Check("GPUs", "warn", f"{found}; {'; '.join(missing)}", reset)
-    return Check("GPUs", "ok", found)
+        return MachineCheck("GPUs", "warn", f"{found}; {'; '.join(missing)}", reset)
+    return MachineCheck("GPUs", "ok", found)
 
 
-def _cgroups(hardware: Hardware, *, docker: bool, char_devices: Path = Path("/dev/char")) -> list[Check]:
+def _cgroups(hardware: Hardware, *, docker: bool, char_devices: Path = Path("/dev/char")) -> list[MachineCheck]:
     """Whether a reload of systemd takes the GPUs from running containers: github.com/NVIDIA/nvidia-docker/issues/1730."""
     if not docker or not hardware.gpus:
         return []
     driver = cgroup_driver()
     linked = any("nvidia" in str(link.readlink()) for link in char_devices.glob("195:*") if link.is_symlink())
     if driver != "systemd" or linked:
-        return [Check("GPUs in containers", "ok", f"cgroups are managed by {driver or 'something that Docker does not tell'}")]
+        return [
+            MachineCheck(
+                "GPUs in containers", "ok", f"cgroups are managed by {driver or 'something that Docker does not tell'}"
+            )
+        ]
     return [
-        Check(
+        MachineCheck(
             "GPUs in containers",
             "warn",
             "systemd manages cgroups: `systemctl daemon-reload` takes the GPUs from running containers "
@@ -101,14 +107,14 @@ def _cgroups(hardware: Hardware, *, docker: bool, char_devices: Path = Path("/de
     ]
 
 
-def _engines(settings: Settings, hardware: Hardware, *, docker: bool) -> Check:
+def _engines(settings: Settings, hardware: Hardware, *, docker: bool) -> MachineCheck:
     if docker:
-        return Check("engines", "ok", "a Docker Engine answers: engines run in containers")
+        return MachineCheck("engines", "ok", "a Docker Engine answers: engines run in containers")
     engines = Profiles(settings.profiles_dir).engines(device="cuda" if hardware.gpus else "cpu")
     installed = [engine.ref for engine in engines if (engine_dir(settings, engine) / ".complete").is_file()]
     if installed:
-        return Check("engines", "ok", f"no Docker; installed: {', '.join(installed)}")
-    return Check(
+        return MachineCheck("engines", "ok", f"no Docker; installed: {', '.join(installed)}")
+    return MachineCheck(
         "engines",
         "fail",
         "no Docker Engine answers, and no engine is installed",
@@ -116,29 +122,29 @@ def _engines(settings: Settings, hardware: Hardware, *, docker: bool) -> Check:
     )
 
 
-def _memory(hardware: Hardware) -> Check:
+def _memory(hardware: Hardware) -> MachineCheck:
     found = f"{hardware.ram_available_bytes / _GIB:.1f} of {hardware.ram_total_bytes / _GIB:.1f} GiB available"
     low = hardware.ram_available_bytes < 4 * _GIB
-    return Check("memory", "warn" if low else "ok", found, "An engine takes 2 GiB and more of RAM." if low else "")
+    return MachineCheck("memory", "warn" if low else "ok", found, "An engine takes 2 GiB and more of RAM." if low else "")
 
 
-def _shm(hardware: Hardware, *, docker: bool) -> Check:
+def _shm(hardware: Hardware, *, docker: bool) -> MachineCheck:
     if docker or hardware.shm_bytes is None:
-        return Check("shared memory", "ok", "each container gets its own")
+        return MachineCheck("shared memory", "ok", "each container gets its own")
     found = f"{hardware.shm_bytes / _GIB:.1f} GiB"
     if hardware.shm_bytes < _SHM_BYTES:
-        return Check(
+        return MachineCheck(
             "shared memory",
             "warn",
             found,
             "Tensor parallel ranks talk through it: enlarge it, or start the container with --shm-size.",
         )
-    return Check("shared memory", "ok", found)
+    return MachineCheck("shared memory", "ok", found)
 
 
-def _disk(hardware: Hardware) -> Check:
+def _disk(hardware: Hardware) -> MachineCheck:
     if hardware.disk_free_bytes is None:
-        return Check("disk", "warn", "could not be read")
+        return MachineCheck("disk", "warn", "could not be read")
     found = f"{hardware.disk_free_bytes / _GIB:.1f} GiB free"
     low = hardware.disk_free_bytes < _DISK_BYTES
-    return Check("disk", "warn" if low else "ok", found, "Models and engines take tens of GiB." if low else "")
+    return MachineCheck("disk", "warn" if low else "ok", found, "Models and engines take tens of GiB." if low else "")

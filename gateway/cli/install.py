@@ -1,7 +1,7 @@
 """`fitserve engine install`: an engine in a virtual environment of its own, made with uv.
 
-Where an engine's profile has a lock file, exactly its packages are installed, each checked against its hash. What
-pip is told about package sources (index, find-links, certificate) holds for uv as well.
+Where an engine's profile has a lock file, exactly its packages are installed, each checked against its hash. uv
+uses the package sources that pip is configured with (index, find-links, certificate).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def pip_arguments(recipe: Install, lock_file: Path | None, folder: Path, sources
 
 
 def package_sources() -> dict[str, str]:
-    """uv's environment variables for what pip is configured to use; what uv is told itself wins."""
+    """uv's environment variables for the sources that pip is configured with; uv's own settings win."""
     names = {
         "index-url": "UV_DEFAULT_INDEX",
         "extra-index-url": "UV_INDEX",
@@ -107,7 +107,7 @@ def package_sources() -> dict[str, str]:
         if match and match[1] in names:
             found[names[match[1]]] = " ".join(match[2].replace("\\n", " ").split())
     for option, name in names.items():
-        # An environment made without pip still inherits what pip is told by variables.
+        # In an environment without pip, the variables that configure pip still count.
         if value := os.environ.get(f"PIP_{option.upper().replace('-', '_')}"):
             found[name] = value
     return {name: value for name, value in found.items() if value and name not in os.environ}

@@ -14,7 +14,8 @@ from typing import Any
 import typer
 
 
-def said(view: Any) -> str:
+def status_text(view: Any) -> str:
+    """The state of a model, with its reason in parentheses."""
     return f"{view['state']} ({view['detail']})" if view["detail"] else str(view["state"])
 
 
@@ -30,7 +31,7 @@ def _plain(text: object) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
 
 
-def say(text: object, *, indent: int = 0, first: str = "") -> None:
+def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
     """A paragraph that keeps to the terminal's width; `indent` is of its lines after the first, which begins with `first`."""
     width, begin, rest = _width(), first, " " * indent
     if width is None:
@@ -52,11 +53,11 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
         if width is None or left + len(line[-1]) <= width:
             typer.echo(f"{start}{line[-1]}".rstrip())
         elif width - left >= _LEAST_COLUMN:
-            say(line[-1], indent=left, first=start)
+            print_paragraph(line[-1], indent=left, first=start)
         else:
             typer.echo(start.rstrip())
             if line[-1]:
-                say(line[-1], indent=4, first="    ")
+                print_paragraph(line[-1], indent=4, first="    ")
 
 
 # A last column narrower than this goes below its row.
@@ -69,11 +70,13 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
     if as_json:
         typer.echo(decision.model_dump_json(by_alias=True, indent=2))
         return
-    say(explain.headline(decision))
+    print_paragraph(explain.headline(decision))
     if decision.plans:
         show_plan(decision.plans[0])
     else:
-        say("Allow another engine version, a shorter context or more GPUs; `fitserve matrix` compares machines and versions.")
+        print_paragraph(
+            "Allow another engine version, a shorter context or more GPUs; `fitserve matrix` compares machines and versions."
+        )
     if others := decision.plans[1:]:
         typer.echo("\nOther plans" + (f" (the first {_MOST_OTHERS} of {len(others)})" if len(others) > _MOST_OTHERS else ""))
         head = ("RANK", "ENGINE", "GPUS", "CONTEXT", "OTHERWISE THAN THE ENGINE ITSELF")
@@ -81,10 +84,10 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
     if decision.rejected:
         typer.echo("\nRejected")
         for refused in explain.rejections(decision.rejected):
-            say(f"{refused.verdict}: {refused.who}", indent=4, first="  ")
+            print_paragraph(f"{refused.verdict}: {refused.who}", indent=4, first="  ")
             for line in refused.lines:
                 inner = "      " if line.startswith(" ") else "    "
-                say(line.strip(), indent=len(inner) + 2, first=inner)
+                print_paragraph(line.strip(), indent=len(inner) + 2, first=inner)
 
 
 _MOST_OTHERS = 8
@@ -94,7 +97,7 @@ def show_matrix(cells: Any, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([cell.model_dump() for cell in cells], indent=2))
         return
-    told: list[str] = [""]
+    reasons: list[str] = [""]
     rows = [
         (
             _named(cell.model, [other.model for other in cells]),
@@ -103,17 +106,17 @@ def show_matrix(cells: Any, *, as_json: bool) -> None:
             cell.state if cell.state != "failing" else cell.verdict,
             f"TP={cell.tensor_parallel}" + (f" PP={cell.pipeline_parallel}" if cell.pipeline_parallel > 1 else ""),
             "" if cell.max_model_len is None else f"{cell.max_model_len:,}",
-            _once(cell.why, told),
+            _as_above(cell.why, reasons),
         )
         for cell in cells
     ]
     table(("MODEL", "HARDWARE", "ENGINE", "STATE", "GPUS", "CONTEXT", "WHY"), rows)
 
 
-def _once(text: str, told: list[str]) -> str:
-    """The text; in a terminal, where it is long, "as above" where the row above has said it. `told` has what was said."""
-    told.append(text)
-    return "as above" if text and text == told[-2] and _width() else text
+def _as_above(text: str, reasons: list[str]) -> str:
+    """The text; in a terminal, where it is long, "as above" if the row above has the same. `reasons`: of the rows so far."""
+    reasons.append(text)
+    return "as above" if text and text == reasons[-2] and _width() else text
 
 
 def _named(model: str, models: list[str]) -> str:
@@ -136,10 +139,10 @@ def show_plan(plan: Any) -> None:
     if plan.warnings:
         typer.echo("")
     for warning in plan.warnings:
-        say(f"warning: {warning}", indent=4)
+        print_paragraph(f"warning: {warning}", indent=4)
     if plan.advice:
         typer.echo("")
-        say(f"advice: {plan.advice}", indent=4)
+        print_paragraph(f"advice: {plan.advice}", indent=4)
     words = [*(f"{name}={shlex.quote(value)}" for name, value in plan.env.items()), shlex.join(plan.argv)]
     typer.echo("\nEngine flags")
     # One line, however long: it is there to be copied.
@@ -150,7 +153,7 @@ def _layers(title: str, head: tuple[str, ...], layers: Any) -> None:
     typer.echo(f"\n{title}" + (f" of {_plain(layers.under)}" if layers.under else ""))
     table(head, layers.rows)
     for number, note in enumerate(layers.notes, start=1):
-        say(note, indent=4, first=f"({number}) ")
+        print_paragraph(note, indent=4, first=f"({number}) ")
 
 
 def show_model(view: Any) -> None:
@@ -158,7 +161,7 @@ def show_model(view: Any) -> None:
 
     from gateway.domain import Plan
 
-    typer.echo(f"{view['name']}: {said(view)}")
+    typer.echo(f"{view['name']}: {status_text(view)}")
     if view["plan"]:
         show_plan(Plan.model_validate(view["plan"]))
     if view["attempts"]:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gateway.controller.launcher import Runner, instance_name, no_plan_reason
-from gateway.controller.replicas import Model, Slot
+from gateway.controller.launcher import Launcher, instance_name, no_plan_reason
+from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.controller.verify import verify
 from gateway.core.facts.learn import judged, learn, proved
 from gateway.core.reconcile import failures_in_a_row
 from gateway.domain import Attempt, Failure
 from gateway.errors import FitserveError, HostError, NoPlan
-from gateway.store.running_engines import Entry, Live
+from gateway.store.running_engines import RunningEngine, RunningEngines
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("fitserve.loop")
 
-# How long the last words of a broken engine may take, in turns of the event loop: whoever reads its log then has as many turns,
-# however little of the processor there is.
+# How long the last log lines of a broken engine may take, in turns of the event loop and not in seconds: on a busy machine the
+# reader of the log gets as many turns.
 _LAST_WORDS, _TURN_S = 10, 0.1
 _PORT_TRIES = 100
 # Between two looks at whether a pull or a download still moves.
@@ -39,77 +39,87 @@ _STALL_POLL_S = 5.0
 class Effects:
     """Shared by all replicas of a gateway. `client` makes the control calls to engines."""
 
-    def __init__(self, store: Store, live: Live, runner: Runner, client: Callable[[], httpx.AsyncClient]) -> None:
+    def __init__(
+        self, store: Store, running: RunningEngines, launcher: Launcher, client: Callable[[], httpx.AsyncClient]
+    ) -> None:
         self._store = store
-        self._live = live
-        self._runner = runner
+        self._running = running
+        self._launcher = launcher
         self._client = client
         self._planning = asyncio.Lock()
 
     async def plan(
-        self, model: Model, slot: Slot, claims: Callable[[], Mapping[str, int]], ports: Callable[[], Collection[int]]
+        self,
+        model: ManagedModel,
+        replica: ReplicaState,
+        claims: Callable[[], Mapping[str, int]],
+        ports: Callable[[], Collection[int]],
     ) -> None:
         # One at a time: two plans made side by side would count on the same free memory.
         async with self._planning:
             facts = await asyncio.to_thread(self._store.facts)
             try:
-                decision = await self._runner.decide(model.wish, facts, claims())
+                decision = await self._launcher.decide(model.wish, facts, claims())
                 model.decision = decision
                 if not decision.plans:
-                    raise NoPlan("; ".join([no_plan_reason(decision), *self._runner.gpus.said()]))
+                    raise NoPlan("; ".join([no_plan_reason(decision), *self._launcher.gpus.lost_messages()]))
                 plan = decision.plans[0]
                 if model.wish.replicas is None:
-                    model.slots += [Slot(slot.model, index) for index in range(len(model.slots), plan.replicas.value)]
+                    model.replicas += [
+                        ReplicaState(replica.model, index) for index in range(len(model.replicas), plan.replicas.value)
+                    ]
                 # A start that was recorded and cut off has a port that the host knows nothing of. In containers all have the same.
                 for _ in range(_PORT_TRIES):
-                    port = await self._runner.host.allocate_port()
+                    port = await self._launcher.host.allocate_port()
                     if port not in ports():
                         break
-                slot.attempt = await asyncio.to_thread(self._store.add_attempt, slot.model, slot.index, plan, port, time.time())
-                log.info("planned", model=slot.model, replica=slot.index, engine=str(plan.engine), plan=plan.fingerprint)
+                replica.attempt = await asyncio.to_thread(
+                    self._store.add_attempt, replica.model, replica.index, plan, port, time.time()
+                )
+                log.info("planned", model=replica.model, replica=replica.index, engine=str(plan.engine), plan=plan.fingerprint)
             except FitserveError as error:
-                slot.block(str(error))
-                log.warning("no plan", model=slot.model, replica=slot.index, reason=str(error))
+                replica.block(str(error))
+                log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
 
-    async def launch(self, model: Model, slot: Slot, attempt: Attempt) -> None:
+    async def launch(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt) -> None:
         moved = time.monotonic()
 
         def report(progress: str) -> None:
             nonlocal moved
-            if progress != slot.progress:
-                moved, slot.progress = time.monotonic(), progress
+            if progress != replica.progress:
+                moved, replica.progress = time.monotonic(), progress
 
-        patience_s = self._runner.settings.start_timeout_s
+        patience_s = self._launcher.settings.start_timeout_s
         bringing: asyncio.Future[None] | None = None
         try:
-            entry = Entry(wish=model.wish, created_at=model.created_at, attempt=attempt)
-            await asyncio.to_thread(self._live.write, instance_name(attempt), entry)
-            launch = self._runner.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
+            entry = RunningEngine(wish=model.wish, created_at=model.created_at, attempt=attempt)
+            await asyncio.to_thread(self._running.write, instance_name(attempt), entry)
+            launch = self._launcher.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
             bringing = asyncio.ensure_future(launch)
             while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[0]:
                 if time.monotonic() - moved > patience_s:
-                    await self.fail(slot, attempt, _stalled(slot.progress, patience_s))
+                    await self.fail(replica, attempt, _stalled(replica.progress, patience_s))
                     return
             await bringing
         except FitserveError as error:
             kind = "host_error" if isinstance(error, HostError) else "download"
-            failure = Failure(kind=kind, phase=slot.progress or "launching", message=error.message, advice=error.hint)
-            if slot.attempt is attempt:
-                await self.fail(slot, attempt, failure)
+            failure = Failure(kind=kind, phase=replica.progress or "launching", message=error.message, advice=error.hint)
+            if replica.attempt is attempt:
+                await self.fail(replica, attempt, failure)
         finally:
             if bringing is not None:
                 bringing.cancel()
                 with contextlib.suppress(asyncio.CancelledError, FitserveError):
                     await bringing
 
-    async def verify(self, slot: Slot, attempt: Attempt) -> None:
-        watcher = slot.watcher
+    async def verify(self, replica: ReplicaState, attempt: Attempt) -> None:
+        watcher = replica.watcher
         if watcher is None:
             return
-        patience_s = self._runner.settings.start_timeout_s
+        patience_s = self._launcher.settings.start_timeout_s
 
         def report(progress: str) -> None:
-            slot.progress = progress
+            replica.progress = progress
 
         failure = await verify(self._client(), watcher.url, attempt.model, attempt.plan, patience_s, report)
         if failure is None:
@@ -118,39 +128,39 @@ class Effects:
             if failure.kind == "verification_failed":
                 # A crash shows in the log a moment after the connection breaks, and names the cause better.
                 turn = 0
-                while turn < _LAST_WORDS or watcher.judging:
+                while turn < _LAST_WORDS or watcher.failure_pending:
                     await asyncio.sleep(_TURN_S)
                     turn += 1
             watcher.fail(failure)
 
-    async def publish(self, slot: Slot, attempt: Attempt) -> None:
+    async def publish(self, replica: ReplicaState, attempt: Attempt) -> None:
         now = time.time()
         ready = attempt.evolve(state="ready", ready_at=now)
-        cache_bytes = slot.watcher.cache_bytes if slot.watcher else None
+        cache_bytes = replica.watcher.cache_bytes if replica.watcher else None
         await asyncio.to_thread(self._store.save_attempt, ready, *proved(attempt, now, cache_bytes))
-        slot.attempt = ready
-        log.info("ready", model=slot.model, replica=slot.index, plan=attempt.fingerprint)
+        replica.attempt = ready
+        log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)
 
-    async def fail(self, slot: Slot, attempt: Attempt, failure: Failure) -> None:
+    async def fail(self, replica: ReplicaState, attempt: Attempt, failure: Failure) -> None:
         now = time.time()
-        failure = judged(attempt, failure, failures_in_a_row(tuple(slot.history)), now)
+        failure = judged(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))
-        self._live.remove(instance_name(attempt))
+        self._running.remove(instance_name(attempt))
         log.warning(
-            "failed", model=slot.model, replica=slot.index, kind=failure.kind, reason=failure.message, line=failure.line
+            "failed", model=replica.model, replica=replica.index, kind=failure.kind, reason=failure.message, line=failure.line
         )
-        slot.attempt = None
-        slot.history.append(ended)
-        if slot.task is not None and slot.task is not asyncio.current_task():
-            slot.task.cancel()
-        await slot.unwatch()
+        replica.attempt = None
+        replica.history.append(ended)
+        if replica.task is not None and replica.task is not asyncio.current_task():
+            replica.task.cancel()
+        await replica.unwatch()
 
     async def stop(self, name: str, grace_s: float) -> None:
         try:
-            await self._runner.host.stop(name, grace_s)
+            await self._launcher.host.stop(name, grace_s)
         except FitserveError as error:
-            log.error("the engine could not be stopped", instance=name, error=str(error))  # noqa: TRY400 - what is said is known
+            log.error("the engine could not be stopped", instance=name, error=str(error))  # noqa: TRY400 - the traceback adds nothing
             await asyncio.sleep(1.0)
 
 

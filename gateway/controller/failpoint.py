@@ -1,6 +1,6 @@
-"""Places where the gateway can be told to die, so that tests prove that a restart makes up for it.
+"""Failpoints: places where a test lets the gateway kill itself, to show that the next start recovers.
 
-One before and one after every effect that the loop may perform; the list follows from the actions themselves.
+There is a failpoint before and after every effect of the loop; the list is made from the actions.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import get_args
 
 from gateway.core.reconcile import Action, Rest
 
-POINTS = tuple(
+FAILPOINTS = tuple(
     f"{action.__name__}.{moment}" for action in get_args(Action) if action is not Rest for moment in ("before", "after")
 )
 
 
 class Failpoint:
-    """`name` is one of POINTS, or empty: nothing ever happens."""
+    """`name` is one of FAILPOINTS, or empty: then nothing ever happens."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -18,7 +18,7 @@ from gateway.core.planner.flags import launch_spec
 from gateway.domain import Attempt, Decision, Engine, Fact, Hardware, LaunchSpec, ModelRef, Mount, Wish
 from gateway.errors import BadModel, NoPlan
 from gateway.hosts.host import Host
-from gateway.machine.gpu_watch import GpuWatch, sound
+from gateway.machine.gpu_watch import GpuWatch, without_lost_gpus
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 
@@ -26,7 +26,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Runner:
+class Launcher:
     """Bundles what the effects need: where profiles, models and engines come from, and where they run."""
 
     settings: Settings
@@ -52,7 +52,16 @@ class Runner:
         known = (*self.profiles.facts, *standing(facts, machine.driver, self.profiles.images))
         drafter = await read_drafter(wish.drafter, hub=self.hub) if wish.drafter else None
         return decide(
-            spec, sound(machine), engines, wish, known, claims, hardware or "this machine", rules, drafter, self.profiles.gpus
+            spec,
+            without_lost_gpus(machine),
+            engines,
+            wish,
+            known,
+            claims,
+            hardware or "this machine",
+            rules,
+            drafter,
+            self.profiles.gpus,
         )
 
     def _installed(self, engines: list[Engine], wish: Wish) -> list[Engine]:

@@ -1,4 +1,4 @@
-"""Eyes on engines: the log line by line, the health endpoint, and what both prove. Never writes, never decides."""
+"""Watches engines: reads their logs line by line, asks their health endpoints, and notes what both prove. Never writes, never decides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from gateway.controller.engine_logs import LogCopy, log_path
 from gateway.core.failures.diagnose import PHASES
 from gateway.core.failures.log_lines import clean
-from gateway.core.failures.log_reader import Reader
+from gateway.core.failures.log_reader import LogReader
 from gateway.core.failures.signatures import Signatures
 from gateway.domain import Attempt, Failure, Observation
 from gateway.errors import HostError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _TAIL_LINES = 200
 _PROBE_TIMEOUT_S = 5.0
 _START_POLL_S = 0.5
-# Between the line that proves a failure and its report.
+# Time between the line that proves a failure and its report: the engine prints the reasons after that line.
 _REASONS_S = 0.4
 _CANARIES = 2
 # A flood of lines must not keep the event loop from everything else.
@@ -56,11 +56,11 @@ class Watcher:
         self.observation = Observation(verified=attempt.state == "ready")
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._host = host
-        self._reader = Reader(signatures, attempt.plan.engine.kind)
-        # Of what serves, the log may be read from the middle on, where users write into it.
+        self._reader = LogReader(signatures, attempt.plan.engine.kind)
+        # The log of an engine that serves may be read from the middle on, where it holds words of users.
         if attempt.state == "ready":
             self._reader.serve()
-        self._proving: asyncio.TimerHandle | None = None
+        self._report_timer: asyncio.TimerHandle | None = None
         self._settings = settings
         self._wake = wake
         self._silent_s = silent_s
@@ -74,9 +74,9 @@ class Watcher:
         return self._reader.cache_bytes
 
     @property
-    def judging(self) -> bool:
-        """Whether the log has named a failure that is not told yet."""
-        return self._proving is not None
+    def failure_pending(self) -> bool:
+        """Whether the log has named a failure that is not reported yet: its reasons may follow."""
+        return self._report_timer is not None
 
     def note(self, **changes: object) -> None:
         """Change the observation and wake the loop."""
@@ -89,9 +89,9 @@ class Watcher:
             self.note(proof=failure)
 
     async def close(self) -> None:
-        if self._proving is not None:
-            self._proving.cancel()
-            self._proving = None
+        if self._report_timer is not None:
+            self._report_timer.cancel()
+            self._report_timer = None
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -122,16 +122,16 @@ class Watcher:
         self._last_sign = time.monotonic()
         self.tail.append(clean(raw))
         self._reader.read(raw)
-        if self._reader.failure is not None and self._proving is None:
-            # Its reasons, and the words of the other ranks, follow at once.
-            self._proving = asyncio.get_running_loop().call_later(_REASONS_S, self._judge)
+        if self._reader.failure is not None and self._report_timer is None:
+            # Its reasons, and the lines of the other ranks, follow at once.
+            self._report_timer = asyncio.get_running_loop().call_later(_REASONS_S, self._report_failure)
         phase = PHASES.get(self._reader.phase)
         if phase is not None and phase != self.observation.phase and not self.observation.answering:
             self.note(phase=phase)
 
-    def _judge(self) -> None:
+    def _report_failure(self) -> None:
         # None when the engine has survived it after all.
-        self._proving = None
+        self._report_timer = None
         self._prove(self._reader.failure)
 
     def _prove(self, failure: Failure | None) -> None:

@@ -73,7 +73,7 @@ Action = MakePlan | Launch | Verify | Publish | Fail | Stop | Rest
 
 
 @dataclass(frozen=True)
-class Replica:
+class ReplicaSnapshot:
     """Everything known of one replica at one moment. `history` has its ended attempts, oldest first."""
 
     wanted: bool
@@ -89,7 +89,7 @@ class Replica:
     """An effect for this replica is under way."""
 
 
-def next_action(replica: Replica, now: float, *, backoff_s: float, backoff_max_s: float) -> Action:
+def next_action(replica: ReplicaSnapshot, now: float, *, backoff_s: float, backoff_max_s: float) -> Action:
     """The one thing to do now. `now` in Unix seconds."""
     attempt = replica.attempt
     if not replica.wanted:
@@ -152,7 +152,7 @@ def failures_in_a_row(history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
     return tuple(reversed(streak))
 
 
-def _between_attempts(replica: Replica, now: float, backoff_s: float, backoff_max_s: float) -> Action:
+def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float) -> Action:
     streak = failures_in_a_row(replica.history)
     if streak:
         last = streak[-1]
@@ -179,7 +179,7 @@ def _between_attempts(replica: Replica, now: float, backoff_s: float, backoff_ma
     return MakePlan()
 
 
-def _ending(replica: Replica, attempt: Attempt, phase: str, *, was_ready: bool) -> Failure:
+def _ending(replica: ReplicaSnapshot, attempt: Attempt, phase: str, *, was_ready: bool) -> Failure:
     instance = replica.instance or Instance(
         name="", model=attempt.model, attempt=attempt.id, fingerprint=attempt.fingerprint, state="exited"
     )

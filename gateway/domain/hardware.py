@@ -1,4 +1,4 @@
-"""What the probe reads. A reading that the machine does not give is None, never a guess."""
+"""What the probe reads of a machine, and the errors of its GPUs. A reading that the machine does not give is None, never a guess."""
 
 from __future__ import annotations
 
@@ -69,3 +69,18 @@ class Hardware(Value):
     notes: tuple[str, ...] = Field((), description="what could not be read, and why")
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)
+
+
+class Xid(Value):
+    """One error number of NVIDIA's driver."""
+
+    means: str
+    action: str = Field(description="what NVIDIA's catalog asks for first")
+    lost: bool = Field(description="the GPU does no work until it was reset; else only the application is hurt")
+
+
+class XidTable(Value):
+    """What the error numbers of NVIDIA's driver mean (profiles/xids.yaml)."""
+
+    source: str
+    xids: dict[int, Xid]

@@ -1,8 +1,8 @@
 """The contract of a host: the thing that runs engines for us and outlives the gateway.
 
 A host is asked, never trusted to remember what we meant: it reports what is there, and the loop decides.
-An instance is ours when it carries our marker (container labels, or a record plus a marker in the process
-environment); what is not ours is never listed, stopped or removed.
+An instance is ours when it carries our marker (container labels, or a record with the start time of its process);
+an instance that is not ours is never listed, stopped or removed.
 
     state of NAME              start(spec)                             stop(name)            list()
     absent                     -> running                              nothing               not listed
@@ -34,7 +34,7 @@ MAX_LINE = 16 * 1024
 
 
 class Host(Protocol):
-    """See the module's docstring: it is the specification, and `tests/contract/test_host.py` holds every body to it."""
+    """See the module's docstring: it is the specification, and `tests/contract/test_host.py` tests every host against it."""
 
     kind: Literal["docker", "process", "memory"]
 

@@ -1,4 +1,4 @@
-"""Eyes on the GPUs: critical errors (Xids) that the driver reports, and cards that NVML no longer reads.
+"""Watches the GPUs: critical errors (Xids) that the driver reports, and cards that NVML no longer reads.
 
 A GPU that failed is in `lost` until NVML reads it healthy again: plans avoid it, engines on it are failed and started elsewhere.
 What a number means is data (profiles/xids.yaml). Xids of applications are only counted: the engine's own log tells their story.
@@ -21,9 +21,9 @@ import structlog
 from pydantic import Field
 
 from gateway.domain import Failure, Hardware, Value
-from gateway.machine.nvml import Nvml, needs
+from gateway.domain.hardware import XidTable
+from gateway.machine.nvml import Nvml, recovery_action
 from gateway.machine.probe import probe
-from gateway.machine.xids import XidTable
 
 log = structlog.get_logger("fitserve.gpus")
 
@@ -37,7 +37,7 @@ _EVENT_MS = 500
 _LEAST_S = 10.0
 
 
-class Loss(Value):
+class GpuLoss(Value):
     """Why a GPU is not used. `since` is of the monotonic clock."""
 
     message: str
@@ -51,7 +51,7 @@ class GpuWatch:
     another probe."""
 
     def __init__(self, nvml: Nvml | None = None, read: Callable[[Path], Hardware] | None = None) -> None:
-        self.lost: Mapping[str, Loss] = {}
+        self.lost: Mapping[str, GpuLoss] = {}
         self.counts: Counter[tuple[str, int]] = Counter()
         self._nvml = nvml
         self._read = read or (lambda data: probe(data, nvml=nvml))
@@ -88,8 +88,8 @@ class GpuWatch:
         changed: Hardware = found.evolve(gpus=gpus, notes=(*found.notes, *notes))
         return changed
 
-    def said(self) -> list[str]:
-        """Of each lost GPU, that it is and why."""
+    def lost_messages(self) -> list[str]:
+        """For each lost GPU a sentence that says why it is not used."""
         return [f"{uuid} is not used: {loss.message.rstrip('.')}" for uuid, loss in self.lost.items()]
 
     def failure(self, gpus: tuple[str, ...]) -> Failure | None:
@@ -135,8 +135,8 @@ class GpuWatch:
         try:
             events = self._register(nvml)
             while self._cards and not self._stop.is_set():
-                orphan = self._hear(nvml, events)
-                self._look(nvml, orphan)
+                unclaimed_xid = self._take_events(nvml, events)
+                self._read_cards(nvml, unclaimed_xid)
                 if self.lost:
                     break
         finally:
@@ -167,7 +167,7 @@ class GpuWatch:
         return events
 
     def _handles(self, nvml: Nvml, but: Collection[int] = ()) -> Iterator[tuple[str | None, Any]]:
-        """UUID and handle of every card; of one that cannot be read None and the error. Remembers the cards that it reads.
+        """UUID and handle of every card; None and the error for a card that cannot be read. Remembers the cards that it reads.
 
         but: numbers of cards that are not touched, since a handle keeps a card from being reset."""
         from pynvml import NVMLError
@@ -185,8 +185,8 @@ class GpuWatch:
             self._numbers[index] = uuid
             yield uuid, handle
 
-    def _hear(self, nvml: Nvml, events: Any | None) -> int | None:
-        """Take Xids for a while, until one is fatal. Returns one that came from a card which no longer says what it is."""
+    def _take_events(self, nvml: Nvml, events: Any | None) -> int | None:
+        """Take Xids for a while, until one is fatal. Returns the number of an Xid whose card no longer gives its UUID."""
         import pynvml
 
         until = time.monotonic() + _POLL_S
@@ -196,7 +196,7 @@ class GpuWatch:
             except pynvml.NVMLError_Timeout:
                 continue
             except pynvml.NVMLError:
-                break  # a lost card breaks the set; what follows reads which it was
+                break  # a lost card breaks the set; the next reading of all cards shows which card
             if event.eventType != pynvml.nvmlEventTypeXidCriticalError:
                 continue
             number = int(event.eventData)
@@ -219,8 +219,8 @@ class GpuWatch:
         self.counts[uuid, number] += 1
         log.warning("a GPU reported an error", gpu=uuid, xid=number, means=self._meaning(number))
 
-    def _look(self, nvml: Nvml, orphan: int | None) -> None:
-        """Read every card that is known. orphan: an Xid that belongs to the card that is newly lost."""
+    def _read_cards(self, nvml: Nvml, unclaimed_xid: int | None) -> None:
+        """Read every card that is known. unclaimed_xid: an Xid without UUID; it belongs to the card that is newly lost."""
         from pynvml import NVMLError, NVMLError_GpuIsLost, NVMLError_ResetRequired
 
         present, errors = set[str](), list[Exception]()
@@ -237,9 +237,11 @@ class GpuWatch:
         unclear = [error for error in errors if not isinstance(error, NVMLError_GpuIsLost | NVMLError_ResetRequired)]
         for uuid in sorted(known - present):
             if not unclear:
-                xid = self._table.xids.get(orphan) if orphan is not None else None
-                said = f"Xid {orphan} ({xid.means})." if xid else f"{errors[0]}." if errors else "NVML no longer lists it."
-                self._lose(uuid, said, xid=orphan, unread=True)
+                xid = self._table.xids.get(unclaimed_xid) if unclaimed_xid is not None else None
+                message = (
+                    f"Xid {unclaimed_xid} ({xid.means})." if xid else f"{errors[0]}." if errors else "NVML no longer lists it."
+                )
+                self._lose(uuid, message, xid=unclaimed_xid, unread=True)
 
     def _judge(self, uuid: str, trouble: str | None, certain: bool) -> None:
         loss = self.lost.get(uuid)
@@ -253,14 +255,14 @@ class GpuWatch:
         before = self.lost.get(uuid)
         if before is not None and (before.unread or not unread):
             return
-        loss = Loss(message=message, since=time.monotonic(), xid=xid, unread=unread)
+        loss = GpuLoss(message=message, since=time.monotonic(), xid=xid, unread=unread)
         if before is not None:
             loss = before.evolve(unread=True)
         else:
             log.error("a GPU is lost", gpu=uuid, reason=message)
         self._change({**self.lost, **dict.fromkeys(self._cards.get(uuid, (uuid,)), loss)})
 
-    def _change(self, lost: dict[str, Loss]) -> None:
+    def _change(self, lost: dict[str, GpuLoss]) -> None:
         self.lost = lost
         self._wake()
 
@@ -268,7 +270,7 @@ class GpuWatch:
         return self._table.xids[number].means if number in self._table.xids else "not in our table"
 
 
-def sound(hardware: Hardware) -> Hardware:
+def without_lost_gpus(hardware: Hardware) -> Hardware:
     """The machine without its lost GPUs."""
     gpus = tuple(gpu for gpu in hardware.gpus if gpu.lost is None)
     left = {gpu.index for gpu in gpus}
@@ -287,7 +289,7 @@ def _health(nvml: Nvml, handle: Any) -> tuple[str | None, bool]:
         return f"{error}.", True
     except pynvml.NVMLError:
         pass  # a card without memory of its own
-    return needs(nvml, handle)
+    return recovery_action(nvml, handle)
 
 
 def _parts(nvml: Nvml, handle: Any) -> list[str]:

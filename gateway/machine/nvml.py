@@ -199,7 +199,7 @@ class Cards:
             mig=mig,
             pcie=pcie,
             processes=self._processes(who, handle),
-            lost=parent.lost if parent else needs(self.nvml, handle)[0],
+            lost=parent.lost if parent else recovery_action(self.nvml, handle)[0],
         )
 
     def _memory(self, who: str, handle: Any, *, can_share: bool) -> MemoryReading:
@@ -322,7 +322,7 @@ class Cards:
         return ELSEWHERE
 
 
-def needs(nvml: Nvml, handle: Any) -> tuple[str | None, bool]:
+def recovery_action(nvml: Nvml, handle: Any) -> tuple[str | None, bool]:
     """What the card needs before it can work again, in words, and whether the driver told at all."""
     import pynvml
 

@@ -26,11 +26,11 @@ from gateway.access.wrong_keys import Guesses
 from gateway.api.endpoints import is_inference
 from gateway.api.protocol import request_id, send_error
 from gateway.catalog.hub import Hub
-from gateway.controller.launcher import Runner
+from gateway.controller.host_choice import choose_host
+from gateway.controller.launcher import Launcher
 from gateway.controller.loop import Loop
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
 from gateway.hosts.host import Host
-from gateway.hosts.select import choose_host
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.profiles import Profiles
 from gateway.routing.routes import Routes
@@ -45,7 +45,7 @@ from gateway.serve.proxy.limits import Limits
 from gateway.serve.proxy.plane import Plane
 from gateway.settings import Settings
 from gateway.shared_memory import Memory
-from gateway.store.recovery import installation, open_store
+from gateway.store.recovery import installation_id, open_store
 
 if TYPE_CHECKING:
     import httpx
@@ -145,7 +145,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         database = settings.data / "fitserve.db"
         store = await asyncio.to_thread(open_store, database)
-        mark = installation(database, store)
+        mark = installation_id(database, store)
         changed = workers.publish_keys if workers is not None else lambda: plane.limiter.keep(keys.table.keys)
         keyring = Keyring(store, settings.data, keys, partial(asyncio.get_running_loop().call_soon_threadsafe, changed))
         await asyncio.to_thread(keyring.load)
@@ -155,11 +155,11 @@ def create_app(
         chosen = host or await choose_host(settings, mark)
         hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub")
         watch = gpus or GpuWatch()
-        runner = Runner(settings, profiles, hub, chosen, watch)
-        loop = Loop(store, runner, client, routes)
+        launcher = Launcher(settings, profiles, hub, chosen, watch)
+        loop = Loop(store, launcher, client, routes)
         await asyncio.to_thread(loop.load)
         watch.start(profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake))
-        app.state.settings, app.state.store, app.state.runner, app.state.loop = settings, store, runner, loop
+        app.state.settings, app.state.store, app.state.launcher, app.state.loop = settings, store, launcher, loop
         warm = asyncio.create_task(asyncio.to_thread(import_module, "httpx"))
         running = asyncio.create_task(loop.run())
         if workers is not None:

@@ -6,7 +6,7 @@
     of another version                an empty database in memory         left alone
     not writable, on a full disk      a copy of it in memory              left alone
 
-An empty database learns from the records beside it (gateway.live) what runs.
+An empty database learns from the records beside it (store/running_engines.py) what runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 
 from gateway.errors import StoreError
-from gateway.store import atomic_file as durable
+from gateway.store import atomic_file
 from gateway.store.store import OtherVersion, Store
 
 log = structlog.get_logger("fitserve.store")
@@ -46,15 +46,15 @@ def open_store(path: Path) -> Store:
         return _in_memory(path, error.message.rstrip("."))
 
 
-def installation(path: Path, store: Store) -> str:
-    """The id that marks all that this installation starts. It is kept beside the database too, and outlives it."""
+def installation_id(path: Path, store: Store) -> str:
+    """The id of this installation, which marks every engine that it starts. A file beside the database keeps it, also when the database is lost."""
     file = installation_file(path)
     with contextlib.suppress(OSError):
         if known := file.read_text().strip():
             return known
     known = store.instance
     with contextlib.suppress(OSError):
-        durable.write(file, known.encode())
+        atomic_file.write(file, known.encode())
     return known
 
 
@@ -63,7 +63,7 @@ def installation_file(path: Path) -> Path:
 
 
 def _copy(path: Path) -> sqlite3.Connection | None:
-    """All that the file holds, in memory; None where it cannot be read."""
+    """The whole database, copied into memory; None where the file cannot be read."""
     if not path.exists():
         return None
     # The second way reads without the shared memory file, which a read-only folder may not let SQLite make.

@@ -1,7 +1,7 @@
-"""What runs, told once more beside the database: DATA_DIR/live/INSTANCE.json has the wish and the attempt of each live engine.
+"""The running engines, recorded a second time beside the database: DATA_DIR/live/INSTANCE.json has the wish and the attempt of each.
 
-Written before an engine is started and removed after its attempt ended, so that a gateway whose database is lost still knows
-every engine it may have started, and what for.
+Written before an engine is started and removed after its attempt ended, so that a gateway that lost its database still knows
+every engine that it may have started, and for which wish.
 """
 
 from __future__ import annotations
@@ -14,27 +14,30 @@ from pydantic import ValidationError
 
 from gateway.domain import Attempt, Value, Wish
 from gateway.errors import StoreError
-from gateway.store import atomic_file as durable
+from gateway.store import atomic_file
 from gateway.store.store import Store
 
 log = structlog.get_logger("fitserve.live")
 
 
-class Entry(Value):
+class RunningEngine(Value):
+    """The record of one engine that may run."""
+
     wish: Wish
     created_at: float
     attempt: Attempt
 
 
-class Live:
-    """Raises StoreError where a record cannot be written: an engine that nobody would find again must not be started."""
+class RunningEngines:
+    """The folder of records. Raises StoreError where a record cannot be written: an engine without one could be lost, so it must not be
+    started."""
 
     def __init__(self, data: Path) -> None:
         self._folder = data / "live"
 
-    def write(self, name: str, entry: Entry) -> None:
+    def write(self, name: str, entry: RunningEngine) -> None:
         try:
-            durable.write(self._folder / f"{name}.json", entry.model_dump_json().encode())
+            atomic_file.write(self._folder / f"{name}.json", entry.model_dump_json().encode())
         except OSError as error:
             raise StoreError(
                 f"{self._folder} cannot be written: {error.strerror}. The engine is not started.",
@@ -42,25 +45,25 @@ class Live:
             ) from None
 
     def remove(self, name: str) -> None:
-        """One that cannot be removed is harmless: only a database that knows nothing is taught by it."""
+        """A record that cannot be removed is harmless: records are read only into a database that knows no model."""
         with contextlib.suppress(OSError):
             (self._folder / f"{name}.json").unlink(missing_ok=True)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[RunningEngine]:
         found = []
         for path in sorted(self._folder.glob("*.json")):
             try:
-                found.append(Entry.model_validate_json(path.read_bytes()))
+                found.append(RunningEngine.model_validate_json(path.read_bytes()))
             except (OSError, ValidationError) as error:
                 log.warning("a record of a live engine cannot be read", file=str(path), error=str(error)[:300])
         return found
 
 
-def teach(store: Store, live: Live) -> int:
-    """Enter into a database that knows no model what the records say runs; how many attempts that were."""
+def restore_running(store: Store, running: RunningEngines) -> int:
+    """Enter the recorded engines into a database that knows no model. Returns how many attempts it entered."""
     if store.models():
         return 0
-    entries = live.entries()
+    entries = running.entries()
     for entry in entries:
         store.restore(entry.wish, entry.created_at, entry.attempt)
     return len(entries)

@@ -3,7 +3,7 @@
 Every method is one transaction and returns after it is on the disk (WAL, synchronous=FULL), so what was
 acknowledged is never lost. Calls block for the time of a disk write; the loop and the API make them in a thread.
 
-`open_store` of gateway.salvage opens one, also where the file is damaged or cannot be written.
+`open_store` of store/recovery.py opens one, also where the file is damaged or cannot be written.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class OtherVersion(StoreError):
 class Store:
     """One connection behind one lock. Raises StoreError when the database cannot be opened or written.
 
-    copy: a connection to use instead of the file, which is then neither read nor written. problem: why nothing that a user asks
-    for can be kept; `changeable` says so to those who would change something.
+    copy: a connection to use instead of the file, which is then neither read nor written. problem: why no change
+    that a user asks for can be kept; `changeable` raises it.
     """
 
     def __init__(self, path: Path, *, copy: sqlite3.Connection | None = None, problem: str | None = None) -> None:
@@ -88,7 +88,7 @@ class Store:
                 os.chmod(path, 0o600)  # noqa: PTH101 - wishes may name private paths
 
     def changeable(self) -> None:
-        """Raises StoreError where what is asked for could not be kept."""
+        """Raises StoreError where a change could not be kept."""
         if self.problem is not None:
             raise StoreError(f"Nothing can be changed now: {self.problem}.", hint="What runs goes on; see the gateway's log.")
 
@@ -99,7 +99,7 @@ class Store:
         if version and existed and self._db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise StoreError(f"The database {self.path} is damaged.", hint="Move it aside to start with an empty one.")
         with self._change() as db:
-            # A file that cannot be written opens without a word, and refuses the first change.
+            # SQLite opens a file that cannot be written without an error, and refuses the first change.
             db.execute("UPDATE meta SET value=value WHERE key='instance'")
 
     def _prepare(self) -> int:
@@ -158,7 +158,7 @@ class Store:
     def forgive(self, name: str, now: float) -> None:
         """What failed until now no longer counts against the model, and plans that failed for no known reason may be tried again.
 
-        What its engines told about limits and kernels stays. Raises NotFound.
+        Facts about limits and kernels stay. Raises NotFound.
         """
         with self._translated("written"), self._lock, self._change() as db:
             if db.execute("UPDATE models SET forgiven_at=? WHERE name=?", (now, name)).rowcount == 0:
@@ -180,8 +180,8 @@ class Store:
             )
 
     def remove_model(self, name: str) -> None:
-        """Forget the model and its attempts. What its engines told about limits stays, and where a plan worked also which
-        others failed: added anew, the model goes straight to it. Where none worked, all may be tried again."""
+        """Forget the model and its attempts. Facts about limits stay. Where a plan worked, the facts about failed plans stay too:
+        added again, the model gets the working plan at once. Where no plan worked, all may be tried again."""
         with self._translated("written"), self._lock, self._change() as db:
             db.execute("DELETE FROM models WHERE name=? AND deleting=1", (name,))
             if db.execute("SELECT 1 FROM attempts WHERE model=? AND ready_at IS NOT NULL", (name,)).fetchone() is None:
@@ -260,7 +260,7 @@ class Store:
         return [(row[0], Fact.model_validate_json(row[1])) for row in self._rows("SELECT id, fact FROM facts ORDER BY id")]
 
     def add_facts(self, facts: Iterable[Fact]) -> int:
-        """Facts of another gateway; how many were new. Whose attempts they came from means nothing here."""
+        """Add facts of another gateway; returns how many were new. The numbers of its attempts mean nothing here, so they are dropped."""
         with self._translated("written"), self._lock, self._change() as db:
             before = db.total_changes
             for fact in facts:
@@ -328,7 +328,7 @@ class Store:
     def check(self) -> None:
         """Write something that changes nothing, to learn whether writing works again. Raises StoreError."""
         with self._translated("written"), self._lock, self._change() as db:
-            # A journal that was longer once has room of its own, which says nothing about the next change.
+            # A journal that was longer before has free space inside: that it can be written says nothing about the next change.
             if shutil.disk_usage(self.path.parent).free < _ROOM_BYTES:
                 raise OSError(errno.ENOSPC, "the disk is still full")
             db.execute("UPDATE meta SET value=value WHERE key='instance'")

@@ -25,8 +25,8 @@ from typing import NamedTuple
 from gateway.controller.launcher import instance_name
 from gateway.domain import Fact
 from gateway.domain.key import Grant
-from gateway.store.recovery import installation, open_store
-from gateway.store.running_engines import Entry, Live
+from gateway.store.recovery import installation_id, open_store
+from gateway.store.running_engines import RunningEngine, RunningEngines
 from gateway.store.store import Store
 from tests.support.makers import plan, wish
 from tests.support.paths import ROOT
@@ -44,8 +44,8 @@ _TEXT = re.compile(r"(?:\\x[0-9a-f]{2})+")
 
 def write(data: Path, changes: int) -> None:
     store = open_store(data / "fitserve.db")
-    installation(data / "fitserve.db", store)
-    live, made = Live(data), plan()
+    installation_id(data / "fitserve.db", store)
+    live, made = RunningEngines(data), plan()
     acknowledge(store)
     for number in range(changes):
         kind, name = number % 6, f"m{number // 6}"
@@ -55,7 +55,7 @@ def write(data: Path, changes: int) -> None:
             case 1:
                 attempt = store.add_attempt(name, 0, made, 8000, float(number))
             case 2:
-                live.write(instance_name(attempt), Entry(wish=wish(name=name), created_at=0.0, attempt=attempt))
+                live.write(instance_name(attempt), RunningEngine(wish=wish(name=name), created_at=0.0, attempt=attempt))
                 fact = Fact(
                     kind="plan_verified", scope={"fingerprint": name}, grade="verified", source="it works", attempt=attempt.id
                 )
@@ -261,7 +261,7 @@ def check(left: Path, allowed: list[list[object]], *, begun: bool) -> None:
         assert store.problem is None, f"{left}: {store.problem}"
         found = content(store)
         assert found in allowed or not (begun or any(found)), f"{left}: {found} and not {allowed}"
-        assert len(Live(left).entries()) == len(list((left / "live").glob("*.json"))), f"{left}: half a record"
+        assert len(RunningEngines(left).entries()) == len(list((left / "live").glob("*.json"))), f"{left}: half a record"
     finally:
         store.close()
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import httpx
 
-from gateway.controller.failpoint import POINTS
+from gateway.controller.failpoint import FAILPOINTS
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
 from tests.support.patience import HANG_S
@@ -53,7 +53,7 @@ class Storm:
             began = time.monotonic()
             running = engines(self.gateway)
             if self.failpoints and self.chance.random() < 0.5:
-                self.gateway.environment["FITSERVE_FAILPOINT"] = self.chance.choice(POINTS)
+                self.gateway.environment["FITSERVE_FAILPOINT"] = self.chance.choice(FAILPOINTS)
             self.gateway.launch()
             wait_for("the gateway answers, or is dead", lambda: self.gateway.dead() or self.gateway.answers(), HANG_S, 0.02)
             with contextlib.suppress(httpx.HTTPError):

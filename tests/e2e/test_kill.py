@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.controller.failpoint import POINTS
+from gateway.controller.failpoint import FAILPOINTS
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, starts
 from tests.e2e.storm import Storm
@@ -32,7 +32,7 @@ def add(gateway: Gateway, folder: Path) -> None:
     assert added.status_code == 202, added.text
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", FAILPOINTS)
 def test_a_death_at_an_effect_costs_one_restart(tmp_path: Path, point: str) -> None:
     # The first engine fails, so that every effect happens: plan, launch, fail, stop, plan, launch, verify, publish.
     with contextlib.closing(scripted_gateway(tmp_path, ["--print", TOO_LONG, "--no-serve"], [])) as gateway:

@@ -1,19 +1,19 @@
 """From what an engine prints and how it ends to a Failure that names the cause. Pure.
 
-Reader (logreader.py)  a log as it grows
-diagnose               a whole log
-ended                  an engine that ended without a line that proves a cause
+LogReader (log_reader.py)  a log as it grows
+diagnose                   a whole log
+ended                      an engine that ended without a line that proves a cause
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.core.failures.log_reader import Reader
+from gateway.core.failures.log_reader import LogReader
 from gateway.core.failures.signatures import Signatures
 from gateway.domain import Failure, Instance
 
-# Causes outside the plan: the same plan may work the next time, so they teach nothing about it. A hang is one the first time.
+# Causes outside the plan: the same plan may work the next time, so nothing is learned about it. The first hang of a plan counts too.
 ENVIRONMENTAL = frozenset(
     {
         "killed",
@@ -46,9 +46,9 @@ def environmental(failure: Failure) -> bool:
     return failure.kind in ENVIRONMENTAL or failure.proves == "nothing"
 
 
-def diagnose(pieces: Iterable[bytes], signatures: Signatures, engine: str | None = None) -> tuple[Failure, Reader]:
+def diagnose(pieces: Iterable[bytes], signatures: Signatures, engine: str | None = None) -> tuple[Failure, LogReader]:
     """The failure in a whole log, of kind `none` where it is healthy; and the reader, which knows how far the start came."""
-    reader = Reader(signatures, engine)
+    reader = LogReader(signatures, engine)
     for piece in pieces:
         reader.feed(piece)
     reader.close()

@@ -27,7 +27,7 @@ _GLOG = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _QUIET = ("DEBUG", "INFO", "WARNING")
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """process: "" where the line does not say; header: it begins a record; level: None where the engine prints none."""
 
     process: str
@@ -51,11 +51,11 @@ def clean(raw: bytes) -> str:
     return text.rstrip()[:MAX_LINE]
 
 
-def parse(text: str) -> Line:
+def parse(text: str) -> LogLine:
     """What a cleaned line says."""
     found = _PREFIX.match(text)
     if found is None:
-        return Line("", False, None, text)
+        return LogLine("", False, None, text)
     level = found["level"] or found["plain"] or _GLOG.get(found["glog"] or "")
     process = found["process"].strip() or (found["rank"] or "").strip()
-    return Line(process, found["header"] is not None, level, text[found.end() :])
+    return LogLine(process, found["header"] is not None, level, text[found.end() :])

@@ -12,13 +12,13 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
-from gateway.core.failures.log_bytes import FATAL, LOUD, LogBytes
-from gateway.core.failures.log_lines import Line, clean, parse
+from gateway.core.failures.line_filter import ALARMS, FATAL, LineFilter
+from gateway.core.failures.log_lines import LogLine, clean, parse
 from gateway.core.failures.signatures import Signature, Signatures, filled
 from gateway.domain import Failure, Scalar
 
 _CITED = 1000
-# Lines of one message or traceback, processes told apart, kernels remembered: more than any engine needs, and bounded.
+# Lines of one message or traceback, processes, kernels that are remembered: more than any engine needs, and bounded.
 _MESSAGE_LINES = 60
 _MOST_PROCESSES = 256
 _MOST_CANDIDATES = 64
@@ -84,17 +84,17 @@ class _Candidate:
         return 0 if not self.row.weak else 3 if self.row.proves == "nothing" else 1
 
 
-class Reader(LogBytes):
+class LogReader:
     """Reads one engine's log. `feed` takes bytes as they come, `read` one line; `failure` is what they prove so far.
 
     engine: its kind, None where it is not known and every signature may hold. phase: load, profile, kv, compile, graphs, serving.
     """
 
     def __init__(self, signatures: Signatures, engine: str | None = None) -> None:
-        super().__init__()
+        self._lines = LineFilter(self._line)
         self.phase = "starting"
         self.ready = False
-        self.told: dict[str, str] = {}
+        self.reported: dict[str, str] = {}
         self.cache_bytes: int | None = None
         """What the rank with the least was left for its KV cache, as the engine measured it."""
         self._signatures = signatures
@@ -106,7 +106,19 @@ class Reader(LogBytes):
         self._stopped = False
         self._kernels: deque[str] = deque(maxlen=_MOST_CANDIDATES)
 
-    def line(self, raw: bytes) -> None:
+    def feed(self, piece: bytes) -> None:
+        """Bytes of the log, cut anywhere."""
+        self._lines.feed(piece)
+
+    def read(self, line: bytes) -> None:
+        """One whole line, without its end."""
+        self._lines.read(line)
+
+    def close(self) -> None:
+        """The log ends, maybe in the middle of a line."""
+        self._lines.close()
+
+    def _line(self, raw: bytes) -> None:
         if self._stopped:
             return
         text = clean(raw)
@@ -115,23 +127,23 @@ class Reader(LogBytes):
             self._last = line.process
         process = self._process(self._last)
         if line.quiet or (line.header and line.level is None):
-            self._told(line, process)
+            self._survived(line, process)
         if line.level == "WARNING" and not self._stopped and (found := self._alone(line, process, warned=True)):
-            self._add(_Candidate(found[0], found[1], text, self.number, self._phase(found[0], process)), process, line)
+            self._add(_Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
         if line.quiet or self._stopped:
             return
         fatal = line.header and _FATAL.match(line.text)
         if fatal:
-            process.fatal, self.attend, self.anchors = True, _MESSAGE_LINES, LOUD
-            self._dying = self._dying or (text, self.number)
+            process.fatal, self._lines.attend, self._lines.anchors = True, _MESSAGE_LINES, ALARMS
+            self._dying = self._dying or (text, self._lines.number)
         if _TRACEBACK.match(line.text) or (fatal and "Traceback" in line.text):
-            self.attend = _MESSAGE_LINES
+            self._lines.attend = _MESSAGE_LINES
             ignored = process.ignored and not process.tracing
             process.open, process.tracing, process.ignored, process.left = None, True, ignored, 0
             process.frames.clear()
             process.layer = ""
         elif frame := _FRAME.match(line.text):
-            self.attend = max(self.attend, 20)
+            self._lines.attend = max(self._lines.attend, 20)
             process.open = None
             process.file = frame["file"]
             process.frames.append(frame["function"])
@@ -142,9 +154,9 @@ class Reader(LogBytes):
         elif _EXCEPTION.match(line.text):
             self._exception(line, text, process)
         elif found := self._alone(line, process):
-            self._add(_Candidate(found[0], found[1], text, self.number, self._phase(found[0], process)), process, line)
+            self._add(_Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
         elif _WRAPPER.match(line.text) and line.header:
-            self._dying = self._dying or (text, self.number)
+            self._dying = self._dying or (text, self._lines.number)
         elif process.open is not None and process.left > 0:
             self._continued(line, text, process)
         elif not process.tracing:
@@ -156,9 +168,9 @@ class Reader(LogBytes):
 
     def serve(self) -> None:
         """From here on users write into the log."""
-        self.ready, self.anchors = True, FATAL
+        self.ready, self._lines.anchors = True, FATAL
 
-    def _told(self, line: Line, process: _Process) -> None:
+    def _survived(self, line: LogLine, process: _Process) -> None:
         """The process goes on: what it printed before was survived, unless it called it fatal."""
         if process.unknown is not None and not process.fatal:
             process.unknown.survived = True
@@ -173,12 +185,12 @@ class Reader(LogBytes):
         """How far the start is, and what it chose."""
         if self.ready:
             return
-        for row, groups in self._signatures.told(text):
+        for row, groups in self._signatures.progress(text):
             if kernel := groups.get("kernel"):
                 self._kernels.append(str(kernel))
             if isinstance(size := groups.pop("cache_bytes", None), int):
                 self.cache_bytes = size if self.cache_bytes is None else min(self.cache_bytes, size)
-            self.told |= {name: str(value) for name, value in groups.items() if name != "kernel"}
+            self.reported |= {name: str(value) for name, value in groups.items() if name != "kernel"}
             if row.phase is not None:
                 self.phase = row.phase
             if row.phase == "serving":
@@ -186,52 +198,52 @@ class Reader(LogBytes):
                 if self._dying is None:
                     self._candidates.clear()
 
-    def _alone(self, line: Line, process: _Process, *, warned: bool = False) -> tuple[Signature, dict[str, Scalar]] | None:
+    def _alone(self, line: LogLine, process: _Process, *, warned: bool = False) -> tuple[Signature, dict[str, Scalar]] | None:
         """A line that proves a failure without an exception."""
         found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=True)
         if warned and found and not found[0].warned:
             return None
         return found if found and (found[0].when == "always" or not self.ready or process.fatal) else None
 
-    def _exception(self, line: Line, text: str, process: _Process) -> None:
+    def _exception(self, line: LogLine, text: str, process: _Process) -> None:
         traced, ignored, replaces = process.tracing, process.ignored, process.replaces
         process.close()
         if (self.ready and not process.fatal) or ignored or _BENIGN.match(line.text):
             return
         found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False)
         if found is None and _WRAPPER.match(line.text):
-            self._dying = self._dying or (text, self.number)
+            self._dying = self._dying or (text, self._lines.number)
             return
-        self.attend = max(self.attend, 8)
+        self._lines.attend = max(self._lines.attend, 8)
         row, culprit = found or (None, {})
         if row is None and replaces and process.unknown in self._candidates:
             self._candidates.remove(process.unknown)
-        candidate = _Candidate(row, self._culprit(row, culprit, process), text, self.number, self._phase(row, process))
+        candidate = _Candidate(row, self._culprit(row, culprit, process), text, self._lines.number, self._phase(row, process))
         if row is not None or traced or process.fatal:
             self._add(candidate, process, line)
 
-    def _continued(self, line: Line, text: str, process: _Process) -> None:
+    def _continued(self, line: LogLine, text: str, process: _Process) -> None:
         """One more line of the message of an exception."""
         candidate, process.left = process.open, process.left - 1
         if candidate is None or line.header is not process.header:
             process.close()
         elif candidate.row is not None:
             candidate.culprit |= self._signatures.more(candidate.row, line.text)
-            self.attend = max(self.attend, 3)
+            self._lines.attend = max(self._lines.attend, 3)
         elif found := self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False):
             candidate.row = found[0]
             candidate.culprit = self._culprit(found[0], found[1], process)
-            candidate.line, candidate.number = text, self.number
+            candidate.line, candidate.number = text, self._lines.number
             candidate.phase = self._phase(found[0], process)
-            self.attend = _MESSAGE_LINES
+            self._lines.attend = _MESSAGE_LINES
         else:
-            self.attend = max(self.attend, 3)
+            self._lines.attend = max(self._lines.attend, 3)
 
-    def _add(self, candidate: _Candidate, process: _Process, line: Line) -> None:
+    def _add(self, candidate: _Candidate, process: _Process, line: LogLine) -> None:
         if len(self._candidates) < _MOST_CANDIDATES:
             self._candidates.append(candidate)
         process.open, process.header, process.left = candidate, line.header, _MESSAGE_LINES
-        self.attend = max(self.attend, 8 if candidate.row is None else 20)
+        self._lines.attend = max(self._lines.attend, 8 if candidate.row is None else 20)
         if candidate.row is None:
             process.unknown = candidate
 
@@ -241,8 +253,8 @@ class Reader(LogBytes):
             return found
         kernel, like = row.kernel, row.like
         for function in process.frames:
-            if (told := self._signatures.frames.get(function)) and told.kernel:
-                kernel, like = told.kernel, told.like
+            if (known := self._signatures.frames.get(function)) and known.kernel:
+                kernel, like = known.kernel, known.like
         named = next((name for name in reversed(self._kernels) if like and re.fullmatch(like, name)), kernel)
         own: dict[str, Scalar] = {"kernel": named} if named else {}
         own |= {"layer": process.layer} if process.layer else {}
@@ -251,7 +263,7 @@ class Reader(LogBytes):
     def _phase(self, row: Signature | None, process: _Process) -> str:
         if row is not None and row.phase:
             return row.phase
-        named = [told.phase for function in process.frames if (told := self._signatures.frames.get(function)) and told.phase]
+        named = [known.phase for function in process.frames if (known := self._signatures.frames.get(function)) and known.phase]
         return named[-1] if named else self.phase
 
     def _process(self, name: str) -> _Process:
@@ -261,10 +273,10 @@ class Reader(LogBytes):
 
     @property
     def failure(self) -> Failure | None:
-        """What is proven so far; it may still be told better by lines that belong to it."""
-        told = [one for one in self._candidates if one.row is not None or (self._dying and not one.survived)]
-        if told:
-            return _failure(min(told, key=lambda one: one.rank))
+        """The failure that is proven so far; later lines of the same message may still make it clearer."""
+        proven = [one for one in self._candidates if one.row is not None or (self._dying and not one.survived)]
+        if proven:
+            return _failure(min(proven, key=lambda one: one.rank))
         if self._dying is None:
             return None
         line, number = self._dying

@@ -81,8 +81,8 @@ class Signatures:
                 return row, values(found.groupdict())
         return None
 
-    def told(self, text: str) -> Iterator[tuple[Signature, dict[str, Scalar]]]:
-        """What a line says of a start that goes on: its phase, kernels that were chosen."""
+    def progress(self, text: str) -> Iterator[tuple[Signature, dict[str, Scalar]]]:
+        """What a line says of a start that goes on: its phase, or a kernel that the engine chose."""
         for row, pattern, _ in self._compiled:
             if row.kind is None and (found := pattern.search(text)):
                 yield row, values(found.groupdict())
@@ -121,8 +121,8 @@ def _bytes(number: str, unit: str) -> int:
 def filled(text: str, groups: dict[str, Scalar]) -> str:
     """`text` with each {group} replaced by what was found, sizes in GiB."""
 
-    def said(found: re.Match[str]) -> str:
+    def shown(found: re.Match[str]) -> str:
         value = groups.get(found[1], "")
         return f"{value / 2**30:.2f} GiB" if found[1].endswith("_bytes") and isinstance(value, int) else str(value)
 
-    return re.sub(r"\{(\w+)\}", said, text).strip(" :")
+    return re.sub(r"\{(\w+)\}", shown, text).strip(" :")

@@ -1,4 +1,4 @@
-"""The way to Docker: the SDK in threads, with a timeout on every call and a reason for every silence."""
+"""Calls Docker: the SDK in threads, with a timeout on every call, and an error that says why Docker does not answer."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def available(base_url: str | None = None) -> bool:
     return True
 
 
-def present(base_url: str | None = None) -> bool:
-    """Whether something listens on Docker's socket. Just started, or on a busy machine, it may be long in answering."""
+def listening(base_url: str | None = None) -> bool:
+    """Whether a program listens on Docker's socket. A Docker that just started, or that is busy, may answer much later."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(socket_path(base_url))
@@ -67,10 +67,10 @@ def cgroup_driver(base_url: str | None = None) -> str | None:
 
     try:
         with contextlib.closing(APIClient(f"unix://{socket_path(base_url)}", version="auto", timeout=5)) as client:
-            told = client.info().get("CgroupDriver")
+            driver = client.info().get("CgroupDriver")
     except (HostError, DockerException, OSError):
         return None
-    return str(told) if told else None
+    return str(driver) if driver else None
 
 
 class DockerClient:
@@ -112,7 +112,7 @@ class DockerClient:
             except (DockerException, RequestException) as error:
                 # The SDK wraps what goes wrong while it connects.
                 if not tries or isinstance(error, Timeout) or isinstance(error.__cause__, Timeout):
-                    self._knock(2)
+                    self._explain_silence(2)
                     broken = f"no reply within {timeout_s:g} s, or a broken one"
                     raise HostError(f"Docker does not answer on {self.path}: {broken}.", hint=_LOG) from error
             self._disconnect()
@@ -121,7 +121,7 @@ class DockerClient:
         from docker.api import APIClient
 
         if timeout_s not in self._clients:
-            self._knock(timeout_s)
+            self._explain_silence(timeout_s)
         with self._lock:
             if timeout_s not in self._clients:
                 self._clients[timeout_s] = APIClient(f"unix://{self.path}", version="auto", timeout=timeout_s)  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ class DockerClient:
                 client.close()
             self._clients.clear()
 
-    def _knock(self, timeout_s: float) -> None:
+    def _explain_silence(self, timeout_s: float) -> None:
         """Ask Docker the simplest thing. Raises HostError that says why it does not answer."""
         silent = "Docker does not answer"
         try:

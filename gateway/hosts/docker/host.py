@@ -32,7 +32,7 @@ from gateway.hosts.docker.container import (
     start_error,
 )
 from gateway.hosts.docker.network import ambiguous_network, ensure_network
-from gateway.hosts.docker.stream import LogLines, PullProgress, Refused, stream
+from gateway.hosts.docker.stream import DockerRefused, LogLines, PullProgress, stream
 
 if TYPE_CHECKING:
     from docker.api import APIClient
@@ -70,14 +70,14 @@ class DockerHost:
             await self._pull(image, progress, report)
         except TimeoutError:
             progress.error = f"nothing came for {_PULL_SILENCE_S:.0f} s"
-        except (Refused, OSError) as error:
+        except (DockerRefused, OSError) as error:
             progress.error = str(error)
         if progress.error is None and not await self._docker.call(partial(_has_image, image)):
             progress.error = "Docker broke off"
         if progress.error is not None:
             raise HostError(
                 f"The image {image} is not on this machine and could not be pulled: {progress.error.rstrip('.')}.",
-                hint=_how_to_get(image),
+                hint=_image_hint(image),
             )
 
     async def start(self, spec: LaunchSpec) -> Instance:
@@ -108,14 +108,14 @@ class DockerHost:
             # Asked before reading: a log that is read after the exit is whole, one that was followed may lack its end.
             # So there are two passes or more; one that breaks, even for long while Docker restarts, is just repeated.
             try:
-                version, running = await self._docker.call(partial(_glance, container))
+                version, running = await self._docker.call(partial(_version_and_running, container))
                 query = f"stdout=1&stderr=1&timestamps=1&since={lines.resume()}&follow={int(running)}"
                 request = f"GET /v{version}/containers/{container}/logs?{query}"
                 async with aclosing(stream(self._docker.path, request, head_s=self._docker.timeout_s)) as chunks:
                     async for chunk in chunks:
                         for line in lines.feed(chunk):
                             yield line
-            except Refused as refused:
+            except DockerRefused as refused:
                 if refused.status not in (404, 409):
                     raise HostError(f"Docker does not give the log of {name}: {refused}.") from refused
                 break
@@ -135,7 +135,7 @@ class DockerHost:
         self._docker.close()
 
     async def _pull(self, image: str, progress: PullProgress, report: Callable[[str], None]) -> None:
-        """Raises Refused, OSError."""
+        """Raises DockerRefused, OSError."""
         report(str(progress))
         reported_at = time.monotonic()
         request, headers = await self._docker.call(partial(_pull_request, image))
@@ -218,7 +218,7 @@ class DockerHost:
         )
 
 
-def _how_to_get(image: str) -> str:
+def _image_hint(image: str) -> str:
     if image.startswith("fitserve/"):
         return "It is built, not pulled: run `docker compose build engine-cpu` in a checkout of fitserve."
     return f"Check its name, the network and `docker login`, or bring it here with `docker pull {image}`, `docker load` or `docker build`."
@@ -245,7 +245,7 @@ def _pull_request(image: str, client: APIClient) -> tuple[str, str]:
     return f"POST /v{client.api_version}/images/create?{query}", f"X-Registry-Auth: {login.decode()}\r\n" if login else ""
 
 
-def _glance(container: str, client: APIClient) -> tuple[str, bool]:
+def _version_and_running(container: str, client: APIClient) -> tuple[str, bool]:
     """The API version, and whether the container runs."""
     return client.api_version, _runs(container, client)
 

@@ -20,7 +20,7 @@ from gateway.hosts.host import MAX_LINE
 _CHUNK = 64 * 1024
 
 
-class Refused(Exception):
+class DockerRefused(Exception):
     """Docker answered with an error status."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -33,7 +33,7 @@ async def stream(
 ) -> AsyncGenerator[bytes, None]:
     """The body of the answer to `request` ("GET /x"), as it comes. Close it (`aclosing`) to leave early.
 
-    Raises Refused, and OSError: TimeoutError after `head_s` without a status line or `silence_s` without a byte.
+    Raises DockerRefused, and OSError: TimeoutError after `head_s` without a status line or `silence_s` without a byte.
     """
     async with asyncio.timeout(head_s):
         reader, writer = await asyncio.open_unix_connection(path, limit=_CHUNK)
@@ -46,7 +46,7 @@ async def stream(
                 raise ConnectionError("Docker broke off") from error
             status = int(head.split(b" ", 2)[1])
             if status != 200:
-                raise Refused(status, _reason(await reader.read()))
+                raise DockerRefused(status, _reason(await reader.read()))
         while True:
             async with asyncio.timeout(silence_s):
                 chunk = await reader.read(_CHUNK)

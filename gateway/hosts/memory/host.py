@@ -26,7 +26,7 @@ Method = Literal["prepare", "start", "list", "stop", "follow", "allocate_port"]
 SIGKILLED = -9
 
 
-class TwinEngine:
+class MemoryEngine:
     """One engine of the twin: its log, its exit code, and the server while it serves."""
 
     def __init__(self, spec: LaunchSpec, script: EngineScript) -> None:
@@ -128,8 +128,8 @@ class World:
 
     def __init__(self, installed: set[str] | None = None) -> None:
         self.installed = installed
-        self.engines: dict[str, TwinEngine] = {}
-        self.logs: dict[str, TwinEngine] = {}
+        self.engines: dict[str, MemoryEngine] = {}
+        self.logs: dict[str, MemoryEngine] = {}
         self.foreign: set[str] = set()
         self.pull: tuple[tuple[float, str], ...] = ()
         """(seconds to wait before, words): what the next `prepare` reports, as of an image that is pulled."""
@@ -187,7 +187,7 @@ class MemoryHost:
                 )
             return found.instance
         script = self._script(spec)
-        engine = TwinEngine(spec, replace(script, model=script.model or spec.model))
+        engine = MemoryEngine(spec, replace(script, model=script.model or spec.model))
         self.world.engines[spec.name] = self.world.logs[spec.name] = engine
         if found is not None:
             await found.end(0)

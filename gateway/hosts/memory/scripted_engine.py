@@ -67,7 +67,7 @@ class EngineScript:
     """Every raw request is appended here, and `closed TIME` when a client leaves before its answer is complete."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """An error answer as vLLM gives it."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -116,7 +116,7 @@ class FakeEngine:
     # --- what it answers ---
 
     async def answer(self, method: str, path: str, body: bytes) -> Answer:
-        """Raises Refused."""
+        """Raises RequestRefused."""
         if (method, path) == ("GET", "/health"):
             return None
         self.log(f'INFO:     "{method} {path} HTTP/1.1"')
@@ -128,19 +128,19 @@ class FakeEngine:
         routes = {"/v1/completions": self._completion, "/v1/chat/completions": self._chat, "/v1/embeddings": self._embed}
         routes["/v1/rerank"] = self._rerank
         if path not in routes:
-            raise Refused(404, f"There is no {path}.")
+            raise RequestRefused(404, f"There is no {path}.")
         if method != "POST":
-            raise Refused(405, "Method Not Allowed")
+            raise RequestRefused(405, "Method Not Allowed")
         try:
             asked = json.loads(body)
             if asked.get("model") not in (None, self.script.model):
-                raise Refused(404, f"The model `{asked['model']}` does not exist.")
+                raise RequestRefused(404, f"The model `{asked['model']}` does not exist.")
             self.requests += 1
             if self.script.hang_after is not None and self.requests > self.script.hang_after:
                 await asyncio.Event().wait()
             return await routes[path](asked)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise Refused(400, f"The body is not what {path} takes: {error!r}") from None
+            raise RequestRefused(400, f"The body is not what {path} takes: {error!r}") from None
 
     async def _completion(self, asked: dict[str, Any]) -> Answer:
         prompts = asked.get("prompt", "")
@@ -197,7 +197,7 @@ def count_tokens(prompt: str | list[int]) -> int:
 
 
 class Reply:
-    """The made-up answer to one generation request: one choice per prompt. Raises Refused when a prompt does not fit."""
+    """The made-up answer to one generation request: one choice per prompt. Raises RequestRefused when a prompt does not fit."""
 
     def __init__(self, script: EngineScript, asked: dict[str, Any], prompt_lengths: list[int], *, chat: bool) -> None:
         self.script = script
@@ -210,7 +210,7 @@ class Reply:
         self.head = {"id": f"cmpl-{time.monotonic_ns()}", "created": int(time.time()), "model": script.model}
         for length in prompt_lengths:
             if length + self.max_tokens > script.max_model_len:
-                raise Refused(
+                raise RequestRefused(
                     400,
                     f"This model's maximum context length is {script.max_model_len} tokens. However, you requested "
                     f"{self.max_tokens} output tokens and your prompt contains {length} input tokens, "
@@ -336,7 +336,7 @@ class Connection(asyncio.Protocol):
         with suppress(asyncio.CancelledError):
             try:
                 answer = await self.engine.answer(method, path, body)
-            except Refused as refused:
+            except RequestRefused as refused:
                 self._write_whole(refused.status, refused.body)
             else:
                 if answer is None or isinstance(answer, dict | str):

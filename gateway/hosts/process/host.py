@@ -2,7 +2,7 @@
 
     DATA/engines/KIND-VERSION/   the environment (`fitserve engine install` makes it)
     DATA/instances/NAME.json     the record: written before the spawn without a pid, and again with it
-    DATA/logs/NAME.log           what the engine printed; stays after `stop`. Trimmed in `list`: see logfile.py
+    DATA/logs/NAME.log           what the engine printed; stays after `stop`. Trimmed in `list`: see log_file.py
     DATA/run/NAME/               its working directory, empty at first
     DATA/home/                   its HOME, for caches of compiled kernels; the user's own may hold secrets
 
@@ -31,20 +31,20 @@ from weakref import WeakValueDictionary
 from gateway.domain import EngineRef, Instance, LaunchSpec
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.process import procfs
-from gateway.hosts.process.log_file import LogReader, trim
+from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.records import Record, Records
 
 POLL_S = 0.05
 FOLLOW_S = 0.1
-"""How often a log at rest is looked at: ten of them cost about 1 % of a core."""
+"""How often a log without new lines is looked at: ten such logs cost about 1 % of a core."""
 KILL_S = 10.0
 """How long SIGKILL may take. Longer means a process stuck in a driver."""
 
 # What an engine needs of our own environment. Nothing else passes: no key, no token.
-PASSED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")  # fmt: skip
+INHERITED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")  # fmt: skip
 
-# Below those that Linux gives to outgoing connections (net.ipv4.ip_local_port_range): such a one may take a port that was free
-# when it was chosen, before the engine listens on it.
+# Below the ports of outgoing connections (net.ipv4.ip_local_port_range): such a connection could take a port between its choice
+# and the moment when the engine listens on it.
 _PORTS = range(20_000, 32_000)
 
 P = ParamSpec("P")
@@ -82,8 +82,8 @@ class ProcessHost:
         report(f"{engine} is installed.")
 
     async def start(self, spec: LaunchSpec) -> Instance:
-        async with self._only(spec.name):
-            record = await finish(self._find, spec.name)
+        async with self._name_lock(spec.name):
+            record = await run_to_end(self._find, spec.name)
             if record is not None and not record.exited:
                 if record.fingerprint != spec.fingerprint:
                     raise Conflict(
@@ -93,24 +93,24 @@ class ProcessHost:
                 return record.instance
             if record is not None:
                 await self._end(record, grace_s=0)
-            return (await finish(self._spawn, spec)).instance
+            return (await run_to_end(self._spawn, spec)).instance
 
     async def list(self) -> list[Instance]:
-        records = await finish(self._find_all)
+        records = await run_to_end(self._find_all)
         return [record.instance for record in records]
 
     async def stop(self, name: str, grace_s: float) -> None:
-        async with self._only(name):
-            record = await finish(self._find, name)
+        async with self._name_lock(name):
+            record = await run_to_end(self._find, name)
             if record is not None:
                 await self._end(record, grace_s)
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         """Ends at once for a name that never ran. After `stop`, gives what the log file holds."""
-        async with self._only(name):
-            record = await finish(self._find, name)
+        async with self._name_lock(name):
+            record = await run_to_end(self._find, name)
         try:
-            reader = LogReader(self._log(name))
+            reader = LogFileReader(self._log(name))
         except FileNotFoundError:
             return
         with reader:
@@ -128,7 +128,7 @@ class ProcessHost:
 
     async def allocate_port(self) -> int:
         # An engine may listen minutes after its start: ports that were given away are not free, though they look so.
-        taken = self._given_ports | {record.port for record in await finish(self._find_all)}
+        taken = self._given_ports | {record.port for record in await run_to_end(self._find_all)}
         first = int(self._id, 16) % len(_PORTS)
         ports: list[int] = [*_PORTS[first:], *_PORTS[:first]]
         for port in ports:
@@ -144,15 +144,15 @@ class ProcessHost:
 
     def _find(self, name: str) -> Record | None:
         """The instance as it is now. Raises ForeignInstance."""
-        with refusing(), self._lock:
+        with as_host_error(), self._lock:
             record = self._records.read(name)
             if record is None:
                 return None
-            return self._settle(record) if record.pid is None else self._observe(record)
+            return self._resolve_spawn(record) if record.pid is None else self._observe(record)
 
     def _find_all(self) -> Sequence[Record]:
         found = []
-        with refusing(), self._lock:
+        with as_host_error(), self._lock:
             for name in self._records.names():
                 with suppress(ForeignInstance):
                     record = self._find(name)
@@ -161,12 +161,12 @@ class ProcessHost:
                         trim(self._log(name))
         return found
 
-    def _settle(self, record: Record) -> Record | None:
+    def _resolve_spawn(self, record: Record) -> Record | None:
         """A record without pid: being spawned right now, or by a gateway that died in the middle."""
         if record.name in self._spawning:
             return record
         while record.boot_id == procfs.boot_id() and (writers := procfs.writers(self._log(record.name))):
-            # One that is still in the session of its gateway is between fork and exec, and will not be there for long.
+            # A process that is still in the session of its gateway is between fork and exec, and soon leaves that session.
             if engines := [process for process in writers if process.session != record.born_in]:
                 leader = procfs.read(engines[0].session)
                 ticks = leader.start_ticks if leader is not None else 0
@@ -176,7 +176,7 @@ class ProcessHost:
         return None
 
     def _observe(self, record: Record) -> Record:
-        """Compare the record with its process, and note an exit: its code can be read once only."""
+        """Compare the record with its process, and note an exit: an exit code can be read only once."""
         if record.exited or record.leader is not None:
             return record
         code = None
@@ -188,7 +188,7 @@ class ProcessHost:
         return self._records.write(record.evolve(exited=True, exit_code=code))
 
     def _forget(self, record: Record) -> None:
-        with refusing(), self._lock:
+        with as_host_error(), self._lock:
             if (process := record.holder) is not None:
                 procfs.reap(process.pid)
             shutil.rmtree(self._run / record.name, ignore_errors=True)
@@ -200,7 +200,7 @@ class ProcessHost:
     # --- processes ---
 
     def _environment(self, spec: LaunchSpec) -> dict[str, str]:
-        variables = {name: os.environ[name] for name in PASSED if name in os.environ}
+        variables = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
         # Helpers of the engine (ninja, for one) live beside its python.
         variables["PATH"] = f"{Path(spec.argv[0]).parent}:{variables.get('PATH', os.defpath)}"
         variables["HOME"] = str(self._home)
@@ -222,7 +222,7 @@ class ProcessHost:
         )
         self._spawning.add(spec.name)
         try:
-            with refusing():
+            with as_host_error():
                 return self._spawn_recorded(spec, record)
         finally:
             self._spawning.discard(spec.name)
@@ -264,10 +264,10 @@ class ProcessHost:
         return record
 
     async def _end(self, record: Record, grace_s: float) -> None:
-        """SIGTERM to the main process, which knows how to end its workers; to those when it is gone; then SIGKILL to all."""
-        told: set[int] = set()
+        """SIGTERM to the main process, which knows how to end its workers, or to the workers when it is gone; then SIGKILL to all."""
+        signalled: set[int] = set()
         begun = time.monotonic()
-        while family := await finish(record.family):
+        while family := await run_to_end(record.family):
             waited_s = time.monotonic() - begun
             if waited_s > grace_s + KILL_S:
                 stuck = ", ".join(str(process.pid) for process in family)
@@ -281,19 +281,19 @@ class ProcessHost:
             else:
                 leader = [process for process in family if process.pid == record.pid]
                 for process in leader or family:
-                    if process.pid not in told:
+                    if process.pid not in signalled:
                         procfs.send(process, signal.SIGTERM)
-                        told.add(process.pid)
+                        signalled.add(process.pid)
             await asyncio.sleep(min(POLL_S, max(0.005, grace_s - waited_s)))
-        await finish(self._forget, record)
+        await run_to_end(self._forget, record)
 
-    def _only(self, name: str) -> asyncio.Lock:
+    def _name_lock(self, name: str) -> asyncio.Lock:
         """The lock that makes calls for one name wait for each other."""
         return self._names.setdefault(name, asyncio.Lock())
 
 
-async def finish(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run in a thread; a caller that is cancelled waits for its end, so that nothing goes on behind our locks."""
+async def run_to_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run in a thread; a caller that is cancelled waits for its end, so that no work goes on after the lock is free."""
     task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(task)
@@ -307,8 +307,8 @@ async def finish(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """An operating system error, as the host's."""
+def as_host_error() -> Iterator[None]:
+    """Turns an error of the operating system into a HostError."""
     try:
         yield
     except OSError as error:

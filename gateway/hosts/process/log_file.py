@@ -16,7 +16,7 @@ KEEP = 1024 * 1024
 """How much of its beginning, where an engine says how it is set up, a log keeps when it is trimmed."""
 
 
-class LogReader:
+class LogFileReader:
     """Reads from the first byte on. Holds one chunk and one line, however long the log is. Raises FileNotFoundError."""
 
     def __init__(self, path: Path) -> None:
@@ -25,7 +25,7 @@ class LogReader:
         self.partial = b""
         """The line without an end that was read last, cut like the others."""
 
-    def __enter__(self) -> LogReader:
+    def __enter__(self) -> LogFileReader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, ValidationError
 from gateway.domain import Instance, Value
 from gateway.errors import ForeignInstance, HostError
 from gateway.hosts.process import procfs
-from gateway.store import atomic_file as durable
+from gateway.store import atomic_file
 
 
 class Record(Value):
@@ -98,7 +98,7 @@ class Records:
             ) from None
 
     def write(self, record: Record) -> Record:
-        durable.write(self.path(record.name), record.model_dump_json(indent=1).encode())
+        atomic_file.write(self.path(record.name), record.model_dump_json(indent=1).encode())
         return record
 
     def remove(self, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
-from gateway.controller.launcher import Runner
+from gateway.controller.launcher import Launcher
 from gateway.controller.loop import Loop
 from gateway.core.facts.scope import gone
 from gateway.domain import Fact, Value
@@ -41,11 +41,11 @@ class FactsGiven(Value):
 @router.get("")
 async def list_facts(request: Request) -> FactList:
     """All facts, those of the profiles first."""
-    runner: Runner = request.app.state.runner
+    launcher: Launcher = request.app.state.launcher
     store: Store = request.app.state.store
-    hardware, learned = await asyncio.gather(runner.hardware(), asyncio.to_thread(store.numbered_facts))
-    images = runner.profiles.images
-    shipped = [(None, fact) for fact in runner.profiles.facts]
+    hardware, learned = await asyncio.gather(launcher.hardware(), asyncio.to_thread(store.numbered_facts))
+    images = launcher.profiles.images
+    shipped = [(None, fact) for fact in launcher.profiles.facts]
     rows = [*shipped, *learned]
     return FactList(data=tuple(FactView(id=id_, stale=gone(fact, hardware.driver, images), fact=fact) for id_, fact in rows))
 

@@ -10,9 +10,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import AnyHttpUrl, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.controller.engine_logs import log_path, read_log
-from gateway.controller.launcher import Runner, instance_name
+from gateway.controller.launcher import Launcher, instance_name
 from gateway.controller.loop import Loop
-from gateway.controller.replicas import Model, Slot, status
+from gateway.controller.managed_model import ManagedModel, ReplicaState, status
 from gateway.core.planner.explain import changes
 from gateway.domain import Attempt, Decision, Failure, Hardware, Plan, Value, Wish
 from gateway.errors import BadRequest, NotFound
@@ -137,7 +137,7 @@ async def logs(
 ) -> StreamingResponse:
     """The engine's log as text: of the running or else the last attempt, or of the one given."""
     loop: Loop = request.app.state.loop
-    runner: Runner = request.app.state.runner
+    launcher: Launcher = request.app.state.launcher
     model = loop.model(name)
     attempts = await asyncio.to_thread(request.app.state.store.attempts, model.wish.name)
     wanted = [one for one in attempts if attempt is None or one.id == attempt]
@@ -148,9 +148,11 @@ async def logs(
 
     def running() -> bool:
         removed = loop.models.get(name) is not model
-        return not removed and any(slot.attempt is not None and slot.attempt.id == chosen.id for slot in model.slots)
+        return not removed and any(
+            replica.attempt is not None and replica.attempt.id == chosen.id for replica in model.replicas
+        )
 
-    lines = read_log(log_path(runner.settings.data, instance_name(chosen)), tail=tail, follow=running if follow else None)
+    lines = read_log(log_path(launcher.settings.data, instance_name(chosen)), tail=tail, follow=running if follow else None)
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 
 
@@ -183,15 +185,15 @@ async def make_plan(request: Request, body: PlanRequest) -> Decision:
 @router.get("/hardware")
 async def hardware(request: Request) -> Hardware:
     """What the probe reads now."""
-    runner: Runner = request.app.state.runner
-    return await runner.hardware()
+    launcher: Launcher = request.app.state.launcher
+    return await launcher.hardware()
 
 
-async def _view(request: Request, model: Model, *, full: bool) -> ModelView:
+async def _view(request: Request, model: ManagedModel, *, full: bool) -> ModelView:
     state, detail = status(model)
-    live = next((slot.attempt for slot in model.slots if slot.attempt is not None), None)
+    live = next((replica.attempt for replica in model.replicas if replica.attempt is not None), None)
     attempts: list[Attempt] = []
-    if full and model.slots:
+    if full and model.replicas:
         attempts = await asyncio.to_thread(request.app.state.store.attempts, model.wish.name)
     return ModelView(
         name=model.wish.name,
@@ -199,20 +201,20 @@ async def _view(request: Request, model: Model, *, full: bool) -> ModelView:
         detail=detail,
         created_at=model.created_at,
         wish=model.wish,
-        replicas=tuple(_replica(slot) for slot in model.slots),
+        replicas=tuple(_replica(replica) for replica in model.replicas),
         plan=live.plan.evolve(grade=live.grade) if live and full else None,
         attempts=tuple(_attempt(attempt) for attempt in attempts),
         decision=model.decision if full else None,
     )
 
 
-def _replica(slot: Slot) -> ReplicaView:
+def _replica(replica: ReplicaState) -> ReplicaView:
     return ReplicaView(
-        replica=slot.index,
-        state=slot.shown.state,
-        detail=slot.shown.reason,
-        attempt=slot.attempt.id if slot.attempt else None,
-        busy_with=slot.phase if slot.shown.state in ("starting", "verifying") else None,
+        replica=replica.index,
+        state=replica.shown.state,
+        detail=replica.shown.reason,
+        attempt=replica.attempt.id if replica.attempt else None,
+        busy_with=replica.phase if replica.shown.state in ("starting", "verifying") else None,
     )
 
 

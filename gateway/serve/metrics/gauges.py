@@ -16,7 +16,7 @@ from fastapi.responses import PlainTextResponse
 
 from gateway import __version__
 from gateway.controller.loop import Loop
-from gateway.controller.replicas import Model, status
+from gateway.controller.managed_model import ManagedModel, status
 from gateway.domain import Attempt
 from gateway.serve.metrics.counters import Metrics, Sample, render
 from gateway.serve.proxy.plane import Plane
@@ -63,9 +63,9 @@ class Starts:
         self._attempts: Counter[str] = Counter()
         self._failures: Counter[tuple[str, str]] = Counter()
 
-    def samples(self, models: dict[str, Model]) -> Iterator[Sample]:
+    def samples(self, models: dict[str, ManagedModel]) -> Iterator[Sample]:
         known: dict[int, Attempt] = {
-            attempt.id: attempt for model in models.values() for slot in model.slots for attempt in slot.attempts
+            attempt.id: attempt for model in models.values() for replica in model.replicas for attempt in replica.attempts
         }
         for attempt in known.values():
             if attempt.id not in self._started:
@@ -88,14 +88,14 @@ def _models(loop: Loop, plane: Plane) -> Iterator[Sample]:
         yield "fitserve_models", (state,), count
     planned: Counter[str] = Counter()
     for name, model in models.items():
-        states: Counter[str] = Counter(slot.shown.state for slot in model.slots)
+        states: Counter[str] = Counter(replica.shown.state for replica in model.replicas)
         states.update("ready" if endpoint.served_name is not None else "unreachable" for endpoint in model.endpoints)
         for state, count in states.items():
             yield "fitserve_replicas", (name, state), count
         yield "fitserve_requests_queued", (name,), plane.routes.waiting(name)
-        for slot in model.slots:
-            if slot.attempt is not None:
-                planned.update(dict.fromkeys(slot.attempt.plan.gpus, slot.attempt.plan.memory.budget_bytes))
+        for replica in model.replicas:
+            if replica.attempt is not None:
+                planned.update(dict.fromkeys(replica.attempt.plan.gpus, replica.attempt.plan.memory.budget_bytes))
     for gpu, size in planned.items():
         yield "fitserve_gpu_planned_bytes", (gpu,), size
     yield "fitserve_loop_age_seconds", (), round(time.monotonic() - loop.last_pass, 3)

@@ -12,7 +12,7 @@ from gateway.cli.present import show_model
 from gateway.core.facts.learn import learn
 from gateway.core.failures.diagnose import ended
 from gateway.core.planner.decide import decide
-from gateway.core.reconcile import MakePlan, Replica, Rest, counted, next_action
+from gateway.core.reconcile import MakePlan, ReplicaSnapshot, Rest, counted, next_action
 from gateway.domain import Attempt, Failure, Hardware, Instance, LaunchSpec, Policy
 from gateway.hosts.memory.host import World
 from gateway.hosts.memory.scripted_engine import EngineScript
@@ -31,7 +31,7 @@ def failed(number: int, at: float, ready_at: float | None = None) -> Attempt:
 
 
 def act(history: list[Attempt], now: float, attempts: int = 50) -> object:
-    replica = Replica(wanted=True, policy=Policy(max_attempts=attempts), attempt=None, history=tuple(history))
+    replica = ReplicaSnapshot(wanted=True, policy=Policy(max_attempts=attempts), attempt=None, history=tuple(history))
     return next_action(replica, now, backoff_s=10, backoff_max_s=300)
 
 
@@ -99,7 +99,7 @@ def test_a_clock_that_jumps_costs_one_early_start_at_most(jump: float) -> None:
 def test_a_clock_that_jumps_touches_nothing_that_runs(jump: float) -> None:
     ready = attempt(1, "ready", ready_at=START)
     running_instance = Instance(name="m-r0-a1", model="m", attempt=1, fingerprint=ready.fingerprint, state="running")
-    replica = Replica(wanted=True, policy=Policy(), attempt=ready, instance=running_instance)
+    replica = ReplicaSnapshot(wanted=True, policy=Policy(), attempt=ready, instance=running_instance)
     assert next_action(replica, START + jump, backoff_s=10, backoff_max_s=300) == Rest("ready")
 
 

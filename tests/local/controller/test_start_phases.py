@@ -10,9 +10,9 @@ import pytest
 
 from gateway.controller.engine_logs import log_path
 from gateway.core.failures.diagnose import PHASES
-from gateway.core.failures.log_reader import Reader
+from gateway.core.failures.log_reader import LogReader
 from gateway.domain import EngineRef, LaunchSpec
-from gateway.hosts.memory.host import MemoryHost, TwinEngine, World
+from gateway.hosts.memory.host import MemoryEngine, MemoryHost, World
 from gateway.hosts.memory.scripted_engine import Answer, EngineScript, FakeEngine
 from gateway.profiles import Profiles
 from tests.support.dataplane import until
@@ -69,7 +69,7 @@ def silent(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model, serve=False)
 
 
-async def only_engine(world: World) -> TwinEngine:
+async def only_engine(world: World) -> MemoryEngine:
     await until(lambda: len(world.engines) == 1)
     return next(iter(world.engines.values()))
 
@@ -90,7 +90,7 @@ async def test_every_phase_is_shown_from_the_pull_to_the_last_check(tmp_path: Pa
             await shown(gateway, words)
             pull.go_on()
         engine = await only_engine(gateway.world)
-        reader = Reader(Profiles().signatures, "vllm")
+        reader = LogReader(Profiles().signatures, "vllm")
         phases: list[str] = []
         for line in LOG:
             engine.say(line)

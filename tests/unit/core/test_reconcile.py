@@ -7,7 +7,7 @@ from gateway.core.reconcile import (
     Launch,
     MakePlan,
     Publish,
-    Replica,
+    ReplicaSnapshot,
     Rest,
     Stop,
     Verify,
@@ -21,8 +21,8 @@ from tests.support.makers import attempt
 NOW = 1_000_000.0
 
 
-def replica(**fields: Any) -> Replica:
-    return Replica(**{"wanted": True, "policy": Policy(), "attempt": None, **fields})
+def replica(**fields: Any) -> ReplicaSnapshot:
+    return ReplicaSnapshot(**{"wanted": True, "policy": Policy(), "attempt": None, **fields})
 
 
 def act(**fields: Any) -> Any:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import StoreError
-from gateway.store.recovery import installation, open_store
-from gateway.store.running_engines import Entry, Live, teach
+from gateway.store.recovery import installation_id, open_store
+from gateway.store.running_engines import RunningEngine, RunningEngines, restore_running
 from gateway.store.store import Store
 from tests.support.makers import plan, wish
 
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     made = tmp_path / "fitserve.db"
     store = open_store(made)
     store.add_model(wish(name="a"), 1.0)
-    installation(made, store)
+    installation_id(made, store)
     store.close()
     return made
 
@@ -97,27 +97,27 @@ def test_one_that_cannot_be_written_is_copied(path: Path, monkeypatch: pytest.Mo
 
 def test_the_installation_keeps_its_id_when_the_database_is_lost(path: Path) -> None:
     store = open_store(path)
-    before = installation(path, store)
+    before = installation_id(path, store)
     store.close()
     path.unlink()
     fresh = open_store(path)
-    assert installation(path, fresh) == before
+    assert installation_id(path, fresh) == before
     fresh.close()
 
 
 def test_what_runs_is_entered_again_into_an_empty_database(tmp_path: Path) -> None:
-    live = Live(tmp_path)
+    live = RunningEngines(tmp_path)
     first = open_store(tmp_path / "a.db")
     attempt = first.add_attempt("a", 0, plan(), 8000, 5.0)
-    live.write("a-r0-a1", Entry(wish=wish(name="a"), created_at=2.0, attempt=attempt))
+    live.write("a-r0-a1", RunningEngine(wish=wish(name="a"), created_at=2.0, attempt=attempt))
     (tmp_path / "live" / "torn.json").write_text('{"wish": ')
     empty = Store(tmp_path / "b.db")
-    assert teach(empty, live) == 1
+    assert restore_running(empty, live) == 1
     assert [(one.name, created) for one, created, *_ in empty.models()] == [("a", 2.0)]
     (restored,) = empty.attempts()
     assert (restored.id, restored.state, restored.plan) == (attempt.id, "starting", attempt.plan)
     # A database that knows a model is right about everything.
-    assert teach(empty, live) == 0
+    assert restore_running(empty, live) == 0
     live.remove("a-r0-a1")
     live.remove("a-r0-a1")
     assert live.entries() == []

@@ -10,10 +10,10 @@ import pytest
 
 from gateway.hosts.host import MAX_LINE
 from gateway.hosts.process import log_file as logfile
-from gateway.hosts.process.log_file import CHUNK, LogReader, trim
+from gateway.hosts.process.log_file import CHUNK, LogFileReader, trim
 
 
-def drain(reader: LogReader) -> list[bytes]:
+def drain(reader: LogFileReader) -> list[bytes]:
     lines = []
     while reader.behind():
         lines += reader.read()
@@ -22,7 +22,7 @@ def drain(reader: LogReader) -> list[bytes]:
 
 def test_lines_are_whole_even_when_they_were_written_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    with path.open("ab", buffering=0) as engine, LogReader(path) as reader:
+    with path.open("ab", buffering=0) as engine, LogFileReader(path) as reader:
         engine.write(b"one\ntw")
         assert drain(reader) == [b"one"]
         assert reader.partial == b"tw"
@@ -34,7 +34,7 @@ def test_lines_are_whole_even_when_they_were_written_in_pieces(tmp_path: Path) -
 def test_a_line_that_never_ends_takes_no_more_memory_than_the_longest_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"x" * (10 * CHUNK) + b"\nshort\n" + b"y" * (2 * CHUNK))
-    with LogReader(path) as reader:
+    with LogFileReader(path) as reader:
         lines = []
         while reader.behind():
             lines += reader.read()
@@ -46,14 +46,14 @@ def test_a_line_that_never_ends_takes_no_more_memory_than_the_longest_line(tmp_p
 def test_one_read_takes_one_chunk_however_much_there_is(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"0123456789abcdef\n" * CHUNK)
-    with LogReader(path) as reader:
+    with LogFileReader(path) as reader:
         assert sum(len(line) + 1 for line in reader.read()) <= CHUNK
         assert reader.behind()
 
 
 def test_a_missing_log_is_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        LogReader(tmp_path / "log")
+        LogFileReader(tmp_path / "log")
     assert not trim(tmp_path / "log")
 
 
@@ -74,7 +74,7 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_limit")
 def test_a_trimmed_log_keeps_its_beginning_and_its_readers(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    with path.open("ab", buffering=0) as engine, LogReader(path) as reader:
+    with path.open("ab", buffering=0) as engine, LogFileReader(path) as reader:
         engine.write(b"first\n" + b"x" * 2000 + b"\nlast\n")
         assert drain(reader) == [b"first", b"x" * 2000, b"last"]
         assert trim(path)
@@ -88,7 +88,7 @@ def test_a_trimmed_log_keeps_its_beginning_and_its_readers(tmp_path: Path) -> No
 @pytest.mark.usefixtures("small_limit")
 def test_a_reader_that_is_still_at_the_beginning_loses_nothing_of_it(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    with path.open("ab", buffering=0) as engine, LogReader(path) as reader:
+    with path.open("ab", buffering=0) as engine, LogFileReader(path) as reader:
         engine.write(b"first\n" * 400)
         assert trim(path)
         engine.write(b"\nnew\n")

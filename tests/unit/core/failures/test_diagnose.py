@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from gateway.cli.app import app
 from gateway.cli.diagnosis import SCHEMA, report
+from gateway.cli.main import app
 from gateway.controller.watcher import Watcher
 from gateway.core.facts.learn import learn, told
 from gateway.core.failures.diagnose import ENVIRONMENTAL, diagnose
-from gateway.core.failures.log_bytes import LogBytes
+from gateway.core.failures.line_filter import LineFilter
 from gateway.core.failures.log_lines import MAX_LINE, clean, parse
-from gateway.core.failures.log_reader import Reader
+from gateway.core.failures.log_reader import LogReader
 from gateway.core.failures.signatures import Signature, Signatures, filled, values
 from gateway.core.planner.decide import decide
 from gateway.domain import Attempt, Fact, Failure, LayerKernel, Observation
@@ -102,7 +102,7 @@ def test_a_log_says_the_same_in_pieces_of_any_size() -> None:
 
 def test_what_is_passed_over_unread_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = {name: read(text(name)) for name in CASES}
-    monkeypatch.setattr("gateway.core.failures.log_bytes._holds", lambda *_: True)
+    monkeypatch.setattr("gateway.core.failures.line_filter._holds", lambda *_: True)
     assert {name: read(text(name)) for name in CASES} == fast
 
 
@@ -110,7 +110,7 @@ def test_what_is_passed_over_unread_says_nothing(monkeypatch: pytest.MonkeyPatch
 def test_a_start_that_fails_is_known_when_the_proof_was_read(name: str) -> None:
     """Long before the engine gives up: at the line itself where its text is known, and at what it calls fatal otherwise."""
     case = CASES[name]
-    reader = Reader(SIGNATURES, case["engine"].partition("==")[0])
+    reader = LogReader(SIGNATURES, case["engine"].partition("==")[0])
     for number, line in enumerate(text(name).split(b"\n"), 1):
         reader.read(line)
         if number == case["line"]:
@@ -122,7 +122,7 @@ def test_a_start_that_fails_is_known_when_the_proof_was_read(name: str) -> None:
 
 
 def test_the_reasons_after_the_proof_make_it_better() -> None:
-    reader = Reader(SIGNATURES, "vllm")
+    reader = LogReader(SIGNATURES, "vllm")
     lines = text("failed-000-wna16-n32-0.19.1").split(b"\n")
     at = next(number for number, line in enumerate(lines) if b"Failed to find a kernel" in line)
     for line in lines[: at + 1]:
@@ -137,17 +137,17 @@ def test_the_reasons_after_the_proof_make_it_better() -> None:
 
 
 def test_phases_are_recognised() -> None:
-    reader = Reader(SIGNATURES, "vllm")
+    reader = LogReader(SIGNATURES, "vllm")
     seen = []
     for line in text("healthy-vllm-0.26.0-serving").split(b"\n"):
         reader.read(line)
         seen += [reader.phase] if reader.phase not in seen else []
     assert seen == ["starting", "load", "profile", "compile", "kv", "graphs", "serving"]
-    assert reader.told == {"version": "0.26.0", "model": "/models/m", "tensor_parallel": "1"}
+    assert reader.reported == {"version": "0.26.0", "model": "/models/m", "tensor_parallel": "1"}
 
 
 def test_of_an_engine_that_serves_only_what_it_calls_fatal_is_believed() -> None:
-    reader = Reader(SIGNATURES, "vllm")
+    reader = LogReader(SIGNATURES, "vllm")
     reader.serve()
     proof = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     for line in (b"Traceback (most recent call last):", proof, b"(APIServer pid=1) ERROR 06-18 03:14:07 [x.py:1] " + proof):
@@ -197,36 +197,29 @@ def test_a_log_ten_times_as_long_costs_not_much_more_than_ten_times_as_much(kind
             failure, reader = diagnose(long_log(kind, megabytes), SIGNATURES)
             took.append(time.process_time() - began)
             assert failure.kind == "gpu_oom"
-            assert len(reader._rest) == 0
+            assert len(reader._lines._rest) == 0
         return min(took)
 
     assert cost(10) < 40 * cost(1)
 
 
 def test_a_line_without_end_is_dropped_and_not_kept() -> None:
-    reader = Reader(SIGNATURES)
+    reader = LogReader(SIGNATURES)
     for _ in range(50):
         reader.feed(b"x" * 65_536)
-    assert len(reader._rest) <= 128 * 1024
+    assert len(reader._lines._rest) <= 128 * 1024
     reader.feed(b"\nValueError: Unknown attention backend: 'NOPE'\n")
-    assert reader.number == 2
+    assert reader._lines.number == 2
     assert reader.failure is not None
 
 
 def test_lines_are_numbered_and_handed_over_once() -> None:
-    class Collected(LogBytes):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lines: list[tuple[int, bytes]] = []
-
-        def line(self, raw: bytes) -> None:
-            self.lines.append((self.number, raw))
-
-    collected = Collected()
+    handed: list[tuple[int, bytes]] = []
+    lines = LineFilter(lambda raw: handed.append((lines.number, raw)))
     for piece in (b"nothing\nan Er", b"ror\n\nTrace", b"back"):
-        collected.feed(piece)
-    collected.close()
-    assert [(number, raw) for number, raw in collected.lines if raw] == [(2, b"an Error"), (4, b"Traceback")]
+        lines.feed(piece)
+    lines.close()
+    assert [(number, raw) for number, raw in handed if raw] == [(2, b"an Error"), (4, b"Traceback")]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.cli.app import app
+from gateway.cli.main import app
 from gateway.cli.present import table
 from gateway.core.planner import explain
 from gateway.domain import Memory, Refusal

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +13,6 @@ from gateway.hosts.docker.client import available, socket_path
 from gateway.hosts.docker.container import container_name, gpu_request, image_of
 from gateway.hosts.docker.stream import LogLines, PullProgress
 from gateway.hosts.host import MAX_LINE
-from gateway.hosts.select import choose_host
-from gateway.settings import Settings
 
 
 def frame(second: int, text: bytes, source: int = 1) -> bytes:
@@ -148,17 +144,3 @@ def test_docker_on_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(HostError, match=r"tcp://10\.0\.0\.1:2376 cannot be used"):
         socket_path()
     assert not available()
-
-
-@pytest.mark.anyio
-async def test_a_docker_that_is_long_in_answering_is_not_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "docker.sock"
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
-    chosen = [await choose_host(Settings(data_dir=tmp_path), "me")]
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(path))
-        silent.listen()
-        chosen.append(await choose_host(Settings(data_dir=tmp_path), "me"))
-    assert [host.kind for host in chosen] == ["process", "docker"]
-    for host in chosen:
-        await host.close()

@@ -15,12 +15,12 @@ import typer
 
 from gateway import __version__
 from gateway.cli.client import call
-from gateway.cli.engine import app as engine_app
-from gateway.cli.facts import app as facts_app
-from gateway.cli.keys import app as keys_app
+from gateway.cli.engine_commands import app as engine_app
+from gateway.cli.fact_commands import app as facts_app
+from gateway.cli.key_commands import app as keys_app
 from gateway.cli.options import Json, absolute, wishing
-from gateway.cli.plan import matrix, plan
-from gateway.cli.present import said, show_decision, show_model, table
+from gateway.cli.plan_commands import matrix, plan
+from gateway.cli.present import show_decision, show_model, status_text, table
 from gateway.errors import FitserveError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -117,7 +117,7 @@ def add(
     view = call("POST", "/admin/models", body)
     if wait:
         view = _wait_ready(name, quiet=as_json)
-    _print(view, as_json, f"{name}: {said(view)}")
+    _print(view, as_json, f"{name}: {status_text(view)}")
 
 
 @app.command()
@@ -182,7 +182,7 @@ def diagnose(
 def retry(name: str, as_json: Json = False) -> None:
     """Try a model again that was given up, or that waits for its next start."""
     view = call("POST", f"/admin/models/{name}/retry")
-    _print(view, as_json, f"{name}: {said(view)}")
+    _print(view, as_json, f"{name}: {status_text(view)}")
 
 
 @app.command()
@@ -222,12 +222,12 @@ def _wait_ready(name: str, *, quiet: bool) -> Any:
     """Poll until ready. Exits 3 when the gateway has given up."""
     import time
 
-    told = ""
+    reported = ""
     while True:
         view = call("GET", f"/admin/models/{name}")
-        if said(view) != told and not quiet:
-            told = said(view)
-            typer.echo(f"{name}: {told}", err=True)
+        if status_text(view) != reported and not quiet:
+            reported = status_text(view)
+            typer.echo(f"{name}: {reported}", err=True)
         if view["state"] == "ready":
             return view
         if view["state"] in ("no_plan", "quarantined", "stopping"):

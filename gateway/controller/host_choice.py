@@ -1,4 +1,4 @@
-"""Which host to use: Docker where its engine runs, else processes."""
+"""Which host runs the engines: Docker where its engine runs, else processes of this machine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from gateway.settings import Settings
 
 
 async def choose_host(settings: Settings, instance: str) -> Host:
-    """The host that the settings ask for. A Docker Engine that was asked for and is away is waited for, and /readyz says so; and so is
-    one that is there and does not answer yet: engines of an earlier run may be in it, which must not get twins."""
+    """The host that the settings ask for.
+
+    Docker is chosen also while it does not answer: its containers may be engines of an earlier run, and an engine started as
+    a process would be a second copy of such an engine. The loop then waits for Docker, and /readyz names the problem.
+    """
     kind = settings.host_kind
     if kind in ("auto", "docker"):
-        from gateway.hosts.docker.client import present
+        from gateway.hosts.docker.client import listening
         from gateway.hosts.docker.host import DockerHost
 
-        if kind == "docker" or await asyncio.to_thread(present):
+        if kind == "docker" or await asyncio.to_thread(listening):
             return DockerHost(network=settings.docker_network, instance=instance)
     if kind == "memory":
         from gateway.hosts.memory.host import MemoryHost

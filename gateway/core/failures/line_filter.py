@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 _BLOCK = 64 * 1024
 
-# A line that holds none of these proves nothing. Looked for in bytes, a block at a time.
+# A line with none of these proves no failure. They are looked for in bytes, a block at a time.
 FATAL = (b"atal", b"hit an exc", b"xit code", b"NVRM", b"atchdog", b"hut", b"SIG")
-LOUD = (*FATAL, b"rror", b"xception", b"raceback", b'File "', b"NCCL WARN", b"terminat", b"OutOfResources")
-# What says how far a start is, and what it chose.
+ALARMS = (*FATAL, b"rror", b"xception", b"raceback", b'File "', b"NCCL WARN", b"terminat", b"OutOfResources")
+# Lines with one of these say how far a start is, or what the engine chose.
 _PHASES = (b"oad", b"KV ", b"emory pool", b"aptur", b"ompil", b"bytecode", b"startup", b"fired up", b"Profiling")
 _SERVES = (b"Received req", b"POST /", b"throughput", b" batch")
-TOLD = (*_PHASES, *_SERVES, b"Selected ", b"Using ", b"Initializing a")
+PROGRESS = (*_PHASES, *_SERVES, b"Selected ", b"Using ", b"Initializing a")
 
 
-class LogBytes:
-    """Splits bytes into lines, and hands those that may say something to `line`.
+class LineFilter:
+    """Splits the bytes of a log into lines, and hands each line that may say something to `handle`, without its end.
 
-    number: lines so far. attend: so many lines more are read whatever they hold, because they belong to one that was.
+    number: lines so far, those that were left out too. `anchors`: a line with none of these is left out. attend: so many
+    lines more are handed over whatever they hold, because they belong to a line that was. `handle` may change the last two.
     """
 
-    anchors: tuple[bytes, ...] = LOUD + TOLD
-
-    def __init__(self) -> None:
+    def __init__(self, handle: Callable[[bytes], None]) -> None:
         self.number = 0
         self.attend = 0
+        self.anchors: tuple[bytes, ...] = ALARMS + PROGRESS
+        self._handle = handle
         self._rest = b""
         self._skip = False
-
-    def line(self, raw: bytes) -> None:
-        """One line, without its end."""
-        raise NotImplementedError
 
     def feed(self, piece: bytes) -> None:
         """Bytes of the log, cut anywhere."""
@@ -40,7 +39,7 @@ class LogBytes:
             if end:
                 self._block(block[:end])
             if len(self._rest) > _BLOCK:
-                # A line without end: its beginning is read, the rest of it is dropped when its end comes.
+                # A line without end: its beginning is handed over, the rest of it is dropped.
                 self._rest, beginning = b"", self._rest
                 self._block(beginning + b"\n", cut=True)
 
@@ -65,7 +64,7 @@ class LogBytes:
             self.number += 1
             if self.attend or _holds(raw, self.anchors):
                 self.attend = max(0, self.attend - 1)
-                self.line(raw)
+                self._handle(raw)
         if cut:
             self._skip = True
 

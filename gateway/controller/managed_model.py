@@ -1,4 +1,4 @@
-"""The models as the loop holds them in memory, and what follows from that: their state in a word, and their routes."""
+"""A model and its replicas as the loop holds them in memory; from them follow its state in a word and its route."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "re
 
 
 @dataclass
-class Slot:
+class ReplicaState:
     """One replica as the loop holds it: what is recorded, what is seen, what is under way."""
 
     model: str
@@ -39,7 +39,7 @@ class Slot:
 
     @property
     def attempts(self) -> list[Attempt]:
-        """All that are remembered, the live one last."""
+        """All attempts of the replica that are remembered, the live one last."""
         return [*self.history, *([self.attempt] if self.attempt else [])]
 
     def block(self, reason: str) -> None:
@@ -57,20 +57,20 @@ class Slot:
 
 
 @dataclass
-class Model:
+class ManagedModel:
     """One wanted model: its replicas, or its endpoints elsewhere."""
 
     wish: Wish
     created_at: float
     deleting: bool = False
-    slots: list[Slot] = field(default_factory=list)
+    replicas: list[ReplicaState] = field(default_factory=list)
     endpoints: list[EndpointWatcher] = field(default_factory=list)
     decision: Decision | None = None
     forgiven_at: float = 0.0
     """Failures until then no longer count, because somebody asked to try again."""
 
 
-def status(model: Model) -> tuple[str, str]:
+def status(model: ManagedModel) -> tuple[str, str]:
     """The state of a model in a word, and why. Ready as soon as one replica is."""
     if model.deleting:
         return "stopping", "it is being removed"
@@ -80,7 +80,7 @@ def status(model: Model) -> tuple[str, str]:
             return "ready", f"{len(up)} of {len(model.wish.endpoints)} endpoints answer"
         return "unreachable", "; ".join(endpoint.detail for endpoint in model.endpoints)
     order = ("ready", "verifying", "starting", "backing_off", "no_plan", "quarantined", "stopping")
-    best = min(model.slots, key=lambda slot: order.index(slot.shown.state))
+    best = min(model.replicas, key=lambda replica: order.index(replica.shown.state))
     detail = best.shown.reason
     if best.shown.state in ("starting", "verifying"):
         detail = best.phase
@@ -95,19 +95,19 @@ def capacity(plan: Plan) -> int:
     return seqs + max(1, seqs // 4)
 
 
-def route(model: Model, urls: Mapping[str, str]) -> routing.ModelRoute:
+def route(model: ManagedModel, urls: Mapping[str, str]) -> routing.ModelRoute:
     """Where requests for the model go now. `urls`: of the instances that run, by name."""
     replicas = [
-        routing.Replica(url=urls[name], id=name, served_name=model.wish.name, capacity=capacity(slot.attempt.plan))
-        for slot in model.slots
-        if slot.attempt is not None and slot.attempt.state == "ready" and (name := instance_name(slot.attempt)) in urls
+        routing.Replica(url=urls[name], id=name, served_name=model.wish.name, capacity=capacity(replica.attempt.plan))
+        for replica in model.replicas
+        if replica.attempt is not None and replica.attempt.state == "ready" and (name := instance_name(replica.attempt)) in urls
     ]
     replicas += [
         routing.Replica(url=endpoint.url, id=f"{model.wish.name}@{endpoint.url}", served_name=endpoint.served_name)
         for endpoint in model.endpoints
         if endpoint.served_name is not None
     ]
-    tasks = [slot.attempt.plan.model.task for slot in model.slots if slot.attempt is not None]
+    tasks = [replica.attempt.plan.model.task for replica in model.replicas if replica.attempt is not None]
     state, detail = status(model)
     return routing.ModelRoute(
         name=model.wish.name,

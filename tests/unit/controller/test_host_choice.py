@@ -1,0 +1,25 @@
+"""Which host is chosen."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from gateway.controller.host_choice import choose_host
+from gateway.settings import Settings
+
+
+@pytest.mark.anyio
+async def test_a_docker_that_is_long_in_answering_is_not_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "docker.sock"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    chosen = [await choose_host(Settings(data_dir=tmp_path), "me")]
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        chosen.append(await choose_host(Settings(data_dir=tmp_path), "me"))
+    assert [host.kind for host in chosen] == ["process", "docker"]
+    for host in chosen:
+        await host.close()
