@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.core.memory.vllm import GIB
-from tests.unit.core.memory.test_vllm import MEASURED, predicted
+from gateway.domain.units import GIB
+from tests.unit.core.memory.test_vllm_memory import MEASURED, predicted
 
 
 def main() -> None:

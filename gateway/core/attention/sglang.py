@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from gateway.core.attention.sglang_rules import BackendRules, Limit, Model, Role, Step, none_of
 from gateway.core.kernels.conditions import numbers
+from gateway.core.model.rank import Rank
 from gateway.domain import AttentionGroup, LayerAttention, Refusal, Scalar, Value
 
 _GIB = 1024**3
@@ -84,10 +85,9 @@ def select(rules: BackendRules, model: Model, asked: Asked, capability: str) -> 
 def server_attention(
     groups: Sequence[AttentionGroup],
     rules: BackendRules,
+    rank: Rank,
     architecture: str,
     config: Mapping[str, Any],
-    kv_dtype: str,
-    capability: str,
     gpu_bytes: int,
     args: Mapping[str, Scalar],
 ) -> tuple[LayerAttention, ...]:
@@ -95,7 +95,8 @@ def server_attention(
 
     config: config.json. gpu_bytes: of the smallest GPU. args: what the user gave, by the planner's names.
     """
-    model = model_of(groups, architecture, kv_dtype, gpu_bytes, int(args.get("max-num-batched-tokens", 0)))
+    capability = rank.capability
+    model = model_of(groups, architecture, rank.kv_dtype, gpu_bytes, int(args.get("max-num-batched-tokens", 0)))
     flags, fields = sorted(args.keys() & set(rules.unknown_with)), sorted(config.keys() & set(rules.own_fields))
     if flags or fields:
         chosen = _unknown(f"these rules do not describe what {f'--{flags[0]}' if flags else fields[0]} changes")

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from gateway.core.attention.conditions import AttentionQuery, Gpu, Unknown, refusal
 from gateway.core.attention.vllm_rules import AttentionRules, Step, preferred_block, refusals
 from gateway.core.kernels.conditions import numbers
+from gateway.core.model.rank import Rank
 from gateway.domain import AttentionGroup, LayerAttention, Refusal
 
 __all__ = ["AttentionQuery", "AttentionRules", "BackendChoice", "choose_backend", "layer_attention"]
@@ -79,10 +80,8 @@ def choose_backend(
 def layer_attention(
     groups: Sequence[AttentionGroup],
     rules: AttentionRules,
-    tp: int,
-    dtype: str,
-    kv_dtype: str,
-    capability: str,
+    rank: Rank,
+    *,
     block_size: int | None = None,
     forced: str | None = None,
     drafter: bool = False,
@@ -97,8 +96,8 @@ def layer_attention(
     """
     forced = _named(forced)
     ahead = drafter and not all(group.causal for group in groups)
-    queries = [_query(group, rules, tp, dtype, kv_dtype, block_size, drafter, config or {}) for group in groups]
-    step = None if drafter else _step(rules, queries, capability, architecture, forced)
+    queries = [_query(group, rules, rank, block_size, drafter, config or {}) for group in groups]
+    step = None if drafter else _step(rules, queries, rank.capability, architecture, forced)
     rows = []
     for group, query in zip(groups, queries, strict=True):
         asked = replace(query, causal=not ahead, flash_attention=step.flash_attention if step else None)
@@ -107,7 +106,7 @@ def layer_attention(
         elif architecture in rules.plain_towers and group.kind == "vision":
             choice = BackendChoice(backend="torch", status="ok")
         else:
-            choice = choose_backend(rules, asked, capability, None, forced or (step.backend if step else None))
+            choice = choose_backend(rules, asked, rank.capability, None, forced or (step.backend if step else None))
         rows.append(
             LayerAttention(
                 kind=group.kind,
@@ -126,9 +125,7 @@ def layer_attention(
 def _query(
     group: AttentionGroup,
     rules: AttentionRules,
-    tp: int,
-    dtype: str,
-    kv_dtype: str,
+    rank: Rank,
     block_size: int | None,
     drafter: bool,
     config: Mapping[str, Any],
@@ -142,10 +139,10 @@ def _query(
         kind="encoder" if encoder else group.kind,
         role="encoder_only" if encoder else "decoder",
         head_dim=group.head_dim,
-        heads=max(1, group.heads // max(tp, 1)),
-        kv_heads=max(1, group.kv_heads // max(tp, 1)),
-        dtype=dtype,
-        kv_dtype=kv_dtype,
+        heads=max(1, group.heads // max(rank.tp, 1)),
+        kv_heads=max(1, group.kv_heads // max(rank.tp, 1)),
+        dtype=rank.dtype,
+        kv_dtype=rank.kv_dtype,
         block_size=block_size,
         sinks=group.sinks,
         sparse=group.index_dim is not None,

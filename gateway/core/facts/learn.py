@@ -19,13 +19,13 @@ from gateway.core.facts.scope import batch_scope
 from gateway.core.failures.diagnose import environmental
 from gateway.core.reconcile import FORGIVE_S
 from gateway.domain import Attempt, Fact, FactKind, Failure, LayerKernel, Plan
+from gateway.domain.units import MIB, gib
 
 # Of an OOM in these phases the cache was not there yet: what was in use is what the engine needs beside it.
 _BEFORE_CACHE = ("starting", "load", "profile")
 # The last that an engine says before its ranks first meet: vllm/distributed/parallel_state.py and
 # device_communicators/pynccl.py and custom_all_reduce.py; the same files of sglang/srt/distributed.
 _MEETING = re.compile(r"nccl|all_?reduce|parallel_state", re.IGNORECASE)
-_MIB = 2**20
 
 
 def judged(attempt: Attempt, failure: Failure, earlier: Iterable[Attempt], at: float) -> Failure:
@@ -88,7 +88,7 @@ def proved(attempt: Attempt, at: float, cache_bytes: int | None = None) -> tuple
         ("plan_verified", {"fingerprint": attempt.fingerprint}, None, source)
     ]
     if cache_bytes is not None and 0 < cache_bytes < plan.memory.budget_bytes:
-        measured = f"{plan.engine} had {cache_bytes / 2**30:.2f} GiB left for its KV cache"
+        measured = f"{plan.engine} had {gib(cache_bytes)} left for its KV cache"
         used = plan.memory.budget_bytes - cache_bytes
         found.append(("needs_memory", _memory_scope(plan, "needs_memory", "kv"), used, measured))
     return tuple(
@@ -189,7 +189,7 @@ def _memory(failure: Failure) -> Iterator[tuple[FactKind, int]]:
         if used := size.get("process_bytes", 0):
             yield "needs_memory", used + tried
     elif tried:
-        yield "spare_memory", max(tried - size.get("free_bytes", 0), 64 * _MIB)
+        yield "spare_memory", max(tried - size.get("free_bytes", 0), 64 * MIB)
 
 
 def _memory_scope(plan: Plan, kind: FactKind, phase: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Bytes of the parameters that one rank holds, layer by layer, as the engine's `create_weights` makes them. Pure.
 
-    weights_bytes(built, tp, dtype) -> bytes on one rank; None: the model cannot be cut so, or a scheme is not known
-    linear_bytes(layer, tp, dtype) -> the same of all layers of one kind; other_bytes(tensor, tp, dtype) -> of what is no layer
+    weights_bytes(built, rank) -> bytes on one rank; None: the model cannot be cut so, or a scheme is not known
+    linear_bytes(layer, rank) -> the same of all layers of one kind; other_bytes(tensor, tp, dtype) -> of what is no layer
 
 Scales of whole tensors (a few bytes a matrix) are left out. What a kernel drops once a checkpoint is loaded (zero points and
 orders that it has no use for, below 1 %) is counted, since it is there while loading. Sources: vllm/model_executor/layers/
@@ -14,6 +14,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from gateway.core.layers.built_model import BuiltModel, Linear, per_rank
+from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import Scheme
 from gateway.core.quantization.block import Unknown
 from gateway.domain import TensorGroup
@@ -41,18 +42,15 @@ _BNB_BLOCK = 64  # weights that share a float32 (bitsandbytes' default, which ch
 
 def weights_bytes(
     built: BuiltModel,
-    tp: int,
-    dtype: str,
+    rank: Rank,
     traits: Collection[str] = (),
-    ep: int = 1,
-    capability: str = "",
     padded: Mapping[Linear, tuple[int, int]] | None = None,
 ) -> int | None:
     """Bytes of all parameters on one rank; linear_bytes says what the arguments are."""
     kv_heads = min((group.kv_heads for group in built.attention if group.kv_heads), default=1)
-    total = sum(other_bytes(tensor, tp, dtype, None if built.known else kv_heads) for tensor in built.others)
+    total = sum(other_bytes(tensor, rank.tp, rank.dtype, None if built.known else kv_heads) for tensor in built.others)
     for layer in built.linears:
-        size = linear_bytes(layer, tp, dtype, traits, ep, capability, (padded or {}).get(layer))
+        size = linear_bytes(layer, rank, traits, (padded or {}).get(layer))
         if size is None:
             return None
         total += size
@@ -83,29 +81,26 @@ def padded_vocab(rows: int) -> int:
 
 def linear_bytes(
     layer: Linear,
-    tp: int,
-    dtype: str,
+    rank: Rank,
     traits: Collection[str] = (),
-    ep: int = 1,
-    capability: str = "",
     padded_to: tuple[int, int] | None = None,
 ) -> int | None:
     """Bytes of all `layer.count` layers of this kind on one rank.
 
-    ep: ranks among which experts are dealt whole instead of cut; the first rank has the most (determine_expert_map in
-    fused_moe/layer.py, expert_map_manager.py of 0.33.0). padded_to: (k, n) to which the chosen kernel grows the layer on a
-    rank. capability: of the GPU; what gpt-oss's experts grow to where no padded_to is given depends on it.
+    Of ranks to which experts are dealt whole, the first has the most (determine_expert_map in fused_moe/layer.py,
+    expert_map_manager.py of 0.33.0). padded_to: (k, n) to which the chosen kernel grows the layer on a rank; where it is not
+    given, the size of gpt-oss's experts depends on the capability.
     """
     scheme = layer.scheme
     if isinstance(scheme, Unknown):
         return None
-    dealt = layer.experts > 0 and ep > 1
-    cut = per_rank(layer, 1 if dealt else tp)
+    dealt = layer.experts > 0 and rank.ep > 1
+    cut = per_rank(layer, 1 if dealt else rank.tp)
     if cut is None or undivided(layer, scheme, *cut, traits):
         return None
-    k, n = padded_to or (_grown(layer, scheme, *cut, capability, traits) if layer.experts else cut)
-    size = _matrix_bytes(layer, scheme, k, n, _ITEM[dtype], traits)
-    return size * layer.count * (_up(layer.experts, ep) // ep if layer.experts else 1)
+    k, n = padded_to or (_grown(layer, scheme, *cut, rank.capability, traits) if layer.experts else cut)
+    size = _matrix_bytes(layer, scheme, k, n, _ITEM[rank.dtype], traits)
+    return size * layer.count * (_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1)
 
 
 def undivided(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str] = ()) -> str:

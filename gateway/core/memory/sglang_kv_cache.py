@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.memory.sglang import MemoryRules, Model, kv_tokens
+from gateway.core.memory.sglang_memory import MemoryRules, ModelTraits, kv_tokens
 from gateway.domain import AttentionGroup, ModelSpec
 
 # Bytes that are asked about to learn what a token costs: enough that roundings vanish.
@@ -15,7 +15,7 @@ _PROBE = 1 << 50
 
 
 @dataclass(frozen=True)
-class Pool:
+class TokenPool:
     """What one rank keeps of sequences: a pool of tokens in pages, beside one of states that is a share of its bytes."""
 
     rules: MemoryRules
@@ -48,12 +48,12 @@ def whole(attention: tuple[AttentionGroup, ...]) -> tuple[AttentionGroup, ...]:
     return tuple(group.evolve(kind="full") if group.kind == "sliding" else group for group in attention)
 
 
-def model_of(spec: ModelSpec) -> Model:
+def model_of(spec: ModelSpec) -> ModelTraits:
     """What SGLang's memory settings depend on."""
     vision = spec.config.get("vision_config")
     sizes: Mapping[str, Any] = vision if isinstance(vision, Mapping) else {}
     layers, hidden = sizes.get("num_hidden_layers"), sizes.get("hidden_size")
-    return Model(
+    return ModelTraits(
         architecture=spec.architecture,
         mla=any(group.kind == "mla" for group in spec.attention),
         towers="text_config" in spec.config or "vision_config" in spec.config,

@@ -22,6 +22,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gateway.core.model.rank import Rank
 from gateway.domain import AttentionGroup, Recurrent
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -33,7 +34,7 @@ _DELTA_STEP = 64
 
 
 @dataclass(frozen=True)
-class Table:
+class BlockTable:
     """Layers that keep the same: `count` tables of blocks, each for one group of layers.
 
     A full layer keeps every token; a sliding one its window and what is in flight; a state is one block, `states` times,
@@ -63,7 +64,7 @@ class Cache:
 
     block_tokens: int
     block_bytes: int
-    tables: tuple[Table, ...]
+    tables: tuple[BlockTable, ...]
     batches: int
     set_aside: int
     refused: str | None = None
@@ -122,31 +123,23 @@ def stored_dtype(kv_dtype: str, backend: str) -> str:
 
 
 def cache(
-    attention: Sequence[AttentionGroup],
-    tp: int,
-    dtype: str,
-    kv_dtype: str,
-    block: int,
-    traits: Collection[str],
-    *,
-    capability: tuple[int, int],
-    pp: int = 1,
-    prefixes: bool | None = None,
+    attention: Sequence[AttentionGroup], rank: Rank, block: int, traits: Collection[str], *, prefixes: bool | None = None
 ) -> Cache:
-    """The cache of these layers, of one stage of `pp`.
+    """The cache of these layers, which are those of one stage of `rank.pp`.
 
-    kv_dtype: auto (as `dtype`), fp8 and its kinds, or fp8_ds_mla where the backend stores that. block: tokens of a block that the
-    attention backend prefers. prefixes: prefix caching; None: the version's default.
+    rank.kv_dtype: auto (as `dtype`), fp8 and its kinds, or fp8_ds_mla where the backend stores that. block: tokens of a block that
+    the attention backend prefers. prefixes: prefix caching; None: the version's default.
     """
-    kept = _attention(attention, tp, dtype, kv_dtype, block)
+    tp, dtype = rank.tp, rank.dtype
+    kept = _attention(attention, tp, dtype, rank.kv_dtype, block)
     states = [group for group in attention if group.kind == "recurrent" and group.recurrent is not None and group.layers]
     if prefixes is None:
         prefixes = not states or "prefixes_of_states" in traits
     state = max((state_bytes(group.recurrent, tp, dtype) for group in states if group.recurrent), default=0)
     if state > 0:
-        kept = _with_states(kept, states, state, block, traits, capability, prefixes)
+        kept = _with_states(kept, states, state, block, traits, rank.capability, prefixes)
     # max_concurrent_batches in vllm/config/vllm.py; its older model runner has one less where pp > 1.
-    batches = pp + 1 if "windows_of_more_batches" in traits else 1
+    batches = rank.pp + 1 if "windows_of_more_batches" in traits else 1
     aside = 1 if "null_block" in traits else 0
     merged = _merged(kept)
     if len({(table.kind, table.window, table.block) for table in merged}) <= 1:
@@ -163,7 +156,7 @@ def cache(
     return Cache(token_block, size * max(table.page for table in tables), tables, batches, aside, refused)
 
 
-def _attention(attention: Sequence[AttentionGroup], tp: int, dtype: str, kv_dtype: str, block: int) -> list[Table]:
+def _attention(attention: Sequence[AttentionGroup], tp: int, dtype: str, kv_dtype: str, block: int) -> list[BlockTable]:
     """Tables of what grows: keys and values of one rank's heads (one head, repeated, where heads are fewer than ranks), or a
     latent and the indexer's keys, whole on every rank."""
     item = 1 if kv_dtype.startswith("fp8") else ITEM_BYTES[dtype]
@@ -171,17 +164,17 @@ def _attention(attention: Sequence[AttentionGroup], tp: int, dtype: str, kv_dtyp
     for group in attention:
         if group.kind == "mla":
             token = _DS_MLA_BYTES if kv_dtype == "fp8_ds_mla" else group.head_dim * item
-            kept.append(Table("full", group.layers, block, block * token))
+            kept.append(BlockTable("full", group.layers, block, block * token))
             if group.index_dim:
                 # fp8 and a float32 scale for 128 values. DeepseekV32IndexerCache in vllm/model_executor/models/deepseek_v2.py
-                kept.append(Table("full", group.layers, block, block * (group.index_dim + group.index_dim // 128 * 4)))
+                kept.append(BlockTable("full", group.layers, block, block * (group.index_dim + group.index_dim // 128 * 4)))
         elif group.kind in ("full", "sliding"):
             value = group.head_dim if group.value_dim is None else group.value_dim
             page = block * max(1, group.kv_heads // tp) * (group.head_dim + value) * item
             if group.kind == "sliding" and group.window:
-                kept.append(Table("sliding", group.layers, block, page, group.window))
+                kept.append(BlockTable("sliding", group.layers, block, page, group.window))
             else:
-                kept.append(Table("full", group.layers, block, page))
+                kept.append(BlockTable("full", group.layers, block, page))
     return [table for table in kept if table.layers > 0 and table.page > 0]
 
 
@@ -200,14 +193,14 @@ def state_bytes(recurrent: Recurrent, tp: int, dtype: str) -> int:
 
 
 def _with_states(
-    kept: list[Table],
+    kept: list[BlockTable],
     groups: Sequence[AttentionGroup],
     state: int,
     block: int,
     traits: Collection[str],
-    capability: tuple[int, int],
+    capability: str,
     prefixes: bool,
-) -> list[Table]:
+) -> list[BlockTable]:
     """The block of attention grows until its page holds a state (of `state` bytes), and the states' pages are padded to it."""
     recurrents = [group.recurrent for group in groups if group.recurrent is not None]
     mamba = all(recurrent.kind in ("mamba1", "mamba2") for recurrent in recurrents)
@@ -224,24 +217,24 @@ def _with_states(
         block = max(block, step * -(-state // (step * token)))
         kept = [replace(table, page=table.page // table.block * block, block=block) for table in kept]
     page = block * token or state
-    return kept + [Table("state", group.layers, block, page, states=states) for group in groups]
+    return kept + [BlockTable("state", group.layers, block, page, states=states) for group in groups]
 
 
-def _flashinfer_delta(recurrent: Recurrent, capability: tuple[int, int]) -> bool:
+def _flashinfer_delta(recurrent: Recurrent, capability: str) -> bool:
     """Whether FlashInfer computes the gated delta rule. _resolve_gdn_prefill_backend, with CUDA 13."""
-    return capability == (9, 0) or (capability[0] in (10, 12) and recurrent.columns == 128)
+    return capability == "9.0" or (capability.partition(".")[0] in ("10", "12") and recurrent.columns == 128)
 
 
-def _merged(kept: Sequence[Table]) -> tuple[Table, ...]:
+def _merged(kept: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
     """Layers that keep the same are one kind, whatever else tells them apart."""
-    found: dict[Table, int] = {}
+    found: dict[BlockTable, int] = {}
     for table in kept:
         kind = replace(table, layers=0)
         found[kind] = found.get(kind, 0) + table.layers
     return tuple(replace(kind, layers=layers) for kind, layers in found.items())
 
 
-def _one_page(tables: Sequence[Table], padded: bool) -> list[Table]:
+def _one_page(tables: Sequence[BlockTable], padded: bool) -> list[BlockTable]:
     """All pages as large as the largest: by more tokens in a block, or by padding. unify_kv_cache_spec_page_size."""
     largest = max(table.page for table in tables)
     found = []

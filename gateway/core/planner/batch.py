@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.core.memory.sglang import static_memory
 from gateway.core.memory.sglang_kv_cache import model_of
-from gateway.core.memory.vllm import GIB, MIB, Load, runner_of
+from gateway.core.memory.sglang_memory import static_memory
+from gateway.core.memory.vllm_memory import Workload, runner_of
 from gateway.core.planner.candidate import Candidate
 from gateway.domain import BoolChoice, Choice, IntChoice
+from gateway.domain.units import GIB, MIB
 
 # A conservative plan goes no lower: blocks of some KV caches are as long as this, and have to fit into a batch.
 _LEAST_TOKENS = 2048
@@ -20,19 +21,19 @@ class Batch:
     seqs: Choice[int]
     tokens: Choice[int]
     eager: Choice[bool]
-    load: Load
+    load: Workload
 
 
 def batch(candidate: Candidate) -> Batch:
     """The engine's own defaults where nobody set anything: they are what its authors measured."""
-    engine, variant, eager = candidate.engine, candidate.variant, _eager(candidate)
+    engine, eager = candidate.engine, _eager(candidate)
     seqs = _sized(candidate, "max-num-seqs", *_seqs(candidate))
     tokens = _sized(candidate, "max-num-batched-tokens", *_tokens(candidate, seqs.value))
     graphs = not eager.value and engine.device == "cuda"
     # ngram is one of the things that the second runner cannot do (_get_v2_model_runner_unsupported_features, vllm/config/vllm.py).
     plain = candidate.speculation.method.value != "ngram"
     runner = runner_of(candidate.given.spec, candidate.built, engine.traits) if plain else 1
-    load = Load(engine.device, variant.tp, variant.pp, candidate.dtype.value, tokens.value, seqs.value, graphs, runner)
+    load = Workload(engine.device, candidate.rank, tokens.value, seqs.value, graphs, runner)
     return Batch(seqs, tokens, eager, load)
 
 

@@ -6,17 +6,18 @@ import math
 from dataclasses import dataclass
 
 from gateway.core.facts.scope import holding
-from gateway.core.memory import vllm as mem
-from gateway.core.memory.sglang import MemoryRules, StaticMemory, fraction_within, static_memory
+from gateway.core.memory import vllm_memory as mem
 from gateway.core.memory.sglang_kv_cache import model_of
-from gateway.core.memory.vllm import Load
+from gateway.core.memory.sglang_memory import MemoryRules, StaticMemory, fraction_within, static_memory
+from gateway.core.memory.vllm_memory import Workload
 from gateway.core.planner.candidate import Candidate
 from gateway.core.planner.parallel import available_bytes
 from gateway.domain import Memory, Scalar
+from gateway.domain.units import GIB, MIB, gib
 from gateway.errors import BadFlag
 
 # Free bytes left alone on each GPU: what other processes and the driver may take between our look and the start.
-_HEADROOM = 256 * mem.MIB
+_HEADROOM = 256 * MIB
 # The part of its share that a conservative plan leaves free, because the plan that failed may have lacked it.
 _CONSERVATIVE = 0.05
 # A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside it.
@@ -32,7 +33,7 @@ class Budget:
     words: str
 
 
-def budget(candidate: Candidate, load: Load, context: int) -> Budget:
+def budget(candidate: Candidate, load: Workload, context: int) -> Budget:
     """`context`: tokens that a user would be content with, where nothing else bounds the KV cache (on a CPU)."""
     if candidate.engine.device == "cpu":
         return _of_ram(candidate, load, context)
@@ -55,7 +56,7 @@ def budget(candidate: Candidate, load: Load, context: int) -> Budget:
     return Budget(round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
 
 
-def divided(candidate: Candidate, load: Load, budget_bytes: int) -> Memory:
+def divided(candidate: Candidate, load: Workload, budget_bytes: int) -> Memory:
     """The Memory of one rank under a budget."""
     if candidate.pools is not None:
         return _pooled(candidate, candidate.pools, load, budget_bytes)
@@ -81,7 +82,7 @@ def _usable(candidate: Candidate) -> int:
     return min(available_bytes(gpu, candidate.given.claims) for gpu in candidate.group) - _HEADROOM
 
 
-def _of_ram(candidate: Candidate, load: Load, context: int) -> Budget:
+def _of_ram(candidate: Candidate, load: Workload, context: int) -> Budget:
     """Weights and activations, and a KV cache for four requests of the wanted length, within half of the RAM."""
     fixed = divided(candidate, load, 0)
     used = fixed.weights_bytes + fixed.activation_bytes + fixed.overhead_bytes
@@ -93,42 +94,42 @@ def _of_ram(candidate: Candidate, load: Load, context: int) -> Budget:
             raise BadFlag(
                 f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it is a whole number of GiB.", hint="Correct it.", param="env"
             )
-        kv = int(space[:6]) * mem.GIB
+        kv = int(space[:6]) * GIB
     else:
         spare = candidate.given.hardware.ram_total_bytes // 2 - used
-        kv = _coarse(min(max(wanted, mem.GIB // 4), spare)) if wanted else 0
+        kv = _coarse(min(max(wanted, GIB // 4), spare)) if wanted else 0
     return Budget(used + kv, {}, f"{gib(kv)} of KV cache")
 
 
 # --- SGLang: a share for weights and pools, and what it reserves for everything else ---
 
 
-def _of_pools(candidate: Candidate, pools: MemoryRules, load: Load) -> Budget:
+def _of_pools(candidate: Candidate, pools: MemoryRules, load: Workload) -> Budget:
     static = _static(candidate, pools, load)
     if "gpu-memory-utilization" in candidate.args:
         fraction = float(candidate.args["gpu-memory-utilization"])
     else:
         fraction = fraction_within(static, _usable(candidate), candidate.gpu_bytes)
-    whole = int(candidate.gpu_bytes * fraction) + round(static.reserved_mib * mem.MIB)
+    whole = int(candidate.gpu_bytes * fraction) + round(static.reserved_mib * MIB)
     return Budget(whole, {"gpu-memory-utilization": fraction}, f"static fraction {fraction:.3f}")
 
 
-def _static(candidate: Candidate, pools: MemoryRules, load: Load) -> StaticMemory:
+def _static(candidate: Candidate, pools: MemoryRules, load: Workload) -> StaticMemory:
     """What SGLang itself would choose on these GPUs."""
     return static_memory(
         pools,
-        candidate.gpu_bytes / mem.MIB,
+        candidate.gpu_bytes / MIB,
         model_of(candidate.given.spec),
-        tp=load.tp,
-        pp=load.pp,
+        tp=load.rank.tp,
+        pp=load.rank.pp,
         seqs=load.seqs,
         chunked_prefill=load.batched_tokens,
         eager=not load.graphs,
     )
 
 
-def _pooled(candidate: Candidate, pools: MemoryRules, load: Load, budget_bytes: int) -> Memory:
-    reserved = round(_static(candidate, pools, load).reserved_mib * mem.MIB)
+def _pooled(candidate: Candidate, pools: MemoryRules, load: Workload, budget_bytes: int) -> Memory:
+    reserved = round(_static(candidate, pools, load).reserved_mib * MIB)
     held, per_token = candidate.weights, candidate.cache.bytes_per_token
     kv = max(0, budget_bytes - reserved - held)
     return Memory(
@@ -146,10 +147,6 @@ def _pooled(candidate: Candidate, pools: MemoryRules, load: Load, budget_bytes: 
     )
 
 
-def gib(count: int) -> str:
-    return f"{count / mem.GIB:.2f} GiB"
-
-
 def _coarse(count: int) -> int:
     """Down to a quarter of a GiB: a machine's RAM reads a little different after each boot, and facts must go on to hold."""
-    return max(0, count // (mem.GIB // 4)) * (mem.GIB // 4)
+    return max(0, count // (GIB // 4)) * (GIB // 4)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gateway.core.kernels.conditions import numbers
 from gateway.core.layers.built_model import BuiltModel, stage
 from gateway.core.layers.weights import weights_bytes
-from gateway.core.memory.sglang import MemoryRules
-from gateway.core.memory.sglang_kv_cache import Pool, whole
+from gateway.core.memory.sglang_kv_cache import TokenPool, whole
+from gateway.core.memory.sglang_memory import MemoryRules
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES, Cache, cache, stored_dtype
+from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import Scheme
 from gateway.core.planner.evidence import Evidence
 from gateway.core.planner.layer_kernels import described
@@ -42,6 +42,10 @@ class Candidate:
         return f"profile {self.engine.ref}"
 
     @cached_property
+    def rank(self) -> Rank:
+        return self.variant.rank(self.dtype.value, self.group[0].capability if self.group else None)
+
+    @cached_property
     def gpu_bytes(self) -> int:
         """What the smallest device has."""
         return min((gpu.total_bytes or 0 for gpu in self.group), default=self.given.hardware.ram_total_bytes)
@@ -70,46 +74,42 @@ class Candidate:
     @cached_property
     def weights(self) -> int:
         """Bytes of weights on one rank, padded as the chosen kernels pad. Raises Refused where the cut or a scheme is not known."""
-        ranks = self.variant.tp if self.variant.ep else 1
         rows = {(row.layer, row.scheme): row.padded_to for row in self.found.kernels if row.padded_to}
         padded = {
             layer: rows[key]
             for layer in self.stage.linears
             if isinstance(layer.scheme, Scheme) and (key := (layer.name, described(layer.scheme))) in rows
         }
-        capability = self.group[0].capability or "" if self.group else ""
         traits = frozenset(self.engine.traits)
-        held = weights_bytes(self.stage, self.variant.tp, self.dtype.value, traits, ranks, capability, padded)
+        held = weights_bytes(self.stage, self.rank, traits, padded)
         if held is None:
             raise Refused("unsupported_quantization", "the size of its quantized weights is not known", self.source)
         return held + self.speculation.weights_bytes
 
     @cached_property
-    def cache(self) -> Cache | Pool:
+    def cache(self) -> Cache | TokenPool:
         """Raises Refused for layers that one cache cannot hold, or whose states these rules do not know."""
         if self.pools is not None:
             return self._pool(self.pools)
         prefixes = self.args.get("enable-prefix-caching")
         kept = cache(
             (*self.stage.attention, *self.speculation.groups),
-            self.variant.tp,
-            self.dtype.value,
-            self._stored(),
+            replace(self.rank, kv_dtype=self._stored()),
             self._block(),
             frozenset(self.engine.traits),
-            capability=(numbers(self.group[0].capability or "") or (0, 0)) if self.group else (0, 0),
-            pp=self.variant.pp,
             prefixes=None if prefixes is None else bool(prefixes),
         )
         if kept.refused:
             raise Refused("no_backend", f"one KV cache cannot hold its layers: {kept.refused}", self.source)
         return kept
 
-    def _pool(self, rules: MemoryRules) -> Pool:
+    def _pool(self, rules: MemoryRules) -> TokenPool:
         item = 1 if self.variant.kv_dtype.startswith("fp8") else ITEM_BYTES[self.dtype.value]
         windows = self.given.spec.architecture in rules.hybrid_swa and not self.args.get("disable-hybrid-swa-memory")
         attention = self.stage.attention if windows else whole(self.stage.attention)
-        pool = Pool(rules, attention, self.variant.tp, item, max((row.block or 1 for row in self.found.attention), default=1))
+        pool = TokenPool(
+            rules, attention, self.variant.tp, item, max((row.block or 1 for row in self.found.attention), default=1)
+        )
         if not pool.bytes_per_token and any(group.kind not in ("encoder", "vision") for group in pool.attention):
             raise Refused("unknown_memory", "how this engine keeps the state of such layers is not known here", self.source)
         return pool

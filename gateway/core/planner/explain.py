@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.core.facts.peers import P2P_OFF
-from gateway.core.memory.vllm import GIB
 from gateway.domain import Choice, Decision, Hardware, LayerAttention, LayerKernel, Memory, Plan, Refusal, Rejected
+from gateway.domain.units import GIB, gib
 
 
 class Row(NamedTuple):
@@ -14,10 +14,6 @@ class Row(NamedTuple):
     value: str
     reason: str
     source: str
-
-
-def gib(count: int | None) -> str:
-    return "unknown" if count is None else f"{count / GIB:.2f} GiB"
 
 
 def choices(plan: Plan) -> list[tuple[str, str, str]]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from gateway.core.facts.peers import NCCL, failing
 from gateway.core.facts.scope import holding
 from gateway.core.layers.built_model import BuiltModel
-from gateway.core.memory.sglang import multimodal
 from gateway.core.memory.sglang_kv_cache import model_of
+from gateway.core.memory.sglang_memory import multimodal
 from gateway.core.planner.engine_rules import Rules
 from gateway.core.planner.evidence import Evidence
 from gateway.core.planner.flags import spelled

@@ -10,6 +10,7 @@ from gateway.core.kernels.moe import MoeRules, choose_moe
 from gateway.core.layers.built_model import Linear, per_rank
 from gateway.core.layers.weights import undivided
 from gateway.core.model.experts import ExpertTraits
+from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import LinearShape, MoeShape, Scheme
 from gateway.core.planner.engine_rules import Rules
 from gateway.domain import LayerKernel, Refusal
@@ -22,14 +23,11 @@ Seen = tuple[tuple[frozenset[tuple[str, str]], str], ...]
 def layer_kernels(
     layers: tuple[Linear, ...],
     rules: Rules,
-    tp: int,
-    dtype: str,
-    capability: str,
+    rank: Rank,
     disabled: frozenset[str] = frozenset(),
     forced: str | None = None,
     *,
     experts: ExpertTraits | None = None,
-    ep: bool = False,
     moe_backend: str | None = None,
     variables: frozenset[str] = frozenset(),
     seen: Seen = (),
@@ -37,13 +35,13 @@ def layer_kernels(
     """One row for each kind of layer. Of experts `experts` says what their sizes do not; without it the
     rows of quantized ones are unknown.
 
-    ep: ranks hold whole experts. moe_backend: --moe-backend. variables: environment variables that are on.
+    moe_backend: --moe-backend. variables: environment variables that are on.
     """
 
     def row(layer: Linear) -> LayerKernel:
         if layer.experts and experts is not None and rules.moe is not None and isinstance(layer.scheme, Scheme):
-            return _experts(layer, layer.scheme, rules.moe, tp, dtype, capability, experts, ep, moe_backend, variables)
-        return _row(layer, rules, tp, dtype, capability, disabled, forced, experts.origin if experts else "", seen)
+            return _experts(layer, layer.scheme, rules.moe, rank, experts, moe_backend, variables)
+        return _row(layer, rules, rank, disabled, forced, experts.origin if experts else "", seen)
 
     return tuple(row(layer) for layer in layers)
 
@@ -52,17 +50,14 @@ def _experts(
     layer: Linear,
     scheme: Scheme,
     rules: MoeRules,
-    tp: int,
-    dtype: str,
-    capability: str,
+    rank: Rank,
     traits: ExpertTraits,
-    ep: bool,
     forced: str | None,
     variables: frozenset[str],
 ) -> LayerKernel:
-    sizes = (layer.k, layer.n) if ep else per_rank(layer, tp)
+    sizes = (layer.k, layer.n) if rank.ep > 1 else per_rank(layer, rank.tp)
     if sizes is None:
-        return _plain(layer, None, None, "none", f"{layer.n} outputs and {layer.k} inputs cannot be cut for {tp} ranks")
+        return _plain(layer, None, None, "none", f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks")
     k, n = sizes
     first = layer.name.endswith(".w13")
     if not traits.function:
@@ -75,15 +70,15 @@ def _experts(
         per_token=traits.per_token,
         scheme=scheme,
         origin="" if scheme.kind == "unquantized" else traits.origin,
-        dtype=dtype,
+        dtype=rank.dtype,
         function=traits.function,
         bias=layer.bias,
         routing=traits.routing,
         family=traits.family,
-        tp=tp,
-        ep=ep and tp > 1,
+        tp=rank.tp,
+        ep=rank.ep > 1,
     )
-    choice = choose_moe(rules, shape, capability, None, forced, variables)
+    choice = choose_moe(rules, shape, rank.capability, None, forced, variables)
     crash = dict(choice.crashes).get("w13" if first else "w2")
     padded = None
     if choice.padded_to:
@@ -108,21 +103,19 @@ def _experts(
 def _row(
     layer: Linear,
     rules: Rules,
-    tp: int,
-    dtype: str,
-    capability: str,
+    rank: Rank,
     disabled: frozenset[str],
     forced: str | None,
     origin: str,
     seen: Seen,
 ) -> LayerKernel:
-    sizes = per_rank(layer, tp)
+    sizes = per_rank(layer, rank.tp)
     scheme = layer.scheme
     k, n = sizes or (None, None)
     if not isinstance(scheme, Scheme):
         return _plain(layer, k, n, "unknown", scheme.reason)
     if k is None or n is None:
-        return _plain(layer, k, n, "none", f"{layer.n} outputs and {layer.k} inputs cannot be cut for {tp} ranks")
+        return _plain(layer, k, n, "none", f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks")
     if scheme.kind == "unquantized":
         return LayerKernel(layer=layer.name, count=layer.count, k=k, n=n, scheme="unquantized", kernel="torch", status="ok")
     if layer.experts:
@@ -131,13 +124,13 @@ def _row(
         return _plain(layer, k, n, "unknown", "kernels of this engine version are not known here")
     if reason := undivided(layer, scheme, k, n):
         return _plain(layer, k, n, "none", reason)
-    shape = LinearShape(k, n, scheme, dtype, full_k=layer.k, full_n=layer.n, parts=_parts(layer, tp), origin=origin)
+    shape = LinearShape(k, n, scheme, rank.dtype, full_k=layer.k, full_n=layer.n, parts=_parts(layer, rank.tp), origin=origin)
 
     def before(kernel: str) -> str | None:
         about = {("scheme", described(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel)} if seen else set()
         return next((words for scope, words in seen if scope <= about), None)
 
-    choice = choose(rules.linear, shape, capability, None, disabled, forced, before)
+    choice = choose(rules.linear, shape, rank.capability, None, disabled, forced, before)
     return LayerKernel(
         layer=layer.name,
         count=layer.count,

@@ -13,6 +13,7 @@ from gateway.core.layers.build import asked, build
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.memory.kv_dtype import declared
 from gateway.core.model.experts import expert_traits
+from gateway.core.model.rank import Rank
 from gateway.core.planner.candidate import Candidate
 from gateway.core.planner.engine_rules import Rules
 from gateway.core.planner.evidence import Evidence
@@ -126,10 +127,11 @@ class Search:
         found.method = gate_method(given, engine, self.canonical, variant, dtype.value, capability)
         self._readable(built, variant)
         gate_kv(engine, rules, variant.kv_dtype)
-        speculation = self._speculation(variant, dtype.value, capability)
+        rank = variant.rank(dtype.value, capability)
+        speculation = self._speculation(rank, variant)
         pools = rules.memory if rules else None
         if rules is not None and group:
-            self._compute(variant, found, built, dtype.value, capability)
+            self._compute(variant, found, built, rank)
         candidate = Candidate(given, engine, built, variant, group, dtype, self.canonical, speculation, pools, found)
         refusal: Refused | None = None
         try:
@@ -194,54 +196,48 @@ class Search:
                 reason = f"{layer.name}: {layer.scheme.reason}"
                 raise Refused("unsupported_quantization", reason, source, layer=layer.name)
 
-    def _compute(self, variant: Variant, found: Evidence, built: BuiltModel, dtype: str, capability: str | None) -> None:
+    def _compute(self, variant: Variant, found: Evidence, built: BuiltModel, rank: Rank) -> None:
         """The kernel of every linear layer and the backend of every attention layer, on one rank."""
         given, engine, rules = self.given, self.engine, self.rules
         if rules is None:
             return
-        if capability is None:
+        if not rank.capability:
             raise Refused("unknown_capability", "the compute capability, which decides the kernels, could not be read", "probe")
         disabled = frozenset(self.env.get("VLLM_DISABLED_KERNELS", "").split(",")) | frozenset(variant.disabled)
         found.kernels = layer_kernels(
             built.linears,
             rules,
-            variant.tp,
-            dtype,
-            capability,
+            rank,
             disabled - {""},
             variant.backend("linear-backend"),
             experts=expert_traits(given.spec, online=bool(variant.quantization and given.spec.quant is None)),
-            ep=variant.ep,
             moe_backend=variant.backend("moe-backend"),
             variables=frozenset(name for name, value in self.env.items() if value.lower() in ("1", "true")),
-            seen=refused_before(given.facts, engine, capability),
+            seen=refused_before(given.facts, engine, rank.capability),
         )
-        found.attention = self._attention(built.attention, variant, dtype, capability)
+        found.attention = self._attention(built.attention, rank, variant)
 
     def _attention(
-        self, groups: tuple[AttentionGroup, ...], variant: Variant, dtype: str, capability: str | None, *, drafts: bool = False
+        self, groups: tuple[AttentionGroup, ...], rank: Rank, variant: Variant, *, drafts: bool = False
     ) -> tuple[LayerAttention, ...]:
         """`drafts`: these are the layers of what drafts, the model's own or those of a drafter."""
-        if self.rules is None or capability is None:
+        if self.rules is None or not rank.capability:
             return ()
         if self.rules.attention_backends is not None and not drafts:
-            return self._server_attention(groups, self.rules.attention_backends, variant, capability)
+            return self._server_attention(groups, self.rules.attention_backends, rank, variant)
         rules = self.rules.attention
         if rules is None:
             return ()
         block, forced = self.canonical.get("block-size"), self.canonical.get("attention-backend")
         spec, own = self.given.spec, self.drafter if drafts else None
-        key = groups, variant.tp, dtype, variant.kv_dtype, capability, drafts
+        key = groups, replace(rank, pp=1, ep=1), drafts
         if key not in self.backends:
             self.backends[key] = layer_attention(
                 groups,
                 rules,
-                variant.tp,
-                dtype,
-                variant.kv_dtype,
-                capability,
-                None if block is None else int(block),
-                None if forced is None or drafts else str(forced),
+                rank,
+                block_size=None if block is None else int(block),
+                forced=None if forced is None or drafts else str(forced),
                 drafter=drafts,
                 architecture=own.architecture if own else spec.architecture,
                 config=None if own else spec.config,
@@ -249,23 +245,22 @@ class Search:
         return self.backends[key]
 
     def _server_attention(
-        self, groups: tuple[AttentionGroup, ...], rules: BackendRules, variant: Variant, capability: str
+        self, groups: tuple[AttentionGroup, ...], rules: BackendRules, rank: Rank, variant: Variant
     ) -> tuple[LayerAttention, ...]:
         spec, gpus = self.given.spec, self.given.groups.get(variant.tp * variant.pp) or ()
         smallest = min((gpu.total_bytes or 0 for gpu in gpus), default=0)
         args = {**dict(variant.backends), **self.canonical}
-        return server_attention(groups, rules, spec.architecture, spec.config, variant.kv_dtype, capability, smallest, args)
+        return server_attention(groups, rules, rank, spec.architecture, spec.config, smallest, args)
 
-    def _speculation(self, variant: Variant, dtype: str, capability: str | None) -> Speculation:
+    def _speculation(self, rank: Rank, variant: Variant) -> Speculation:
         return speculate(
             self.given.spec,
             self.drafter,
             self.given.wish,
             self.engine,
             self.rules.speculative if self.rules else None,
-            lambda groups: self._attention(groups, variant, dtype, capability, drafts=True),
-            variant.tp,
-            dtype,
+            lambda groups: self._attention(groups, rank, variant, drafts=True),
+            rank,
         )
 
     def _environment(self, variant: Variant) -> dict[str, str]:

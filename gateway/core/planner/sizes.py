@@ -10,19 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.core.facts.scope import batch_scope, holding
-from gateway.core.memory import vllm as mem
+from gateway.core.memory import vllm_memory as mem
 from gateway.core.planner.batch import Batch, batch
-from gateway.core.planner.budget import GRAPHS_IN_BUDGET, budget, divided, gib
+from gateway.core.planner.budget import GRAPHS_IN_BUDGET, budget, divided
 from gateway.core.planner.candidate import Candidate
 from gateway.core.planner.refusal import Refused
 from gateway.domain import Choice, IntChoice, Memory, Scalar
+from gateway.domain.units import MIB, gib
 
 # A context that serves most chats and agents; among plans that all load, one that offers less ranks behind one that
 # offers it. Only a preference: `min_context` is the user's hard limit.
 COMFORTABLE_CONTEXT = 32768
-_LEAST_KV = 16 * mem.MIB
+_LEAST_KV = 16 * MIB
 # Two starts of the same plan use memory alike to about so much.
-_STEADY = 64 * mem.MIB
+_STEADY = 64 * MIB
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def sizes(candidate: Candidate) -> Sizes:
     return Sizes(size, memory, context, dict(flags), scope, warnings)
 
 
-def _used(candidate: Candidate, memory: Memory, load: mem.Load) -> int:
+def _used(candidate: Candidate, memory: Memory, load: mem.Workload) -> int:
     """Bytes beside the KV cache, within the budget."""
     used = memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
     return used + (memory.graph_bytes if GRAPHS_IN_BUDGET in candidate.engine.traits and load.runner == 1 else 0)

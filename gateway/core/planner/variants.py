@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from gateway.core.model.rank import Rank
 from gateway.core.planner.engine_rules import Rules
 from gateway.core.planner.parallel import SIZES
 from gateway.core.planner.refusal import Refused
@@ -47,6 +48,10 @@ class Variant:
     @property
     def cost(self) -> int:
         return sum(_COST[name] for name in self.because)
+
+    def rank(self, dtype: str, capability: str | None) -> Rank:
+        """One of its ranks, with activations in `dtype`."""
+        return Rank(self.tp, self.pp, self.tp if self.ep else 1, dtype, self.kv_dtype, capability or "")
 
     def backend(self, flag: str) -> str | None:
         return dict(self.backends).get(flag)

@@ -18,6 +18,7 @@ from pydantic import Field
 from gateway.core.layers.build import build
 from gateway.core.layers.weights import other_bytes, weights_bytes
 from gateway.core.model.config import Fields
+from gateway.core.model.rank import Rank
 from gateway.core.model.spec import Tensor, group_tensors, read_model
 from gateway.domain import AttentionGroup, ModelSpec, Shard, TensorGroup, Value
 from gateway.errors import BadModel
@@ -65,12 +66,12 @@ class Drafter(Value):
     def heads(self) -> tuple[int, ...]:
         return tuple(group.heads for group in self.attention)
 
-    def rank_bytes(self, tp: int, dtype: str) -> int:
-        """Bytes on one of `tp` ranks, after the engine's cast to `dtype`."""
+    def rank_bytes(self, rank: Rank) -> int:
+        """Bytes on one rank, after the engine's cast to the rank's dtype."""
         if self.plain is not None:
-            return weights_bytes(build(self.plain), tp, dtype) or 0
+            return weights_bytes(build(self.plain), Rank(tp=rank.tp, dtype=rank.dtype)) or 0
         heads = self.attention[0].kv_heads if self.attention else 1
-        return sum(other_bytes(tensor, tp, dtype, heads) for tensor in self.tensors)
+        return sum(other_bytes(tensor, rank.tp, rank.dtype, heads) for tensor in self.tensors)
 
 
 def read_drafter(

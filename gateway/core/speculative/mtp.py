@@ -9,6 +9,7 @@ from gateway.core.layers.built_model import Linear
 from gateway.core.layers.weights import linear_bytes, other_bytes
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES
 from gateway.core.model.config import Fields
+from gateway.core.model.rank import Rank
 from gateway.domain import AttentionGroup, ModelSpec, TensorGroup, Value
 
 # Modules that a drafting layer does not have: it is a layer with softmax attention, and experts where the model has any.
@@ -48,21 +49,23 @@ def drafting_groups(spec: ModelSpec, layers: int) -> tuple[AttentionGroup, ...]:
     return () if group is None else (group.evolve(layers=layers),)
 
 
-def drafting_bytes(spec: ModelSpec, layers: int, tp: int, dtype: str) -> int | None:
-    """Bytes on one of `tp` ranks: of their tensors, else as many as such a layer of the model has; None: not known.
+def drafting_bytes(spec: ModelSpec, layers: int, rank: Rank) -> int | None:
+    """Bytes on one rank: of their tensors, else as many as such a layer of the model has; None: not known.
 
     The embedding and the head are the model's own (vllm/v1/spec_decode/llm_base_proposer.py, _maybe_share_lm_head), but for a
     `shared_head` in the files, which is loaded beside it.
     """
     if spec.draft_tensors:
         heads = max((group.kv_heads for group in spec.attention), default=1)
-        return sum(other_bytes(_cut(tensor), tp, dtype, heads) for tensor in spec.draft_tensors if tensor.shard != "vocab")
+        return sum(
+            other_bytes(_cut(tensor), rank.tp, rank.dtype, heads) for tensor in spec.draft_tensors if tensor.shard != "vocab"
+        )
     alike = [linear for linear in build(spec).linears if _drafts(linear, spec)]
-    sizes = [linear_bytes(linear, tp, dtype) for linear in alike]
+    sizes = [linear_bytes(linear, rank) for linear in alike]
     if not sizes or None in sizes:
         return None
     each = sum((size or 0) // linear.count for size, linear in zip(sizes, alike, strict=True))
-    joined = 2 * spec.hidden * spec.hidden * ITEM_BYTES[dtype]  # the token and the hidden state, into one
+    joined = 2 * spec.hidden * spec.hidden * ITEM_BYTES[rank.dtype]  # the token and the hidden state, into one
     return layers * (each + joined)
 
 

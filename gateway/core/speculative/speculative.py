@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from gateway.core.model.config import Fields
+from gateway.core.model.rank import Rank
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.mtp import Mtp, drafting_bytes, drafting_groups, drafting_layers
 from gateway.domain import AttentionGroup, Choice, Engine, IntChoice, LayerAttention, ModelSpec, Refusal, StrChoice, Value, Wish
@@ -78,10 +79,9 @@ def speculate(
     engine: Engine,
     rules: SpeculativeRules | None,
     attends: Attends,
-    tp: int,
-    dtype: str,
+    rank: Rank,
 ) -> Speculation:
-    """What this engine version drafts with for the model on `tp` ranks; `drafter` is the one that the wish names."""
+    """What this engine version drafts with for the model on such ranks; `drafter` is the drafter that the wish names."""
     asked = "drafter" if drafter is not None else wish.speculative
     if asked is None:
         return _none("nobody asked for it, and what it gains depends on the prompts: measure it", "planner")
@@ -90,10 +90,10 @@ def speculate(
     if rules is None:
         return _dropped(asked, engine, [_refusal(asked, f"what {engine.ref} can draft with is not known here")])
     if drafter is not None:
-        return _with_drafter(spec, drafter, wish, engine, rules, attends, tp, dtype)
+        return _with_drafter(spec, drafter, wish, engine, rules, attends, rank)
     if asked == "ngram":
         return _with_ngrams(wish, engine, rules)
-    return _with_own_layers(spec, wish, engine, rules, attends, tp, dtype)
+    return _with_own_layers(spec, wish, engine, rules, attends, rank)
 
 
 def _with_ngrams(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Speculation:
@@ -108,7 +108,7 @@ def _with_ngrams(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Specula
 
 
 def _with_own_layers(
-    spec: ModelSpec, wish: Wish, engine: Engine, rules: SpeculativeRules, attends: Attends, tp: int, dtype: str
+    spec: ModelSpec, wish: Wish, engine: Engine, rules: SpeculativeRules, attends: Attends, rank: Rank
 ) -> Speculation:
     """MTP: layers of the target's own checkpoint draft."""
     known = drafting_layers(spec, rules.mtp)
@@ -137,7 +137,7 @@ def _with_own_layers(
         warnings.append(f"{tokens.value} tokens are drafted by {layers} layers in turn; later ones are accepted less often.")
     if spec.tensors_from == "config":
         warnings.append("Whether the weight files hold the layers that draft is only known once they are here.")
-    size = drafting_bytes(spec, layers, tp, dtype)
+    size = drafting_bytes(spec, layers, Rank(tp=rank.tp, dtype=rank.dtype))
     if size is None:
         warnings.append("How large the layers that draft are is not known; memory may turn out scarcer than planned.")
     why = "the checkpoint has layers that draft" if wish.speculative == "auto" else "set by the user"
@@ -160,8 +160,7 @@ def _with_drafter(
     engine: Engine,
     rules: SpeculativeRules,
     attends: Attends,
-    tp: int,
-    dtype: str,
+    rank: Rank,
 ) -> Speculation:
     tokens = _tokens(
         wish,
@@ -174,7 +173,7 @@ def _with_drafter(
     rows = attends(drafter.attention) if drafter.method in rules.methods else ()
     failed = [
         *_unloadable(spec, drafter, engine, rules),
-        *_unfit(spec, drafter, tp),
+        *_unfit(spec, drafter, rank.tp),
         *(refusal for row in rows if row.status == "none" for refusal in row.refused),
     ]
     if failed:
@@ -189,7 +188,7 @@ def _with_drafter(
         method=StrChoice(value=drafter.method, reason=f"the drafter {drafter.source} was named", source="user"),
         tokens=tokens,
         config=config,
-        weights_bytes=drafter.rank_bytes(tp, dtype),
+        weights_bytes=drafter.rank_bytes(rank),
         weights_from=drafter.tensors_from,
         groups=drafter.attention,
         attention=rows,

@@ -10,6 +10,7 @@ import yaml
 
 from gateway.core.attention.sglang import Asked, Selection, model_of, select, server_attention
 from gateway.core.attention.sglang_rules import BackendRules, Model
+from gateway.core.model.rank import Rank
 from gateway.core.planner.decide import decide
 from gateway.domain import AttentionGroup, Decision, LayerAttention, ModelSpec, Wish
 from gateway.profiles import Profiles, shipped
@@ -52,7 +53,7 @@ def said(version: str, capability: str, q: asked.Question) -> Selection:
 def rows(version: str, name: str, capability: str, args: dict[str, Any] | None = None) -> dict[str, LayerAttention]:
     spec = model(name)
     found = server_attention(
-        spec.attention, rules(version), spec.architecture, spec.config, "auto", capability, 24 << 30, args or {}
+        spec.attention, rules(version), Rank(capability=capability), spec.architecture, spec.config, 24 << 30, args or {}
     )
     return {row.kind: row for row in found}
 
@@ -122,7 +123,9 @@ def test_what_the_rules_do_not_describe_is_unknown() -> None:
         architecture: str = "LlamaForCausalLM", kv_dtype: str = "auto", args: Any = None, config: Any = None, **of: Any
     ) -> Any:
         groups = [group.evolve(**of)]
-        return server_attention(groups, rules("0.5.23"), architecture, config or {}, kv_dtype, "9.0", 1 << 36, args or {})[0]
+        return server_attention(
+            groups, rules("0.5.23"), Rank(kv_dtype=kv_dtype, capability="9.0"), architecture, config or {}, 1 << 36, args or {}
+        )[0]
 
     assert one().status == "ok"
     unknown = [

@@ -17,6 +17,7 @@ from gateway.core.attention.vllm import (
     layer_attention,
 )
 from gateway.core.attention.vllm_rules import refusals
+from gateway.core.model.rank import Rank
 from gateway.domain import AttentionGroup, LayerAttention, Recurrent
 from tests.conformance import attention_questions
 from tests.conformance.attention_questions import VERSIONS, Question, questions
@@ -39,7 +40,7 @@ def group(kind: Any, head_dim: int, **more: Any) -> AttentionGroup:
 
 
 def rows(version: str, capability: str, *groups: AttentionGroup, kv: str = "auto", **how: Any) -> tuple[LayerAttention, ...]:
-    return layer_attention(groups, RULES[version], 1, "bfloat16", kv, capability, **how)
+    return layer_attention(groups, RULES[version], Rank(kv_dtype=kv, capability=capability), **how)
 
 
 def choose(version: str, capability: str, kind: Any = "full", head_dim: int = 128, **how: Any) -> BackendChoice:
@@ -323,5 +324,5 @@ def test_any_layer_gets_an_answer_with_a_reason_and_never_an_error(
 )
 def test_no_config_makes_it_raise(config: dict[str, Any], tp: int) -> None:
     layers = [group("mla", 576, value_dim=512, index_dim=128), group("full", 128)]
-    found = layer_attention(layers, RULES["0.33.0"], tp, "bfloat16", "auto", "10.0", config=config)
+    found = layer_attention(layers, RULES["0.33.0"], Rank(tp=tp, capability="10.0"), config=config)
     assert len(found) == 2

@@ -13,6 +13,7 @@ from gateway.core.kernels.moe import MoeChoice, MoeRules, choose_moe
 from gateway.core.layers.build import build
 from gateway.core.layers.built_model import Linear
 from gateway.core.model.experts import ExpertTraits, expert_traits
+from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import LinearShape, MoeShape, Scheme
 from gateway.core.model.spec import read_model
 from gateway.core.planner.layer_kernels import layer_kernels
@@ -120,7 +121,7 @@ def test_seed_000_as_a_whole_model(version: str) -> None:
     spec = read_model("/models/qwen", None, config, None, None, (), None)
     layers = build(spec, ENGINES[version].traits).linears
     without = {
-        tp: [row.layer for row in layer_kernels(layers, RULES[version], tp, "bfloat16", "8.6") if row.status == "none"]
+        tp: [row.layer for row in layer_kernels(layers, RULES[version], Rank(tp=tp, capability="8.6")) if row.status == "none"]
         for tp in (1, 2)
     }
     assert without == {1: [], 2: ["language_model.model.layers.*.linear_attn.in_proj_ba"]}

@@ -7,13 +7,14 @@ import pytest
 from gateway.core.layers.build import build
 from gateway.core.layers.built_model import BuiltModel, stage
 from gateway.core.layers.weights import weights_bytes
+from gateway.core.model.rank import Rank
 from tests.support.published import published
 
 
 def sizes(name: str, stages: int) -> tuple[BuiltModel, BuiltModel, int, int]:
     whole = build(published(name))
     part = stage(whole, stages)
-    return whole, part, weights_bytes(whole, 1, "bfloat16") or 0, weights_bytes(part, 1, "bfloat16") or 0
+    return whole, part, weights_bytes(whole, Rank()) or 0, weights_bytes(part, Rank()) or 0
 
 
 def test_one_stage_is_the_model() -> None:

@@ -21,6 +21,7 @@ from gateway.core.layers.weights import (
     other_bytes,
     weights_bytes,
 )
+from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import Scheme
 from gateway.core.model.spec import read_model
 from gateway.core.quantization.block import Unknown
@@ -76,7 +77,7 @@ def test_bytes_are_those_of_the_engine(
         ours: dict[str, int] = {}
         slack: dict[str, float] = {}
         for layer in made.linears:
-            size = linear_bytes(layer, tp, "bfloat16", traits, 1, capability, padded.get(layer))
+            size = linear_bytes(layer, Rank(tp=tp, capability=capability), traits, padded.get(layer))
             assert size is not None, (layer.name, tp)
             if quant == "bitsandbytes-4bit":
                 size -= size // 9  # scales, which the engine adds while it loads
@@ -87,7 +88,7 @@ def test_bytes_are_those_of_the_engine(
         off = {name: (size, ours[name]) for name, size in theirs.items() if abs(size - ours[name]) > slack[name]}
         assert not off, (tp, off)
         if not quant.startswith("bitsandbytes"):
-            assert weights_bytes(made, tp, "bfloat16", traits, 1, capability, padded) == pytest.approx(
+            assert weights_bytes(made, Rank(tp=tp, capability=capability), traits, padded) == pytest.approx(
                 total, rel=0.0002 + loose / 2
             )
 
@@ -102,24 +103,24 @@ def test_the_golden_answers_cover_what_they_should() -> None:
 def test_experts_are_dealt_whole_with_expert_parallelism() -> None:
     layer = next(layer for layer in body_of("qwen3-30b-a3b", "none").linears if layer.name.endswith("experts.w2"))
     one = 768 * 2048 * 2 * layer.count
-    assert linear_bytes(layer, 8, "bfloat16", ep=8) == linear_bytes(layer, 1, "bfloat16", ep=8) == 16 * one
-    assert linear_bytes(layer, 8, "bfloat16", ep=48) == 3 * one  # the first rank has one more than the last
-    assert linear_bytes(layer, 3, "bfloat16", ep=3) == 43 * one
+    assert linear_bytes(layer, Rank(tp=8, ep=8)) == linear_bytes(layer, Rank(tp=1, ep=8)) == 16 * one
+    assert linear_bytes(layer, Rank(tp=8, ep=48)) == 3 * one  # the first rank has one more than the last
+    assert linear_bytes(layer, Rank(tp=3, ep=3)) == 43 * one
 
 
 def test_what_cannot_be_cut_or_is_not_known_has_no_bytes() -> None:
     layer = Linear("o", 2, 96, 64, "row", (64,), Scheme(kind="wna16", bits=4, group=32))
-    assert linear_bytes(layer, 1, "bfloat16") == 2 * (96 * 64 // 2 + 3 * 64 * 2)
-    assert linear_bytes(layer, 2, "bfloat16") is None  # half a group
-    assert linear_bytes(layer, 7, "bfloat16") is None
+    assert linear_bytes(layer, Rank()) == 2 * (96 * 64 // 2 + 3 * 64 * 2)
+    assert linear_bytes(layer, Rank(tp=2)) is None  # half a group
+    assert linear_bytes(layer, Rank(tp=7)) is None
     unknown = Linear("o", 2, 96, 64, "row", (64,), Unknown(reason="?"))
-    assert linear_bytes(unknown, 1, "bfloat16") is None
-    assert weights_bytes(BuiltModel((layer, unknown), (), ()), 1, "bfloat16") is None
+    assert linear_bytes(unknown, Rank()) is None
+    assert weights_bytes(BuiltModel((layer, unknown), (), ()), Rank()) is None
 
 
 def test_a_kernel_that_pads_makes_a_layer_larger() -> None:
     layer = Linear("ba", 1, 2048, 32, "merged", (16, 16), Scheme(kind="wna16", bits=4, group=128, layout="gptq"))
-    plain, padded = (linear_bytes(layer, 1, "bfloat16", (NO_GROUP_INDEX,), padded_to=size) for size in (None, (2048, 64)))
+    plain, padded = (linear_bytes(layer, Rank(), (NO_GROUP_INDEX,), padded_to=size) for size in (None, (2048, 64)))
     assert plain is not None
     assert padded == 2 * plain
 
@@ -127,8 +128,8 @@ def test_a_kernel_that_pads_makes_a_layer_larger() -> None:
 def test_online_fp8_halves_what_it_quantizes() -> None:
     plain, online = body_of("qwen3-8b", "none"), case("qwen3-8b", "none") | {"quantization_config": {"quant_method": "fp8"}}
     halved = build(read_model("m", None, online, None, None, (), None))
-    assert [linear_bytes(layer, 2, "bfloat16") for layer in plain.linears] == [
-        2 * (linear_bytes(layer, 2, "bfloat16") or 0) for layer in halved.linears
+    assert [linear_bytes(layer, Rank(tp=2)) for layer in plain.linears] == [
+        2 * (linear_bytes(layer, Rank(tp=2)) or 0) for layer in halved.linears
     ]
 
 
@@ -156,8 +157,8 @@ def test_any_config_has_bytes_or_none_or_is_a_bad_model(config: dict[str, Any], 
         made = build(read_model("m", None, config, None, None, (), None), traits)
     except BadModel:
         return
-    whole = weights_bytes(made, 1, "float16", traits)
+    whole = weights_bytes(made, Rank(dtype="float16"), traits)
     for tp in (2, 3, 8):
-        share = weights_bytes(made, tp, "float16", traits, 1, "9.0")
+        share = weights_bytes(made, Rank(tp=tp, dtype="float16", capability="9.0"), traits)
         assert share is None or share >= 0
     assert whole is None or whole >= 0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.layers.build import build
-from gateway.core.memory.sglang_kv_cache import Pool, model_of
+from gateway.core.memory.sglang_kv_cache import TokenPool, model_of
 from gateway.core.planner.decide import decide
 from gateway.domain import Plan, Wish
 from gateway.profiles import Profiles
@@ -23,10 +23,10 @@ VERSIONS = ("0.5.10.post1", "0.5.23")
 GIB = 1024**3
 
 
-def pool(name: str, version: str = "0.5.23", tp: int = 1, element_bytes: int = 2) -> Pool:
+def pool(name: str, version: str = "0.5.23", tp: int = 1, element_bytes: int = 2) -> TokenPool:
     rules = PROFILES.rules([PROFILES.engine(f"sglang=={version}")])[f"sglang=={version}"].memory
     assert rules is not None
-    return Pool(rules, build(published(name)).attention, tp, element_bytes)
+    return TokenPool(rules, build(published(name)).attention, tp, element_bytes)
 
 
 @cache

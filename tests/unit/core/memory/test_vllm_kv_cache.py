@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.memory.vllm_kv_cache import Cache, cache, state_bytes, stored_dtype
+from gateway.core.model.rank import Rank
 from gateway.domain import AttentionGroup, Recurrent
 from tests.conformance import kv_questions
 from tests.conformance.golden import machines_of, pairs
@@ -73,10 +74,9 @@ MODELS: dict[str, tuple[AttentionGroup, ...]] = {
 
 def mine(version: str, capability: str, question: tuple[str, int, str, bool | None], answer: dict[str, Any]) -> Cache:
     model, tp, _, prefixes = question
-    major, minor = map(int, capability.split("."))
     return cache(
-        MODELS[model], tp, "bfloat16", answer["cache"], answer["preferred"], TRAITS[version],
-        capability=(major, minor), prefixes=prefixes,
+        MODELS[model], Rank(tp=tp, kv_dtype=answer["cache"], capability=capability), answer["preferred"], TRAITS[version],
+        prefixes=prefixes,
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ READ = [name for name in MODELS if not name.startswith(("granite", "nemotron", "
 @pytest.mark.parametrize("name", READ)
 def test_what_is_read_of_a_config_keeps_the_same(name: str) -> None:
     read, known = (
-        cache(attention, 2, "bfloat16", "auto", 16, TRAITS["0.33.0"], capability=(9, 0))
+        cache(attention, Rank(tp=2, capability="9.0"), 16, TRAITS["0.33.0"])
         for attention in (published(name).attention, MODELS[name])
     )
     assert read.bytes_per_token == known.bytes_per_token
@@ -156,12 +156,12 @@ def test_what_is_read_of_a_config_keeps_the_same(name: str) -> None:
 
 
 def test_a_state_is_kept_before_the_first_token() -> None:
-    found = cache(MODELS["qwen3.6-35b-a3b"], 1, "bfloat16", "auto", 16, (), capability=(8, 6))
+    found = cache(MODELS["qwen3.6-35b-a3b"], Rank(capability="8.6"), 16, ())
     assert (found.block_tokens, found.block_bytes) == (544, 10 * 1114112)
     assert found.state_bytes == 3 * found.block_bytes
     assert found.bytes_per_token * 544 == found.block_bytes
     assert found.bytes_for(1, 2048) == found.state_bytes + found.block_bytes
-    alone = cache(MODELS["qwen3.6-35b-a3b"][1:], 1, "bfloat16", "auto", 16, (), capability=(8, 6))
+    alone = cache(MODELS["qwen3.6-35b-a3b"][1:], Rank(capability="8.6"), 16, ())
     assert (alone.bytes_per_token, alone.bytes_for(100000, 2048)) == (0, 30 * 1097728)
 
 
@@ -186,26 +186,25 @@ def test_sparse_kernels_pack_a_latent() -> None:
 
 def test_more_stages_have_more_batches_in_flight() -> None:
     one, three = (
-        cache(MODELS["mistral-7b-v0.1"], 1, "bfloat16", "auto", 16, ("windows_of_more_batches",), capability=(9, 0), pp=pp)
-        for pp in (1, 3)
+        cache(MODELS["mistral-7b-v0.1"], Rank(pp=pp, capability="9.0"), 16, ("windows_of_more_batches",)) for pp in (1, 3)
     )
     assert (one.blocks_for(32768, 2048), three.blocks_for(32768, 2048)) == (513, 769)
 
 
 def test_pages_that_do_not_divide_are_padded_or_refused() -> None:
     mixed = (full(4, 1, 192), sliding(4, 1, 128, 512))
-    padded = cache(mixed, 1, "bfloat16", "auto", 16, ("pages_are_padded",), capability=(9, 0))
+    padded = cache(mixed, Rank(capability="9.0"), 16, ("pages_are_padded",))
     assert (padded.refused, padded.block_bytes) == (None, 4 * 16 * 2 * 192 * 2)
-    assert "do not divide" in (cache(mixed, 1, "bfloat16", "auto", 16, (), capability=(9, 0)).refused or "")
+    assert "do not divide" in (cache(mixed, Rank(capability="9.0"), 16, ()).refused or "")
 
 
 def test_towers_and_encoders_keep_nothing() -> None:
     tower = full(27, 16, 72, causal=False).evolve(kind="vision")
-    found = cache([tower, full(2, 1, 64).evolve(kind="encoder")], 1, "bfloat16", "auto", 16, (), capability=(9, 0))
+    found = cache([tower, full(2, 1, 64).evolve(kind="encoder")], Rank(capability="9.0"), 16, ())
     assert (found.bytes_per_token, found.bytes_for(512, 2048), found.largest(0, 2048, 512)) == (0, 0, 512)
     assert found.requests(0, 512, 2048) == math.inf
-    seen = cache([tower, *MODELS["llama-3.2-1b"]], 1, "bfloat16", "auto", 16, (), capability=(9, 0))
-    assert seen == cache(MODELS["llama-3.2-1b"], 1, "bfloat16", "auto", 16, (), capability=(9, 0))
+    seen = cache([tower, *MODELS["llama-3.2-1b"]], Rank(capability="9.0"), 16, ())
+    assert seen == cache(MODELS["llama-3.2-1b"], Rank(capability="9.0"), 16, ())
 
 
 SIZES = st.integers(0, 300) | st.sampled_from([2**31, 10**12])
@@ -227,7 +226,7 @@ GROUPS = st.builds(
 def test_no_model_breaks_the_arithmetic(
     groups: list[AttentionGroup], tp: int, kv_dtype: str, traits: tuple[str, ...], prefixes: bool | None, kv: int, limit: int
 ) -> None:
-    found = cache(groups, tp, "bfloat16", kv_dtype, 16, traits, capability=(9, 0), prefixes=prefixes)
+    found = cache(groups, Rank(tp=tp, kv_dtype=kv_dtype, capability="9.0"), 16, traits, prefixes=prefixes)
     longest = found.largest(kv, 2048, limit)
     assert 0 <= longest <= limit
     assert longest == 0 or found.bytes_for(longest, 2048) <= kv

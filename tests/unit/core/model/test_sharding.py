@@ -8,6 +8,7 @@ import pytest
 
 from gateway.core.layers.build import build
 from gateway.core.layers.weights import other_bytes, weights_bytes
+from gateway.core.model.rank import Rank
 from gateway.core.model.sharding import shard_of
 from gateway.core.model.spec import Tensor, group_tensors, read_model
 from gateway.domain import ModelSpec
@@ -110,7 +111,7 @@ def test_headers_and_config_say_the_same_bytes(family: str) -> None:
     assert build(both).known
     for tp in (1, 2):
         stored = sum(other_bytes(tensor, tp, "bfloat16", 2) for tensor in both.tensors)
-        assert weights_bytes(build(alone), tp, "bfloat16") == weights_bytes(build(both), tp, "bfloat16") == stored
+        assert weights_bytes(build(alone), Rank(tp=tp)) == weights_bytes(build(both), Rank(tp=tp)) == stored
 
 
 def test_a_head_that_engines_do_not_load_is_left_out() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from gateway.core.layers.build import build
 from gateway.core.layers.built_model import Linear, per_rank
 from gateway.core.model.experts import ExpertTraits
+from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import Scheme
 from gateway.core.model.spec import Tensor, read_model
 from gateway.core.planner.decide import decide
@@ -121,7 +122,7 @@ def test_a_cut_that_leaves_a_fraction_is_none() -> None:
 # --- experts ---
 
 
-def expert_rows(version: str, capability: str, origin: str, tp: int = 1, **more: Any) -> dict[str, LayerKernel]:
+def expert_rows(version: str, capability: str, origin: str, tp: int = 1, ep: int = 1, **more: Any) -> dict[str, LayerKernel]:
     scheme = Scheme(kind="mxfp4", bits=4, group=32, weight_only=True)
     layers = (
         Linear("model.layers.*.mlp.experts.w13", 24, 2880, 5760, "expert_column", (2880, 2880), scheme, experts=32, bias=True),
@@ -131,7 +132,7 @@ def expert_rows(version: str, capability: str, origin: str, tp: int = 1, **more:
     engine = profiles.engine(f"vllm=={version}")
     rules = profiles.rules([engine])[engine.ref]
     traits = ExpertTraits("gpt_oss", origin, 4, "swigluoai", "renormalize")
-    found = layer_kernels(layers, rules, tp, "bfloat16", capability, experts=traits, **more)
+    found = layer_kernels(layers, rules, Rank(tp=tp, ep=ep, capability=capability), experts=traits, **more)
     return {row.layer.rpartition(".")[2]: row for row in found}
 
 
@@ -149,7 +150,7 @@ def test_padded_experts_say_how_large_each_product_becomes() -> None:
 
 
 def test_whole_experts_keep_their_size() -> None:
-    rows = expert_rows("0.33.0", "8.6", "mxfp4", tp=2, ep=True)
+    rows = expert_rows("0.33.0", "8.6", "mxfp4", tp=2, ep=2)
     assert (rows["w13"].k, rows["w13"].n) == (2880, 5760)
 
 

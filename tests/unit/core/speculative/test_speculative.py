@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.attention.vllm import AttentionRules, layer_attention
+from gateway.core.model.rank import Rank
 from gateway.core.model.spec import Tensor, read_model
 from gateway.core.speculative.drafter import Drafter, read_drafter
 from gateway.core.speculative.mtp import drafting_bytes
@@ -89,9 +90,9 @@ def ours(version: str, question: Question) -> Speculation:
     if question.drafter:
         named = drafter(question.drafter, spec if question.method != "draft_model" else None)
         asked = wish(drafter="org/drafter", num_speculative_tokens=question.tokens)
-        return speculate(spec, named, asked, engine(version), RULES[version], attends, question.tp, "bfloat16")
+        return speculate(spec, named, asked, engine(version), RULES[version], attends, Rank(tp=question.tp))
     asked = wish(speculative=question.method, num_speculative_tokens=question.tokens)
-    return speculate(spec, None, asked, engine(version), RULES[version], attends, question.tp, "bfloat16")
+    return speculate(spec, None, asked, engine(version), RULES[version], attends, Rank(tp=question.tp))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -126,9 +127,7 @@ def test_bytes_of_a_drafter_are_those_the_engine_allocates(version: str) -> None
     for question, answer in pairs(speculative_questions, version, "9.0"):
         if not question.drafter or answer[0] in ("error", "unanswered") or answer[3] is None or question.target != "qwen3-8b":
             continue
-        assert drafter(question.drafter).rank_bytes(question.tp, "bfloat16") == pytest.approx(sum(answer[3]), rel=1e-4), (
-            question
-        )
+        assert drafter(question.drafter).rank_bytes(Rank(tp=question.tp)) == pytest.approx(sum(answer[3]), rel=1e-4), question
         compared += 1
     assert compared >= 10
 
@@ -140,7 +139,7 @@ def test_layers_that_draft_are_as_large_as_the_engine_builds_them(name: str) -> 
         if question.target == name and question.layers is None and answer[0] == "mtp":
             # These two have a head in the drafting layer, which is the target's own where the files have none.
             head = spec.vocab * spec.hidden * 2 // question.tp if name in ("deepseek-v3", "glm-4.5-air") else 0
-            found = drafting_bytes(spec, 1, question.tp, "bfloat16")
+            found = drafting_bytes(spec, 1, Rank(tp=question.tp))
             assert found is not None
             assert found + head == pytest.approx(answer[3][0], rel=0.02), question
 
@@ -151,7 +150,7 @@ def test_layers_that_draft_are_as_large_as_the_engine_builds_them(name: str) -> 
 def gemma(version: str, backends: Any = attends, **fields: Any) -> Speculation:
     spec = target("gemma-4-31b", drafting=False)
     asked = wish(drafter="org/drafter", **fields)
-    return speculate(spec, drafter("dflash gemma-4-31b"), asked, engine(version), RULES[version], backends, 2, "bfloat16")
+    return speculate(spec, drafter("dflash gemma-4-31b"), asked, engine(version), RULES[version], backends, Rank(tp=2))
 
 
 @pytest.mark.parametrize("version", ["0.26.0", "0.33.0"])
@@ -195,7 +194,7 @@ def test_the_attention_rules_have_a_backend_for_it(version: str, capability: str
 def by_rules(version: str, capability: str, kv_dtype: str) -> Any:
     path = shipped() / "engines/vllm" / version / "attention.yaml"
     rules = AttentionRules.model_validate(yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-    return lambda groups: layer_attention(groups, rules, 2, "bfloat16", kv_dtype, capability, drafter=True)
+    return lambda groups: layer_attention(groups, rules, Rank(tp=2, kv_dtype=kv_dtype, capability=capability), drafter=True)
 
 
 def test_the_user_decides_the_number_of_tokens() -> None:
@@ -207,9 +206,7 @@ def test_the_user_decides_the_number_of_tokens() -> None:
 
 def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
     for fields in ({}, {"speculative": "off"}):
-        found = speculate(
-            target("glm-4.5-air"), None, wish(**fields), engine("0.33.0"), RULES["0.33.0"], attends, 1, "bfloat16"
-        )
+        found = speculate(target("glm-4.5-air"), None, wish(**fields), engine("0.33.0"), RULES["0.33.0"], attends, Rank())
         assert found.method.value == "none"
         assert not found.warnings
 
@@ -225,17 +222,17 @@ def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
 )
 def test_auto_drafts_with_the_checkpoints_own_layers_only(name: str, drafting: bool, method: str, why: str) -> None:
     spec = target(name, drafting=drafting)
-    found = speculate(spec, None, wish(speculative="auto"), engine("0.33.0"), RULES["0.33.0"], attends, 1, "bfloat16")
+    found = speculate(spec, None, wish(speculative="auto"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1))
     assert found.method.value == method
     assert why in found.method.reason
     assert not found.warnings
-    asked = speculate(spec, None, wish(speculative="mtp"), engine("0.33.0"), RULES["0.33.0"], attends, 1, "bfloat16")
+    asked = speculate(spec, None, wish(speculative="mtp"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1))
     assert asked.method.value == method
     assert bool(asked.warnings) == (method == "none")
 
 
 def test_an_engine_without_rules_serves_the_target_alone() -> None:
-    found = speculate(target("qwen3-8b"), None, wish(speculative="ngram"), engine("9.9"), None, attends, 1, "bfloat16")
+    found = speculate(target("qwen3-8b"), None, wish(speculative="ngram"), engine("9.9"), None, attends, Rank(tp=1))
     assert found.method.value == "none"
     assert "not known here" in found.warnings[0]
 
@@ -243,12 +240,10 @@ def test_an_engine_without_rules_serves_the_target_alone() -> None:
 def test_a_drafter_for_another_model_is_dropped() -> None:
     asked = wish(drafter="org/drafter")
     found = speculate(
-        target("llama-3.1-8b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, 1, "bfloat16"
+        target("llama-3.1-8b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, Rank()
     )
     assert "reads a vocabulary of 151936 tokens, and the target has 128256" in found.warnings[0]
-    found = speculate(
-        target("gpt-oss-20b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, 1, "bfloat16"
-    )
+    found = speculate(target("gpt-oss-20b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, Rank())
     assert "made for a target of hidden size 4096, and this one has 2880" in found.warnings[0]
 
 
@@ -293,7 +288,7 @@ def test_headers_win_over_shapes_from_the_config() -> None:
         "layers.0.self_attn.k_proj.weight": Tensor("BF16", (64, 8)),
     }
     found = read_drafter("org/drafter", None, DRAFTERS["eagle3 llama"], tensors)
-    assert found.rank_bytes(2, "bfloat16") == 80 + 512
+    assert found.rank_bytes(Rank(tp=2)) == 80 + 512
 
 
 def test_a_sliding_drafter_needs_a_window() -> None:
@@ -345,4 +340,4 @@ def test_no_config_raises_anything_but_bad_model(name: str, field: str, value: A
         found = read_drafter("org/drafter", None, config)
     except BadModel:
         return
-    speculate(target("qwen3-8b"), found, wish(drafter="a/b"), engine("0.33.0"), RULES["0.33.0"], attends, 2, "bfloat16")
+    speculate(target("qwen3-8b"), found, wish(drafter="a/b"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=2))

@@ -13,12 +13,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from gateway.core.layers.built_model import BuiltModel, per_rank
-from gateway.core.memory.sglang_kv_cache import Pool
+from gateway.core.memory.sglang_kv_cache import TokenPool
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES, Cache
+from gateway.core.model.rank import Rank
 from gateway.domain import Gpu, Memory, ModelSpec
-
-GIB = 1024**3
-MIB = 1024**2
+from gateway.domain.units import GIB, MIB
 
 # What the engine counts as non-torch memory: cuBLAS workspaces and kernels loaded during its profile run. 0.22 to 0.24 GiB
 # with one rank; 0.07 to 0.10 with two, where NCCL takes most of it before the engine begins to count. And what the rounding
@@ -60,13 +59,11 @@ _SECOND_RUNNER = frozenset(
 
 
 @dataclass(frozen=True)
-class Load:
-    """What one rank computes at once: of which ranks there are, in which dtype, and the batch. `runner`: the engine's 1st or 2nd."""
+class Workload:
+    """What one rank computes at once. `runner`: the engine's 1st or 2nd model runner."""
 
     device: str
-    tp: int
-    pp: int
-    dtype: str
+    rank: Rank
     batched_tokens: int
     seqs: int
     graphs: bool
@@ -102,23 +99,23 @@ def position_bytes(spec: ModelSpec, built: BuiltModel, dtype: str) -> int:
     return spec.max_position * max(heads, default=0) * ITEM_BYTES[dtype]
 
 
-def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Load) -> int:
+def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     """Peak of the engine's profile run: the widest of a full batch's forward pass, of sampling, and of compiling.
 
     Hidden states, the widest MLP and its halves; each expert's inputs and outputs, which stay until the end (workspace_shapes
     of TritonExperts, vllm/model_executor/layers/fused_moe); the logits; and one more embedding, which the compiler copies.
     """
-    item, tokens = ITEM_BYTES[load.dtype], load.batched_tokens
+    item, tokens = ITEM_BYTES[load.rank.dtype], load.batched_tokens
     hidden = spec.hidden * item * tokens
     text = [layer for layer in built.linears if not layer.experts and layer.shard in ("column", "merged", "qkv")]
-    widest = max(((per_rank(layer, load.tp) or (0, 0))[1] for layer in text), default=0)
+    widest = max(((per_rank(layer, load.rank.tp) or (0, 0))[1] for layer in text), default=0)
     if not built.known:
         columns = [t.shape[0] for t in built.others if t.shard in ("column", "expert_column") and len(t.shape) == 2]
-        widest = 2 * max(columns, default=spec.hidden) // load.tp
+        widest = 2 * max(columns, default=spec.hidden) // load.rank.tp
     forward = 4 * hidden + (widest + widest // 2) * item * tokens
     experts = 0
     if spec.experts:
-        inner = spec.experts.intermediate // load.tp
+        inner = spec.experts.intermediate // load.rank.tp
         rows = max(inner, spec.hidden) + max(2 * inner, spec.hidden)
         experts = (spec.experts.per_token * rows + spec.hidden) * item * tokens
     kinds = {group.kind for group in built.attention}
@@ -128,14 +125,14 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Load) -> int:
     logits = min(load.seqs, tokens) * spec.vocab if spec.task == "generate" else 0
     sampling = round(_LOGIT[load.runner] * logits) + hidden
     # A model that sees is given embeddings, so that its compiled part has none.
-    ranks = 1 if load.tp == 1 else 2
-    compiling = spec.vocab * spec.hidden * item // load.tp + 2 * ranks * hidden if load.graphs and not sees else 0
+    ranks = 1 if load.rank.tp == 1 else 2
+    compiling = spec.vocab * spec.hidden * item // load.rank.tp + 2 * ranks * hidden if load.graphs and not sees else 0
     return max(forward, sampling, compiling) + experts + beside
 
 
-def beside_bytes(spec: ModelSpec, built: BuiltModel, load: Load, *, graphs_in_budget: bool = True) -> int:
+def beside_bytes(spec: ModelSpec, built: BuiltModel, load: Workload, *, graphs_in_budget: bool = True) -> int:
     """What an engine takes of a GPU beside its share: the CUDA context, NCCL, and graphs and sampling it does not count."""
-    beside = _CONTEXT + (_NCCL if load.tp * load.pp > 1 else 0)
+    beside = _CONTEXT + (_NCCL if load.rank.tp * load.rank.pp > 1 else 0)
     if load.runner == 2 and spec.task == "generate":
         beside += _warm_bytes(spec, load)
     if load.graphs and (load.runner == 2 or not graphs_in_budget):
@@ -143,7 +140,7 @@ def beside_bytes(spec: ModelSpec, built: BuiltModel, load: Load, *, graphs_in_bu
     return beside
 
 
-def _warm_bytes(spec: ModelSpec, load: Load) -> int:
+def _warm_bytes(spec: ModelSpec, load: Workload) -> int:
     """Of sampling, once the second runner warms up."""
     return _LOGIT_WARM * min(load.seqs, load.batched_tokens) * spec.vocab
 
@@ -155,8 +152,8 @@ def _graph_layers(built: BuiltModel) -> int:
 def memory(
     spec: ModelSpec,
     built: BuiltModel,
-    cache: Cache | Pool,
-    load: Load,
+    cache: Cache | TokenPool,
+    load: Workload,
     *,
     weights_bytes: int,
     device_bytes: int,
@@ -168,12 +165,12 @@ def memory(
     graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.21 capture them beside it, and so does the
     second runner of 0.26.0, whose profile_cudagraph_memory is 0 (vllm/v1/worker/gpu/model_runner.py).
     """
-    activation, ranks = activation_bytes(spec, built, load), load.tp * load.pp
+    activation, ranks = activation_bytes(spec, built, load), load.rank.tp * load.rank.pp
     overhead, beside = 2 * GIB, GIB // 2
     if load.device == "cuda":
         overhead = _OVERHEAD if ranks == 1 else _OVERHEAD_OF_RANKS
         beside = _CONTEXT + (_NCCL if ranks > 1 else 0) + GIB // 4
-    overhead += position_bytes(spec, built, load.dtype)
+    overhead += position_bytes(spec, built, load.rank.dtype)
     layers = _graph_layers(built)
     graph = layers * _GRAPH_OF_LAYER if load.graphs else 0
     used = weights_bytes + activation + overhead + (graph if graphs_in_budget and load.runner == 1 else 0)

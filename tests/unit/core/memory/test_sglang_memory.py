@@ -9,7 +9,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.memory.sglang import MemoryRules, Model, StaticMemory, fraction_within, kv_bytes, kv_tokens, static_memory
+from gateway.core.memory.sglang_memory import (
+    MemoryRules,
+    ModelTraits,
+    StaticMemory,
+    fraction_within,
+    kv_tokens,
+    static_memory,
+)
 from gateway.core.planner.flags import canonical, check_args, spelled
 from gateway.domain import AttentionGroup, Engine, Recurrent, Scalar
 from gateway.errors import BadFlag
@@ -77,9 +84,9 @@ def test_no_other_name_opens_a_closed_flag(version: str, name: str) -> None:
 # --- memory ---
 
 
-def model_of(config: dict[str, Any]) -> Model:
+def model_of(config: dict[str, Any]) -> ModelTraits:
     vision = config.get("vision_config") or {}
-    return Model(
+    return ModelTraits(
         architecture=config["architectures"][0],
         mla="kv_lora_rank" in config,
         towers="text_config" in config or "vision_config" in config,
@@ -112,8 +119,6 @@ def test_a_fraction_never_takes_more_than_the_budget(gpu: int, budget: int, own:
 
 def test_the_pool_is_what_weights_leave_of_the_share() -> None:
     full = AttentionGroup(kind="full", layers=32, heads=32, kv_heads=8, head_dim=128)
-    assert kv_bytes(0.8, 20 * GIB, 8 * GIB) == 8 * GIB
-    assert kv_bytes(0.3, 20 * GIB, 8 * GIB) == 0
     tokens = kv_tokens(MEMORY["0.5.23"], [full], 8 * GIB, tp=1, element_bytes=2)
     assert tokens == 8 * GIB // (32 * 8 * 256 * 2)
     assert kv_tokens(MEMORY["0.5.23"], [full], 8 * GIB, tp=16, element_bytes=2) == tokens * 8  # one head is not cut

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from gateway.domain import AttentionGroup, Value
+from gateway.domain.units import MIB
 
-_MIB = 1024**2
 _GIB_IN_MIB = 1024
 # A vision tower of this size (ViT-L/14) leaves 95 % of the share; each further one of its size takes 10 % more.
 _VIT_LAYERS, _VIT_HIDDEN = 24, 1024
@@ -49,7 +49,7 @@ class MemoryRules(Value):
     no_prefill_graphs: tuple[str, ...] = Field((), description="others whose prefill gets none")
 
 
-class Model(Value):
+class ModelTraits(Value):
     """What these settings depend on. `towers`: config.json has a text_config, that is, the model is not text alone."""
 
     architecture: str
@@ -72,7 +72,7 @@ class StaticMemory(Value):
 def static_memory(
     rules: MemoryRules,
     gpu_mib: float,
-    model: Model,
+    model: ModelTraits,
     *,
     tp: int,
     pp: int = 1,
@@ -100,14 +100,14 @@ def static_memory(
     return StaticMemory(chunked_prefill=chunk, graph_batch=graphs, reserved_mib=reserved, fraction=fraction)
 
 
-def prefill_graphs(rules: MemoryRules, model: Model, pp: int) -> bool:
+def prefill_graphs(rules: MemoryRules, model: ModelTraits, pp: int) -> bool:
     """Whether prefill runs in CUDA graphs, which need room of their own."""
     if pp > 1 or model.architecture in rules.no_prefill_graphs:
         return False
     return not multimodal(rules, model) or model.architecture in rules.multimodal_prefill_graphs
 
 
-def multimodal(rules: MemoryRules, model: Model) -> bool:
+def multimodal(rules: MemoryRules, model: ModelTraits) -> bool:
     """srt/configs/model_config.py:188 (0.5.10.post1), :820 (0.5.23)."""
     named = model.towers or model.architecture in rules.multimodal
     return named and model.architecture not in rules.text_only
@@ -119,7 +119,7 @@ def prefill_graph_sizes(largest: int) -> tuple[int, ...]:
     return tuple(size for step in steps for size in range(*step) if size <= largest)
 
 
-def _vision_factor(model: Model) -> float:
+def _vision_factor(model: ModelTraits) -> float:
     layers = _VIT_LAYERS if model.vision_layers is None else model.vision_layers
     hidden = _VIT_HIDDEN if model.vision_hidden is None else model.vision_hidden
     size = layers * hidden**2 / (_VIT_LAYERS * _VIT_HIDDEN**2)
@@ -129,16 +129,8 @@ def _vision_factor(model: Model) -> float:
 def fraction_within(static: StaticMemory, budget_bytes: int, gpu_bytes: int) -> float:
     """--mem-fraction-static for an engine that may take `budget_bytes` in all: never more than its own choice, and
     as much less as others take. Rounded down to three digits; 0 where nothing is left."""
-    share = (budget_bytes - static.reserved_mib * _MIB) / gpu_bytes
+    share = (budget_bytes - static.reserved_mib * MIB) / gpu_bytes
     return max(0.0, math.floor(min(static.fraction, share) * 1000) / 1000)
-
-
-def kv_bytes(fraction: float, free_bytes: int, weights_bytes: int) -> int:
-    """Bytes for KV cache and recurrent states: of what was free before loading, the share that weights leave.
-
-    srt/model_executor/model_runner_kv_cache_mixin.py:171 (0.5.10.post1)
-    """
-    return max(0, math.floor(free_bytes * fraction) - weights_bytes)
 
 
 def kv_tokens(

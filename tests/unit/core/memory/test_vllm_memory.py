@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from gateway.core.layers.build import build
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.layers.weights import weights_bytes
-from gateway.core.memory.vllm import GIB, Load, activation_bytes, driver_bytes, memory, position_bytes, runner_of
 from gateway.core.memory.vllm_kv_cache import Cache, cache
+from gateway.core.memory.vllm_memory import Workload, activation_bytes, driver_bytes, memory, position_bytes, runner_of
+from gateway.core.model.rank import Rank
 from gateway.core.model.spec import read_model
 from gateway.core.planner.decide import decide
 from gateway.domain import Gpu, GpuProcess, Hardware, Link, Memory, ModelSpec, Plan
+from gateway.domain.units import GIB
 from gateway.errors import BadModel
 from gateway.profiles import Profiles
 from tests.conformance.layer_cases import case
@@ -92,14 +94,14 @@ def test_cuda_has_less_than_nvml_says() -> None:
 
 
 def kept(built: BuiltModel, tp: int, dtype: str = "bfloat16") -> Cache:
-    return cache(built.attention, tp, dtype, "auto", 16, frozenset(), capability=(8, 6))
+    return cache(built.attention, Rank(tp=tp, dtype=dtype, capability="8.6"), 16, frozenset())
 
 
 def sized(spec: ModelSpec, tp: int = 1, budget: int = 24 * GIB, device: str = "cuda", **more: Any) -> Memory:
     built = build(spec)
-    load = Load(device, tp, 1, "bfloat16", 2048, 256, graphs=True)
+    load = Workload(device, Rank(tp=tp), 2048, 256, graphs=True)
     return memory(
-        spec, built, kept(built, tp), load, weights_bytes=weights_bytes(built, tp, "bfloat16") or 0,
+        spec, built, kept(built, tp), load, weights_bytes=weights_bytes(built, Rank(tp=tp)) or 0,
         device_bytes=24 * GIB, budget_bytes=budget, **more,
     )  # fmt: skip
 
@@ -147,11 +149,11 @@ def test_a_family_that_is_not_known_has_a_wider_band() -> None:
     built = build(spec)
     assert not built.known
     narrow = memory(
-        spec, BuiltModel((), built.others, built.attention), kept(built, 1), Load("cuda", 1, 1, "bfloat16", 2048, 256, graphs=True),
+        spec, BuiltModel((), built.others, built.attention), kept(built, 1), Workload("cuda", Rank(), 2048, 256, graphs=True),
         weights_bytes=GIB, device_bytes=24 * GIB, budget_bytes=24 * GIB,
     )  # fmt: skip
     wide = memory(
-        spec, built, kept(built, 1), Load("cuda", 1, 1, "bfloat16", 2048, 256, graphs=True),
+        spec, built, kept(built, 1), Workload("cuda", Rank(), 2048, 256, graphs=True),
         weights_bytes=GIB, device_bytes=24 * GIB, budget_bytes=24 * GIB,
     )  # fmt: skip
     assert wide.high - wide.low > narrow.high - narrow.low
@@ -166,9 +168,9 @@ def test_no_model_that_was_read_breaks_the_arithmetic(
         built = build(spec)
     except BadModel:
         return
-    weights = weights_bytes(built, tp, dtype)
+    weights = weights_bytes(built, Rank(tp=tp, dtype=dtype))
     assert weights is None or weights >= 0
-    assert activation_bytes(spec, built, Load("cuda", tp, 1, dtype, 2048, 256, graphs=False)) > 0
+    assert activation_bytes(spec, built, Workload("cuda", Rank(tp=tp, dtype=dtype), 2048, 256, graphs=False)) > 0
     held = kept(built, tp, dtype)
     assert held.bytes_per_token >= 0
     length = held.largest(kv_bytes, 2048, spec.max_position)
