@@ -7,10 +7,10 @@ import socket
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from gateway.controller.launcher import engine_dir
 from gateway.domain import Hardware
 from gateway.hosts.docker.client import cgroup_driver
 from gateway.hosts.docker.host import available
+from gateway.hosts.process.environment import is_installed
 from gateway.machine.probe import probe
 from gateway.profiles import Profiles
 from gateway.settings import Settings
@@ -111,7 +111,7 @@ def _engines(settings: Settings, hardware: Hardware, *, docker: bool) -> Machine
     if docker:
         return MachineCheck("engines", "ok", "a Docker Engine answers: engines run in containers")
     engines = Profiles(settings.profiles_dir).engines(device="cuda" if hardware.gpus else "cpu")
-    installed = [engine.ref for engine in engines if (engine_dir(settings, engine) / ".complete").is_file()]
+    installed = [engine.ref for engine in engines if is_installed(settings.data, engine)]
     if installed:
         return MachineCheck("engines", "ok", f"no Docker; installed: {', '.join(installed)}")
     return MachineCheck(

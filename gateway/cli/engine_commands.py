@@ -38,7 +38,7 @@ def engine_install(
 @app.command("ls")
 def engine_ls(as_json: Json = False) -> None:
     """List the engines that profiles know, and which are installed."""
-    from gateway.controller.launcher import engine_dir
+    from gateway.hosts.process.environment import is_installed
     from gateway.profiles import Profiles
     from gateway.settings import load_settings
 
@@ -51,7 +51,7 @@ def engine_ls(as_json: Json = False) -> None:
             {
                 "engine": ref,
                 "device": engine.device,
-                "installed": (engine_dir(settings, engine) / ".complete").is_file(),
+                "installed": is_installed(settings.data, engine),
                 "image": engine.image,
             }
         )

@@ -15,13 +15,12 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gateway.controller.launcher import engine_dir
 from gateway.domain import Engine, Install
 from gateway.errors import BadRequest, FitserveError
+from gateway.hosts.process.environment import COMPLETE, engine_dir, is_installed
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 
-COMPLETE = ".complete"
 # A CPU engine takes 2.4 GiB on disk, and uv keeps a second copy in its cache while it works.
 _ROOM_BYTES = 6 * 1024**3
 
@@ -34,7 +33,7 @@ class InstallFailed(FitserveError):
 
 def install(engine: Engine, profiles: Profiles, settings: Settings, say: Callable[[str], None]) -> Path:
     """The environment's folder, built unless it is complete already. Raises BadRequest, InstallFailed."""
-    folder = engine_dir(settings, engine)
+    folder = engine_dir(settings.data, engine)
     if engine.install is None:
         raise BadRequest(
             f"{engine.ref} has no recipe for an environment of its own.", hint=f"It runs in its container image {engine.image}."
@@ -42,7 +41,7 @@ def install(engine: Engine, profiles: Profiles, settings: Settings, say: Callabl
     folder.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (folder / COMPLETE).is_file():
+        if is_installed(settings.data, engine):
             return folder
         free = shutil.disk_usage(folder).free
         if free < _ROOM_BYTES:

@@ -57,7 +57,7 @@ def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list
 
     from gateway.catalog.catalog import read, read_drafter
     from gateway.catalog.hub import Hub
-    from gateway.core.planner.decide import decide
+    from gateway.planning import decide_with
     from gateway.profiles import Profiles
 
     environment = os.environ
@@ -72,8 +72,7 @@ def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list
         spec = asyncio.run(read(model, revision=wish.revision, hub=hub))
         for name, machine in here:
             engines = profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
-            rules = profiles.rules(engines)
-            decision = decide(spec, machine, engines, wish, profiles.facts, None, name, rules, drafter, profiles.gpus)
+            decision = decide_with(profiles, engines, spec, drafter, machine, wish, hardware_name=name)
             found.append(([engine.ref for engine in engines], decision))
     profiles.documents.save()
     return found

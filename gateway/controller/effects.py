@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gateway.controller.launcher import Launcher, instance_name, no_plan_reason
+from gateway.controller.launcher import Launcher
 from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.controller.planner import Planner
 from gateway.controller.verify import verify
 from gateway.core.facts.learn import judged, learn, proved
 from gateway.core.reconcile import failures_in_a_row
-from gateway.domain import Attempt, Failure
+from gateway.domain import Attempt, Decision, Failure
 from gateway.errors import FitserveError, HostError, NoPlan
+from gateway.machine.gpu_watch import GpuWatch
 from gateway.store.running_engines import RunningEngine, RunningEngines
 from gateway.store.store import Store
 
@@ -40,11 +42,19 @@ class Effects:
     """Shared by all replicas of a gateway. `client` makes the control calls to engines."""
 
     def __init__(
-        self, store: Store, running: RunningEngines, launcher: Launcher, client: Callable[[], httpx.AsyncClient]
+        self,
+        store: Store,
+        running: RunningEngines,
+        planner: Planner,
+        launcher: Launcher,
+        gpus: GpuWatch,
+        client: Callable[[], httpx.AsyncClient],
     ) -> None:
         self._store = store
         self._running = running
+        self._planner = planner
         self._launcher = launcher
+        self._gpus = gpus
         self._client = client
         self._planning = asyncio.Lock()
 
@@ -59,10 +69,10 @@ class Effects:
         async with self._planning:
             facts = await asyncio.to_thread(self._store.facts)
             try:
-                decision = await self._launcher.decide(model.wish, facts, claims())
+                decision = await self._planner.decide(model.wish, facts, claims())
                 model.decision = decision
                 if not decision.plans:
-                    raise NoPlan("; ".join([no_plan_reason(decision), *self._launcher.gpus.lost_messages()]))
+                    raise NoPlan("; ".join([_no_plan_reason(decision), *self._gpus.lost_messages()]))
                 plan = decision.plans[0]
                 if model.wish.replicas is None:
                     model.replicas += [
@@ -93,7 +103,7 @@ class Effects:
         bringing: asyncio.Future[None] | None = None
         try:
             entry = RunningEngine(wish=model.wish, created_at=model.created_at, attempt=attempt)
-            await asyncio.to_thread(self._running.write, instance_name(attempt), entry)
+            await asyncio.to_thread(self._running.write, attempt.instance_name, entry)
             launch = self._launcher.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
             bringing = asyncio.ensure_future(launch)
             while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[0]:
@@ -146,7 +156,7 @@ class Effects:
         failure = judged(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))
-        self._running.remove(instance_name(attempt))
+        self._running.remove(attempt.instance_name)
         log.warning(
             "failed", model=replica.model, replica=replica.index, kind=failure.kind, reason=failure.message, line=failure.line
         )
@@ -172,3 +182,13 @@ def _stalled(progress: str, patience_s: float) -> Failure:
         advice="Look at the network and the disk; what is there already is kept. FITSERVE_START_TIMEOUT_S sets the patience.",
         proves="nothing",
     )
+
+
+def _no_plan_reason(decision: Decision) -> str:
+    """All refusals in one line, for a state message: each distinct reason once, the nearest miss first."""
+    seen: dict[str, list[str]] = {}
+    for refusal in decision.rejected:
+        seen.setdefault(refusal.reasons[0], []).append(f"{refusal.engine} TP={refusal.tensor_parallel}")
+    if not seen:
+        return "no engine profile fits this machine"
+    return "; ".join(f"{reason} ({', '.join(where[:3])})" for reason, where in list(seen.items())[:4])

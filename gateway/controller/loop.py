@@ -18,15 +18,19 @@ import structlog
 from gateway.controller.effects import Effects
 from gateway.controller.engine_logs import remove_logs
 from gateway.controller.failpoint import Failpoint
-from gateway.controller.launcher import Launcher, instance_name
-from gateway.controller.managed_model import ManagedModel, ReplicaState, route
+from gateway.controller.fleet import Fleet
+from gateway.controller.launcher import Launcher
+from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.controller.planner import Planner
 from gateway.controller.verify import alive
 from gateway.controller.watcher import EndpointWatcher, Watcher
 from gateway.core import reconcile
+from gateway.core.failures.signatures import Signatures
 from gateway.core.reconcile import Rest, next_action
-from gateway.domain import Attempt, Decision, Instance, Observation, Wish
+from gateway.domain import Attempt, Decision, Hardware, Instance, Observation, Wish
 from gateway.errors import HostError, NotFound, StoreError
-from gateway.routing import routes as routing
+from gateway.machine.gpu_watch import GpuWatch
+from gateway.routing.routes import Routes
 from gateway.store.running_engines import RunningEngines, restore_running
 from gateway.store.store import Store
 
@@ -45,22 +49,34 @@ class Loop:
     """Owns the state. The API reads `models` and calls `add` and `remove`; everything else happens in `run`."""
 
     def __init__(
-        self, store: Store, launcher: Launcher, client: Callable[[], httpx.AsyncClient], routes: routing.Routes
+        self,
+        store: Store,
+        planner: Planner,
+        launcher: Launcher,
+        gpus: GpuWatch,
+        signatures: Callable[[], Signatures],
+        client: Callable[[], httpx.AsyncClient],
+        routes: Routes,
     ) -> None:
-        self.models: dict[str, ManagedModel] = {}
+        """signatures: gives what engines print when they fail. client: makes the control calls to engines."""
+        self._fleet = Fleet()
+        self.models = self._fleet.models
         self.host_problem: str | None = None
         self.store_problem: str | None = None
         self.last_pass = time.monotonic()
         self._store = store
-        self._launcher = launcher
+        self._planner = planner
+        self._host = launcher.host
+        self._gpus = gpus
+        self._signatures = signatures
         self._client = client
         self._routes = routes
         self._settings = launcher.settings
         self._running = RunningEngines(launcher.settings.data)
-        self._effects = Effects(store, self._running, launcher, client)
+        self._effects = Effects(store, self._running, planner, launcher, gpus, client)
         self._failpoint = Failpoint(launcher.settings.failpoint)
         self._wake = asyncio.Event()
-        self._lost = launcher.gpus.lost
+        self._lost = gpus.lost
         self._strays: set[asyncio.Task[None]] = set()
 
     # --- what the API calls ---
@@ -70,7 +86,7 @@ class Loop:
         self._store.changeable()
         now = time.time()
         await asyncio.to_thread(self._store.add_model, wish, now)
-        model = self._admit(ManagedModel(wish, now))
+        model = self._fleet.admit(ManagedModel(wish, now))
         self.wake()
         return model
 
@@ -103,7 +119,11 @@ class Loop:
     async def plan(self, wish: Wish, hardware: str | None = None) -> Decision:
         """What would be done for this wish now; nothing is recorded."""
         facts = await asyncio.to_thread(self._store.facts)
-        return await self._launcher.decide(wish, facts, self._claims(None), hardware)
+        return await self._planner.decide(wish, facts, self._fleet.claims(None), hardware)
+
+    async def hardware(self) -> Hardware:
+        """What is in this machine now; GPUs that are lost say so."""
+        return await self._planner.hardware()
 
     def wake(self) -> None:
         self._wake.set()
@@ -140,41 +160,24 @@ class Loop:
             await _cancel(task)
 
     def load(self) -> None:
-        """Read what is wanted and what was tried. Before the first request: a model that is kept must not be unknown."""
-        history: dict[tuple[str, int], list[Attempt]] = {}
+        """Read what is wanted and what was tried, before the first request: no model may be unknown to clients that wait for it."""
         if restored := restore_running(self._store, self._running):
             log.warning("the database was empty, what runs was entered again", attempts=restored)
-        for attempt in self._store.attempts():
-            history.setdefault((attempt.model, attempt.replica), []).append(attempt)
-        for wish, created_at, deleting, forgiven_at in self._store.models():
-            replicas = []
-            known = max((index + 1 for name, index in history if name == wish.name), default=1)
-            for index in range((wish.replicas or known) if wish.source else 0):
-                past = history.get((wish.name, index), [])
-                live = next((attempt for attempt in past if attempt.live), None)
-                replicas.append(ReplicaState(wish.name, index, live, [attempt for attempt in past if not attempt.live]))
-            self.models[wish.name] = ManagedModel(wish, created_at, deleting, replicas, forgiven_at=forgiven_at)
-
-    def _admit(self, model: ManagedModel) -> ManagedModel:
-        model.replicas = [
-            ReplicaState(model.wish.name, index) for index in range((model.wish.replicas or 1) if model.wish.source else 0)
-        ]
-        self.models[model.wish.name] = model
-        return model
+        self._fleet.load(self._store)
 
     async def _pass(self) -> None:
         """One look at the world and, for every replica, the next step."""
-        instances = await self._launcher.host.list()
+        instances = await self._host.list()
         self.host_problem, problem = None, self._store.problem
         if self._store.failing is not None:
             # Nothing else may want to write for long, and somebody may have made room.
             with contextlib.suppress(StoreError):
                 await asyncio.to_thread(self._store.check)
             problem = problem or self._store.failing
-        if self._lost is not self._launcher.gpus.lost:
+        if self._lost is not self._gpus.lost:
             # Other GPUs than before: what found no plan may find one.
-            self._lost = self._launcher.gpus.lost
-            for replica in [replica for model in self.models.values() for replica in model.replicas]:
+            self._lost = self._gpus.lost
+            for replica in self._fleet.replicas():
                 replica.blocked = None
         # First of all: an engine that is gone gets no more requests, whatever else fails in this pass.
         self._publish_routes(instances)
@@ -205,14 +208,14 @@ class Loop:
             return False
         if model.deleting and replica.task is not None and not replica.stopping:
             replica.task.cancel()
-        instance = self._instance_of(replica, instances)
+        instance = replica.instance_among(instances)
         if replica.blocked is not None and time.monotonic() - replica.blocked_at > _REPLAN_S:
             replica.blocked = None
         watched = instance is not None and instance.state != "created" and not model.deleting
         if replica.attempt is not None and instance is not None and watched and replica.watcher is None:
             replica.watcher = self._watcher(replica.attempt, instance)
         seen = replica.watcher.observation if replica.watcher else Observation(phase=replica.phase)
-        if replica.attempt is not None and (loss := self._launcher.gpus.failure(replica.attempt.plan.gpus)) is not None:
+        if replica.attempt is not None and (loss := self._gpus.failure(replica.attempt.plan.gpus)) is not None:
             seen = seen.evolve(proof=seen.proof or loss)
         action = next_action(
             reconcile.ReplicaSnapshot(
@@ -236,7 +239,7 @@ class Loop:
                 replica.shown = action
             case reconcile.MakePlan():
                 replica.shown = Rest("starting", "planning")
-                self._start(replica, name, effects.plan(model, replica, lambda: self._claims(replica), self._ports))
+                self._start(replica, name, effects.plan(model, replica, lambda: self._fleet.claims(replica), self._fleet.ports))
             case reconcile.Launch(attempt):
                 replica.shown = Rest("starting", "launching")
                 self._start(replica, name, effects.launch(model, replica, attempt))
@@ -278,13 +281,12 @@ class Loop:
             replica.block(f"internal error: {type(error).__name__}: {error}")
 
     def _watcher(self, attempt: Attempt, instance: Instance) -> Watcher:
-        signatures = self._launcher.profiles.signatures
         url = instance.url or ""
 
         async def canary(watcher: Watcher, timeout_s: float) -> bool:
             return await alive(self._client(), watcher.url, attempt.model, attempt.plan, timeout_s)
 
-        watched = (self._launcher.host, signatures, self._settings, self.wake, self._routes.silent_s, canary)
+        watched = (self._host, self._signatures(), self._settings, self.wake, self._routes.silent_s, canary)
         return Watcher(attempt, instance.name, url, *watched)
 
     def _watch_endpoints(self, model: ManagedModel) -> None:
@@ -297,24 +299,9 @@ class Loop:
 
     # --- bookkeeping ---
 
-    def _instance_of(self, replica: ReplicaState, instances: list[Instance]) -> Instance | None:
-        """The instance of the live attempt, or else one that an ended attempt of this replica left behind."""
-        names = [instance_name(replica.attempt)] if replica.attempt else []
-        names += [instance_name(attempt) for attempt in reversed(replica.history)]
-        found = {instance.name: instance for instance in instances}
-        leftovers = [found[name] for name in names if name in found]
-        if replica.attempt is None or (leftovers and leftovers[0].attempt == replica.attempt.id):
-            return leftovers[0] if leftovers else None
-        return None
-
     def _stop_strays(self, instances: list[Instance]) -> None:
         """Instances of no attempt that we know: a model that was removed, or a database that was set back."""
-        known = {
-            instance_name(attempt)
-            for model in self.models.values()
-            for replica in model.replicas
-            for attempt in replica.attempts
-        }
+        known = self._fleet.instance_names()
         for instance in instances:
             # A plan is recorded before its engine is started, so an unknown name cannot be one that is just starting.
             if instance.name not in known and not any(task.get_name() == instance.name for task in self._strays):
@@ -333,39 +320,16 @@ class Loop:
         # Before the database forgets them, so that they never bring back a model that was removed.
         for replica in model.replicas:
             for attempt in replica.attempts:
-                self._running.remove(instance_name(attempt))
-                remove_logs(self._settings.data, instance_name(attempt))
+                self._running.remove(attempt.instance_name)
+                remove_logs(self._settings.data, attempt.instance_name)
         await asyncio.to_thread(self._store.remove_model, name)
         for endpoint in model.endpoints:
             await endpoint.close()
         del self.models[name]
         log.info("removed", model=name)
 
-    def _claims(self, asking: ReplicaState | None) -> dict[str, int]:
-        """Bytes per GPU that live attempts may use, the asking replica's own aside."""
-        claims: dict[str, int] = {}
-        for model in self.models.values():
-            for replica in model.replicas:
-                if replica.attempt is not None and replica is not asking:
-                    for uuid in replica.attempt.plan.gpus:
-                        claims[uuid] = claims.get(uuid, 0) + replica.attempt.plan.memory.budget_bytes
-        return claims
-
-    def _ports(self) -> set[int]:
-        """Of every start that is recorded and not ended."""
-        return {
-            replica.attempt.port for model in self.models.values() for replica in model.replicas if replica.attempt is not None
-        }
-
     def _publish_routes(self, instances: list[Instance]) -> None:
-        replicas = [replica for model in self.models.values() for replica in model.replicas]
-        plans = {
-            instance_name(replica.attempt): replica.attempt.fingerprint for replica in replicas if replica.attempt is not None
-        }
-        # An engine with another plan than the one that was recorded is about to be replaced.
-        own = [instance for instance in instances if instance.fingerprint == plans.get(instance.name)]
-        urls = {instance.name: instance.url for instance in own if instance.state == "running" and instance.url}
-        table = routing.RouteTable({name: route(model, urls) for name, model in self.models.items()})
+        table = self._fleet.route_table(instances)
         if table != self._routes.table:
             self._routes.table = table
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.controller.launcher import instance_name
 from gateway.controller.watcher import EndpointWatcher, Watcher
 from gateway.core.reconcile import Rest
-from gateway.domain import Attempt, Decision, Plan, Wish
+from gateway.domain import Attempt, Decision, Instance, Plan, Wish
 from gateway.routing import routes as routing
 
 # States from which a model comes back by itself, so that it can be waited for.
@@ -41,6 +40,15 @@ class ReplicaState:
     def attempts(self) -> list[Attempt]:
         """All attempts of the replica that are remembered, the live one last."""
         return [*self.history, *([self.attempt] if self.attempt else [])]
+
+    def instance_among(self, instances: Iterable[Instance]) -> Instance | None:
+        """The instance of the live attempt; without a live attempt, an instance that an ended attempt left behind."""
+        attempts = [*([self.attempt] if self.attempt else []), *reversed(self.history)]
+        found = {instance.name: instance for instance in instances}
+        leftovers = [found[attempt.instance_name] for attempt in attempts if attempt.instance_name in found]
+        if self.attempt is None or (leftovers and leftovers[0].attempt == self.attempt.id):
+            return leftovers[0] if leftovers else None
+        return None
 
     def block(self, reason: str) -> None:
         """There is nothing to start for now."""
@@ -100,7 +108,7 @@ def route(model: ManagedModel, urls: Mapping[str, str]) -> routing.ModelRoute:
     replicas = [
         routing.Replica(url=urls[name], id=name, served_name=model.wish.name, capacity=capacity(replica.attempt.plan))
         for replica in model.replicas
-        if replica.attempt is not None and replica.attempt.state == "ready" and (name := instance_name(replica.attempt)) in urls
+        if replica.attempt is not None and replica.attempt.state == "ready" and (name := replica.attempt.instance_name) in urls
     ]
     replicas += [
         routing.Replica(url=endpoint.url, id=f"{model.wish.name}@{endpoint.url}", served_name=endpoint.served_name)

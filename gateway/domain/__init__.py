@@ -7,8 +7,8 @@ Observation -> Failure -> Fact                                         back into
 
 from __future__ import annotations
 
-from gateway.domain.engine import Advisory, Engine, EngineRef, Flag, Install, Method, MethodRule
-from gateway.domain.facts import Fact, FactKind, Failure, Grade
+from gateway.domain.engine import Advisory, Engine, Flag, Install, Method, MethodRule
+from gateway.domain.facts import Fact, FactKind, Failure
 from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
 from gateway.domain.model import AttentionGroup, Experts, ModelSpec, Quant, Recurrent, Shard, TensorGroup
 from gateway.domain.plan import (
@@ -26,7 +26,7 @@ from gateway.domain.plan import (
     StrChoice,
 )
 from gateway.domain.running import Attempt, AttemptState, Instance, LaunchSpec, Mount, Observation
-from gateway.domain.value import MOST_BYTES, Scalar, Task, Value
+from gateway.domain.value import MOST_BYTES, EngineRef, Grade, Scalar, Task, Value
 from gateway.domain.wish import NAME_PATTERN, Policy, Wish
 
 __all__ = [

@@ -110,12 +110,3 @@ class Engine(Value):
     @property
     def ref(self) -> str:
         return f"{self.kind}=={self.version}"
-
-
-class EngineRef(Value):
-    kind: str
-    version: str
-    image: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.kind}=={self.version}"

@@ -6,9 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from gateway.domain.value import Scalar, Value
+from gateway.domain.value import Grade, Scalar, Value
 
-Grade = Literal["predicted", "checked", "verified", "failed"]
 FactKind = Literal[
     "max_context",
     "plan_failed",

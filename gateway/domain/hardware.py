@@ -70,6 +70,14 @@ class Hardware(Value):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)
 
+    def without_lost_gpus(self) -> Hardware:
+        """The machine as plans may use it."""
+        gpus = tuple(gpu for gpu in self.gpus if gpu.lost is None)
+        left = {gpu.index for gpu in gpus}
+        links = tuple(link for link in self.links if link.a in left and link.b in left)
+        changed: Hardware = self.evolve(gpus=gpus, links=links)
+        return changed
+
 
 class Xid(Value):
     """One error number of NVIDIA's driver."""

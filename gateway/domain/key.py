@@ -14,7 +14,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from gateway.domain import NAME_PATTERN, Value
+from gateway.domain.value import Value
+from gateway.domain.wish import NAME_PATTERN
 
 Scope = Literal["inference", "read", "admin"]
 SCOPES: frozenset[Scope] = frozenset(get_args(Scope))

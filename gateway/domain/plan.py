@@ -8,9 +8,7 @@ from typing import Generic, Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.domain.engine import EngineRef
-from gateway.domain.facts import Grade
-from gateway.domain.value import T, Task, Value
+from gateway.domain.value import EngineRef, Grade, T, Task, Value
 
 
 class Choice(Value, Generic[T]):

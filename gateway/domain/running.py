@@ -6,10 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from gateway.domain.engine import EngineRef
-from gateway.domain.facts import Failure, Grade
+from gateway.domain.facts import Failure
 from gateway.domain.plan import Plan
-from gateway.domain.value import Value
+from gateway.domain.value import EngineRef, Grade, Value
 
 
 class Mount(Value):
@@ -69,6 +68,12 @@ class Attempt(Value):
     def grade(self) -> Grade:
         """What this attempt proves of its plan."""
         return "failed" if self.failure else "verified" if self.ready_at else self.plan.grade
+
+    @property
+    def instance_name(self) -> str:
+        """The name of its instance on the host. It follows from the attempt alone, so starting twice is starting once."""
+        slug = "".join(char if char.isalnum() or char in "-_" else "-" for char in self.model.lower())
+        return f"{slug}-r{self.replica}-a{self.id}"
 
     @property
     def live(self) -> bool:

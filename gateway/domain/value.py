@@ -1,4 +1,4 @@
-"""Frozen values, the base of everything in this package."""
+"""Frozen values, the base of everything in this package, and the small types that several of its modules need."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 T = TypeVar("T")
 Scalar = str | int | float | bool
 Task = Literal["generate", "embed", "rerank"]
+Grade = Literal["predicted", "checked", "verified", "failed"]
 # More memory than any machine has: a reading beyond it is a mistake.
 MOST_BYTES = 2**50
 
@@ -21,3 +22,14 @@ class Value(BaseModel):
     def evolve(self, **changes: Any) -> Any:
         """A copy with `changes`, unvalidated: for our own code, never for input."""
         return self.model_copy(update=changes)
+
+
+class EngineRef(Value):
+    """Names an engine version, and the container image that holds it."""
+
+    kind: str
+    version: str
+    image: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}=={self.version}"

@@ -270,15 +270,6 @@ class GpuWatch:
         return self._table.xids[number].means if number in self._table.xids else "not in our table"
 
 
-def without_lost_gpus(hardware: Hardware) -> Hardware:
-    """The machine without its lost GPUs."""
-    gpus = tuple(gpu for gpu in hardware.gpus if gpu.lost is None)
-    left = {gpu.index for gpu in gpus}
-    links = tuple(link for link in hardware.links if link.a in left and link.b in left)
-    changed: Hardware = hardware.evolve(gpus=gpus, links=links)
-    return changed
-
-
 def _health(nvml: Nvml, handle: Any) -> tuple[str | None, bool]:
     """What is wrong with the card, and whether the driver itself says that nothing is."""
     import pynvml

@@ -25,6 +25,7 @@ from gateway.access.keyring import Keyring
 from gateway.access.wrong_keys import Guesses
 from gateway.api.endpoints import is_inference
 from gateway.api.protocol import request_id, send_error
+from gateway.catalog.download import download
 from gateway.catalog.hub import Hub
 from gateway.controller.host_choice import choose_host
 from gateway.controller.launcher import Launcher
@@ -32,6 +33,7 @@ from gateway.controller.loop import Loop
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
 from gateway.hosts.host import Host
 from gateway.machine.gpu_watch import GpuWatch
+from gateway.planning import MachinePlanner
 from gateway.profiles import Profiles
 from gateway.routing.routes import Routes
 from gateway.serve.admin import facts
@@ -155,11 +157,12 @@ def create_app(
         chosen = host or await choose_host(settings, mark)
         hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub")
         watch = gpus or GpuWatch()
-        launcher = Launcher(settings, profiles, hub, chosen, watch)
-        loop = Loop(store, launcher, client, routes)
+        planner = MachinePlanner(settings, profiles, hub, watch, installed_only=chosen.kind == "process")
+        launcher = Launcher(settings, chosen, profiles.engine, partial(download, hub))
+        loop = Loop(store, planner, launcher, watch, lambda: profiles.signatures, client, routes)
         await asyncio.to_thread(loop.load)
         watch.start(profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake))
-        app.state.settings, app.state.store, app.state.launcher, app.state.loop = settings, store, launcher, loop
+        app.state.settings, app.state.store, app.state.profiles, app.state.loop = settings, store, profiles, loop
         warm = asyncio.create_task(asyncio.to_thread(import_module, "httpx"))
         running = asyncio.create_task(loop.run())
         if workers is not None:

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from gateway.controller.launcher import instance_name
 from gateway.domain import Fact
 from gateway.domain.key import Grant
 from gateway.store.recovery import installation_id, open_store
@@ -55,7 +54,7 @@ def write(data: Path, changes: int) -> None:
             case 1:
                 attempt = store.add_attempt(name, 0, made, 8000, float(number))
             case 2:
-                live.write(instance_name(attempt), RunningEngine(wish=wish(name=name), created_at=0.0, attempt=attempt))
+                live.write(attempt.instance_name, RunningEngine(wish=wish(name=name), created_at=0.0, attempt=attempt))
                 fact = Fact(
                     kind="plan_verified", scope={"fingerprint": name}, grade="verified", source="it works", attempt=attempt.id
                 )
@@ -65,7 +64,7 @@ def write(data: Path, changes: int) -> None:
             case 4:
                 store.mark_deleting(name)
             case 5 if number // 6 % 2:
-                live.remove(instance_name(attempt))
+                live.remove(attempt.instance_name)
                 store.remove_model(name)
             case 5:
                 store.remove_key(name)

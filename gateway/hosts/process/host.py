@@ -31,6 +31,7 @@ from weakref import WeakValueDictionary
 from gateway.domain import EngineRef, Instance, LaunchSpec
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.process import procfs
+from gateway.hosts.process.environment import engine_dir, is_installed
 from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.records import Record, Records
 
@@ -58,7 +59,7 @@ class ProcessHost:
 
     def __init__(self, data_dir: Path) -> None:
         data_dir = data_dir.absolute()
-        self._engines = data_dir / "engines"
+        self._data = data_dir
         self._records = Records(data_dir / "instances")
         self._logs = data_dir / "logs"
         self._run = data_dir / "run"
@@ -73,8 +74,8 @@ class ProcessHost:
     # --- the contract ---
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
-        environment = self._engines / f"{engine.kind}-{engine.version}"
-        if not (environment / "bin/python").exists() or not (environment / ".complete").exists():
+        environment = engine_dir(self._data, engine)
+        if not (environment / "bin/python").exists() or not is_installed(self._data, engine):
             raise HostError(
                 f"{engine} is not installed on this machine: {environment} is not a complete environment.",
                 hint=f"Run `fitserve engine install {engine}`.",

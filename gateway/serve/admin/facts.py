@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field
 
-from gateway.controller.launcher import Launcher
 from gateway.controller.loop import Loop
 from gateway.core.facts.scope import gone
 from gateway.domain import Fact, Value
+from gateway.profiles import Profiles
 from gateway.store.store import Store
 
 router = APIRouter(prefix="/admin/facts", tags=["facts"])
@@ -41,11 +41,12 @@ class FactsGiven(Value):
 @router.get("")
 async def list_facts(request: Request) -> FactList:
     """All facts, those of the profiles first."""
-    launcher: Launcher = request.app.state.launcher
+    loop: Loop = request.app.state.loop
+    profiles: Profiles = request.app.state.profiles
     store: Store = request.app.state.store
-    hardware, learned = await asyncio.gather(launcher.hardware(), asyncio.to_thread(store.numbered_facts))
-    images = launcher.profiles.images
-    shipped = [(None, fact) for fact in launcher.profiles.facts]
+    hardware, learned = await asyncio.gather(loop.hardware(), asyncio.to_thread(store.numbered_facts))
+    images = profiles.images
+    shipped = [(None, fact) for fact in profiles.facts]
     rows = [*shipped, *learned]
     return FactList(data=tuple(FactView(id=id_, stale=gone(fact, hardware.driver, images), fact=fact) for id_, fact in rows))
 

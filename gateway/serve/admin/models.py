@@ -10,12 +10,12 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import AnyHttpUrl, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.controller.engine_logs import log_path, read_log
-from gateway.controller.launcher import Launcher, instance_name
 from gateway.controller.loop import Loop
 from gateway.controller.managed_model import ManagedModel, ReplicaState, status
 from gateway.core.planner.explain import changes
 from gateway.domain import Attempt, Decision, Failure, Hardware, Plan, Value, Wish
 from gateway.errors import BadRequest, NotFound
+from gateway.settings import Settings
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 _Url: TypeAdapter[AnyHttpUrl] = TypeAdapter(AnyHttpUrl)
@@ -137,7 +137,7 @@ async def logs(
 ) -> StreamingResponse:
     """The engine's log as text: of the running or else the last attempt, or of the one given."""
     loop: Loop = request.app.state.loop
-    launcher: Launcher = request.app.state.launcher
+    settings: Settings = request.app.state.settings
     model = loop.model(name)
     attempts = await asyncio.to_thread(request.app.state.store.attempts, model.wish.name)
     wanted = [one for one in attempts if attempt is None or one.id == attempt]
@@ -152,7 +152,7 @@ async def logs(
             replica.attempt is not None and replica.attempt.id == chosen.id for replica in model.replicas
         )
 
-    lines = read_log(log_path(launcher.settings.data, instance_name(chosen)), tail=tail, follow=running if follow else None)
+    lines = read_log(log_path(settings.data, chosen.instance_name), tail=tail, follow=running if follow else None)
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 
 
@@ -185,8 +185,8 @@ async def make_plan(request: Request, body: PlanRequest) -> Decision:
 @router.get("/hardware")
 async def hardware(request: Request) -> Hardware:
     """What the probe reads now."""
-    launcher: Launcher = request.app.state.launcher
-    return await launcher.hardware()
+    loop: Loop = request.app.state.loop
+    return await loop.hardware()
 
 
 async def _view(request: Request, model: ManagedModel, *, full: bool) -> ModelView:
@@ -228,7 +228,7 @@ def _attempt(attempt: Attempt) -> AttemptView:
         fingerprint=attempt.fingerprint,
         max_model_len=attempt.plan.max_model_len.value,
         otherwise=changes(attempt.plan),
-        instance=instance_name(attempt),
+        instance=attempt.instance_name,
         started_at=attempt.started_at,
         ready_at=attempt.ready_at,
         ended_at=attempt.ended_at,

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.install import install, package_sources, pip_arguments
-from gateway.controller.launcher import engine_dir
 from gateway.domain import Install
 from gateway.errors import BadRequest
+from gateway.hosts.process.environment import engine_dir
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 from tests.support.makers import engine
@@ -40,7 +40,7 @@ def test_what_pip_is_told_uv_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_what_is_complete_is_not_touched(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     made = engine("cpu", install=LOCKED.model_dump())
-    folder = engine_dir(settings, made)
+    folder = engine_dir(settings.data, made)
     folder.mkdir(parents=True)
     (folder / ".complete").touch()
     assert install(made, Profiles(), settings, lambda _: None) == folder

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from gateway.cli import doctor
-from gateway.machine.gpu_watch import GpuWatch, without_lost_gpus
+from gateway.machine.gpu_watch import GpuWatch
 from gateway.machine.probe import probe
 from gateway.profiles import Profiles
 from tests.support.fake_nvml import FakeNvml, gb10, mig_h100, two_3090
@@ -75,8 +75,8 @@ def test_these_xids_take_the_gpu_out_of_service(watch: Callable[[FakeNvml], GpuW
     assert one.failure((first,)) is None
     here = one.hardware(Path("/"))
     assert [gpu.lost is not None for gpu in here.gpus] == [False, True]
-    assert [gpu.uuid for gpu in without_lost_gpus(here).gpus] == [first]
-    assert without_lost_gpus(here).links == ()
+    assert [gpu.uuid for gpu in here.without_lost_gpus().gpus] == [first]
+    assert here.without_lost_gpus().links == ()
 
 
 @pytest.mark.parametrize("number", [8, 13, 31, 32, 43, 44, 45, 63, 68, 69, 92, 94, 137, 154, 99999])
@@ -102,7 +102,7 @@ def test_a_card_that_nvml_loses_is_lost_until_it_reads_it_again(watch: Callable[
     assert any(uuids(nvml)[0] in note and "not used" in note for note in here.notes)
     nvml.cards[0].error = None
     until(lambda: not one.lost)
-    assert len(without_lost_gpus(one.hardware(Path("/"))).gpus) == 2
+    assert len(one.hardware(Path("/")).without_lost_gpus().gpus) == 2
 
 
 def test_other_errors_of_a_card_lose_nothing(watch: Callable[[FakeNvml], GpuWatch]) -> None:

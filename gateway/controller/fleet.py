@@ -1,0 +1,69 @@
+"""All models of the gateway as the loop holds them in memory, and what follows from all of them: claims, ports, routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from gateway.controller.managed_model import ManagedModel, ReplicaState, route
+from gateway.domain import Attempt, Instance
+from gateway.routing.routes import RouteTable
+from gateway.store.store import Store
+
+
+class Fleet:
+    """`models` is by name; only the loop and its effects change it."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, ManagedModel] = {}
+
+    def load(self, store: Store) -> None:
+        """Read the models and their attempts from the database."""
+        history: dict[tuple[str, int], list[Attempt]] = {}
+        for attempt in store.attempts():
+            history.setdefault((attempt.model, attempt.replica), []).append(attempt)
+        for wish, created_at, deleting, forgiven_at in store.models():
+            replicas = []
+            known = max((index + 1 for name, index in history if name == wish.name), default=1)
+            for index in range((wish.replicas or known) if wish.source else 0):
+                past = history.get((wish.name, index), [])
+                live = next((attempt for attempt in past if attempt.live), None)
+                replicas.append(ReplicaState(wish.name, index, live, [attempt for attempt in past if not attempt.live]))
+            self.models[wish.name] = ManagedModel(wish, created_at, deleting, replicas, forgiven_at=forgiven_at)
+
+    def admit(self, model: ManagedModel) -> ManagedModel:
+        """Take a new model in, with a replica for each that is wished for."""
+        model.replicas = [
+            ReplicaState(model.wish.name, index) for index in range((model.wish.replicas or 1) if model.wish.source else 0)
+        ]
+        self.models[model.wish.name] = model
+        return model
+
+    def replicas(self) -> Iterator[ReplicaState]:
+        for model in self.models.values():
+            yield from model.replicas
+
+    def instance_names(self) -> set[str]:
+        """Of every attempt that is remembered."""
+        return {attempt.instance_name for replica in self.replicas() for attempt in replica.attempts}
+
+    def claims(self, asking: ReplicaState | None) -> dict[str, int]:
+        """Bytes per GPU that live attempts may use, without those of the replica that asks."""
+        claims: dict[str, int] = {}
+        for replica in self.replicas():
+            if replica.attempt is not None and replica is not asking:
+                for uuid in replica.attempt.plan.gpus:
+                    claims[uuid] = claims.get(uuid, 0) + replica.attempt.plan.memory.budget_bytes
+        return claims
+
+    def ports(self) -> set[int]:
+        """The ports of all starts that are recorded and not ended."""
+        return {replica.attempt.port for replica in self.replicas() if replica.attempt is not None}
+
+    def route_table(self, instances: Iterable[Instance]) -> RouteTable:
+        """Where requests for each model go, with the instances that there are now."""
+        attempts = [replica.attempt for replica in self.replicas() if replica.attempt is not None]
+        plans = {attempt.instance_name: attempt.fingerprint for attempt in attempts}
+        # An engine with another plan than the recorded plan is about to be replaced.
+        own = [instance for instance in instances if instance.fingerprint == plans.get(instance.name)]
+        urls = {instance.name: instance.url for instance in own if instance.state == "running" and instance.url}
+        return RouteTable({name: route(model, urls) for name, model in self.models.items()})

@@ -1,0 +1,24 @@
+"""The contract of the planner that the gateway gives to its controller: from a wish to a decision, for the machine as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from gateway.domain import Decision, Fact, Hardware, Wish
+
+
+class Planner(Protocol):
+    """`gateway.planning.MachinePlanner` is the planner of a gateway that runs."""
+
+    async def hardware(self) -> Hardware:
+        """What is in this machine now; GPUs that are lost say so."""
+        ...
+
+    async def decide(self, wish: Wish, facts: list[Fact], claims: Mapping[str, int], hardware: str | None = None) -> Decision:
+        """Read the model, look at the machine, or at the snapshot that `hardware` names, and plan.
+
+        `facts` are those of the store; `claims` are bytes per GPU UUID of engines that run or start. Raises BadModel, BadFlag,
+        NotFound, NoPlan.
+        """
+        ...
