@@ -26,10 +26,11 @@ from typing import Any
 import httptools
 import uvicorn
 
-from gateway.routing.routes import ModelRoute, Replica, Routes, RouteTable
-from gateway.serve.proxy.front import front
+from gateway.routing.routes import Routes
+from gateway.routing.table import ModelRoute, RoutedReplica, RouteTable
+from gateway.serve.proxy.client_connection import client_protocol
+from gateway.serve.proxy.data_plane import DataPlane
 from gateway.serve.proxy.limits import Limits
-from gateway.serve.proxy.plane import Plane
 from tests.support.dataplane import Everyone, echo
 from tests.support.upstream import Call, Upstream
 
@@ -66,12 +67,12 @@ def engines(pipe: Connection) -> None:
 
 def gateway(pipe: Connection, urls: list[str], capacity: int | None, queue: int | None) -> None:
     """The gateway's process. It says its port."""
-    replicas = tuple(Replica(url, f"m.{index}", "m", capacity) for index, url in enumerate(urls))
+    replicas = tuple(RoutedReplica(url, f"m.{index}", "m", capacity) for index, url in enumerate(urls))
     table = RouteTable({"m": ModelRoute("m", "ready", "", 0, replicas, "generate")})
-    plane = Plane(Routes(table, queue), Everyone(), Limits(connections=20_000, connections_per_address=20_000))
+    plane = DataPlane(Routes(table, queue), Everyone(), Limits(connections=20_000, connections_per_address=20_000))
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     pipe.send(listener.getsockname()[1])
-    uvicorn.Server(uvicorn.Config(echo, http=front(plane), lifespan="off", log_config=None)).run(sockets=[listener])
+    uvicorn.Server(uvicorn.Config(echo, http=client_protocol(plane), lifespan="off", log_config=None)).run(sockets=[listener])
 
 
 class Client(asyncio.Protocol):

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway.access.auth import Keys
-from gateway.access.wrong_keys import Guesses
-from gateway.api.protocol import read_asked
+from gateway.access.failed_logins import FailedLogins
+from gateway.api.protocol import read_request_fields
 from gateway.catalog.catalog import read
 from gateway.catalog.hub import Hub
 from gateway.errors import FitserveError
@@ -45,12 +45,12 @@ def choose() -> None:
     """A thousand choices of a replica."""
     messages = [{"role": "system", "content": "You are helpful. " * 30}, {"role": "user", "content": "hi"}]
     body = json.dumps({"messages": messages, "model": "m", "max_tokens": 100}).encode()
-    call, seeds = read_asked(body), [zlib.crc32(f"m.{index}.1".encode()) for index in range(4)]
+    call, seeds = read_request_fields(body), [zlib.crc32(f"m.{index}.1".encode()) for index in range(4)]
     for _ in range(1000):
         affine([5, 7, 9, 3], seeds, weigh(call, len(body)), prefix(call) or 0)
 
 
-class Patient(Guesses):
+class Patient(FailedLogins):
     """Does not count."""
 
     def wrong(self, address: str) -> None:
@@ -60,7 +60,7 @@ class Patient(Guesses):
 def difference_of_keys() -> float:
     """How much longer a nearly right key is looked at than another wrong one: the share that the medians differ by."""
     keys = Keys(ADMIN, None)
-    keys._guesses = Patient()  # noqa: SLF001
+    keys._failed_logins = Patient()  # noqa: SLF001
     tokens = (b"Bearer " + b"z" * len(ADMIN), b"Bearer " + ADMIN.encode()[:-1] + b"z")
     times: tuple[list[int], list[int]] = ([], [])
     for _ in range(2000):

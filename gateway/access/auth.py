@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from gateway.access.wrong_keys import Guesses
+from gateway.access.failed_logins import FailedLogins
 from gateway.domain.key import SCOPES, Grant, Scope, digest_of
 from gateway.errors import BadRequest, Forbidden, Unauthorized
 
@@ -28,8 +28,8 @@ _NOBODY = bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """What a key may use. None: as much as it likes."""
+class KeyLimits:
+    """What a key may use. None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -44,7 +44,7 @@ class Key:
     digest: bytes = field(repr=False)
     scopes: frozenset[Scope]
     models: frozenset[str] | None = None
-    limit: Limit | None = None
+    limit: KeyLimits | None = None
     guessable: bool = False
 
     def sees(self, model: str) -> bool:
@@ -57,13 +57,13 @@ ANYONE = Key("", _NOBODY, SCOPES)
 
 def key_of(grant: Grant, digest: bytes) -> Key:
     scopes = SCOPES if "admin" in grant.scopes else frozenset(grant.scopes)
-    limit = Limit(grant.requests_per_minute, grant.tokens_per_minute, grant.max_in_flight)
+    limit = KeyLimits(grant.requests_per_minute, grant.tokens_per_minute, grant.max_in_flight)
     models = None if grant.models is None else frozenset(grant.models)
-    return Key(grant.name, digest, scopes, models, None if limit == Limit() else limit)
+    return Key(grant.name, digest, scopes, models, None if limit == KeyLimits() else limit)
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class KeyTable:
     """All keys in force, by their SHA-256 digests only: a memory dump or a traceback does not give them away.
 
     `closed`: what was kept of keys cannot be read, so nobody is let in who is not known for sure.
@@ -81,18 +81,20 @@ class Table:
 class Keys:
     """The keys: those of the settings, and those that were made. The table is swapped whole, so that keys change while requests come."""
 
-    def __init__(self, admin: str | None, api: str | None, made: Iterable[Key] = (), guesses: Guesses | None = None) -> None:
+    def __init__(
+        self, admin: str | None, api: str | None, made: Iterable[Key] = (), failed_logins: FailedLogins | None = None
+    ) -> None:
         fixed: tuple[tuple[str, str | None, frozenset[Scope]], ...]
         fixed = (("api", api, frozenset({"inference"})), ("admin", admin, SCOPES))
         self._fixed = tuple(
             Key(name, digest_of(key), scopes, guessable=len(key) < _LONG) for name, key, scopes in fixed if key is not None
         )
-        self._guesses = guesses or Guesses()
+        self._failed_logins = failed_logins or FailedLogins()
         self.swap(made)
 
     def swap(self, made: Iterable[Key], *, closed: bool = False) -> None:
         """From now on these keys are good, and those of the settings."""
-        self.table = Table(MappingProxyType({key.digest: key for key in (*made, *self._fixed)}), closed)
+        self.table = KeyTable(MappingProxyType({key.digest: key for key in (*made, *self._fixed)}), closed)
         self._open = not self.table.keys and not closed
         self._scopes = self.table.scopes
 
@@ -127,7 +129,7 @@ class Keys:
         return self.check(found.get(b"authorization"), need, address)
 
     def check(self, authorization: bytes | None, need: Scope, address: str = "") -> Key:
-        """Raises Unauthorized without a good key, Forbidden when the key is good but not for `need`, RateLimited (`Guesses`)."""
+        """Raises Unauthorized without a good key, Forbidden when the key is good but not for `need`, RateLimited (`FailedLogins`)."""
         if self._open:
             return ANYONE
         if need not in self._scopes:
@@ -144,10 +146,10 @@ class Keys:
         digest = digest_of(token)
         key = self.table.keys.get(digest)
         if not hmac.compare_digest(digest, _NOBODY if key is None else key.digest) or key is None:
-            self._guesses.wrong(address)
+            self._failed_logins.wrong(address)
             raise Unauthorized("The key is not one of this gateway.", hint="Check it for missing or extra characters.")
         if key.guessable:
-            self._guesses.right(address, digest)
+            self._failed_logins.right(address, digest)
         if need not in key.scopes:
             raise Forbidden(f"This key is for {' and '.join(sorted(key.scopes))} only.", hint=f"This needs a key for {need}.")
         return key

@@ -25,7 +25,7 @@ from gateway.store.store import Store
 log = structlog.get_logger("fitserve.keys")
 
 
-class Kept(Value):
+class StoredKey(Value):
     """A key as it is kept: what it may do, and its digest in hexadecimal digits."""
 
     grant: Grant
@@ -33,14 +33,14 @@ class Kept(Value):
     created_at: float
 
 
-_KEPT: TypeAdapter[tuple[Kept, ...]] = TypeAdapter(tuple[Kept, ...])
+_STORED_KEYS: TypeAdapter[tuple[StoredKey, ...]] = TypeAdapter(tuple[StoredKey, ...])
 
 
 class Keyring:
     """Blocks for the time of a disk write, and may be called from any thread. `changed` is called when others are in force."""
 
     def __init__(self, store: Store, data: Path, keys: Keys, changed: Callable[[], object]) -> None:
-        self.kept: tuple[Kept, ...] = ()
+        self.kept: tuple[StoredKey, ...] = ()
         self._store = store
         self._file = data / "keys.json"
         self._keys = keys
@@ -49,11 +49,11 @@ class Keyring:
 
     def load(self) -> None:
         """Puts in force what is kept."""
-        kept = tuple(Kept(grant=grant, digest=digest.hex(), created_at=at) for grant, digest, at in self._store.grants())
+        kept = tuple(StoredKey(grant=grant, digest=digest.hex(), created_at=at) for grant, digest, at in self._store.grants())
         closed = False
         if not kept:
             try:
-                kept = _KEPT.validate_json(self._file.read_bytes()) if self._file.exists() else ()
+                kept = _STORED_KEYS.validate_json(self._file.read_bytes()) if self._file.exists() else ()
             except (OSError, ValidationError) as error:
                 log.error("the keys cannot be read, so nobody is let in without one of the settings", error=str(error)[:300])  # noqa: TRY400
                 closed = True
@@ -78,7 +78,7 @@ class Keyring:
                     hint="Make that one first, or set FITSERVE_ADMIN_KEY.",
                 )
             key = new_key()
-            one = Kept(grant=grant, digest=digest_of(key).hex(), created_at=time.time())
+            one = StoredKey(grant=grant, digest=digest_of(key).hex(), created_at=time.time())
             kept = (*self.kept, one)
             self._write(kept)
             self._store.add_key(grant, bytes.fromhex(one.digest), one.created_at)
@@ -108,14 +108,14 @@ class Keyring:
             self._swap(kept)
         log.info("key removed", key=name)
 
-    def _swap(self, kept: tuple[Kept, ...], *, closed: bool = False) -> None:
+    def _swap(self, kept: tuple[StoredKey, ...], *, closed: bool = False) -> None:
         self.kept = kept
         self._keys.swap([key_of(one.grant, bytes.fromhex(one.digest)) for one in kept], closed=closed)
         self._changed()
 
-    def _write(self, kept: tuple[Kept, ...]) -> None:
+    def _write(self, kept: tuple[StoredKey, ...]) -> None:
         try:
-            atomic_file.write(self._file, _KEPT.dump_json(kept))
+            atomic_file.write(self._file, _STORED_KEYS.dump_json(kept))
         except OSError as error:
             raise StoreError(
                 f"{self._file} cannot be written: {error.strerror}. Nothing was changed.",

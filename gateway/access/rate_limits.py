@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gateway.access.auth import Key, Limit
+from gateway.access.auth import Key, KeyLimits
 from gateway.api.endpoints import Shape
 from gateway.errors import RateLimited
 
@@ -49,7 +49,7 @@ class Bucket:
 class Account:
     """What one key has used."""
 
-    def __init__(self, limit: Limit, now: float) -> None:
+    def __init__(self, limit: KeyLimits, now: float) -> None:
         self._under_way = 0
         self.most = limit.in_flight
         self.requests = Bucket(limit.requests_per_minute, now) if limit.requests_per_minute else None
@@ -116,7 +116,7 @@ class Permit:
         self.account.end(tokens, now)
 
 
-class Limiter:
+class RateLimiter:
     """The accounts of all keys with limits. Only the event loop that serves requests touches it."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class Limiter:
         account.admit(shape, now)
         return Permit(account, shape)
 
-    def _open(self, digest: bytes, limit: Limit, now: float) -> Account:  # noqa: ARG002 - where the memory is shared
+    def _open(self, digest: bytes, limit: KeyLimits, now: float) -> Account:  # noqa: ARG002 - where the memory is shared
         return Account(limit, now)
 
     def keep(self, digests: Iterable[bytes]) -> None:

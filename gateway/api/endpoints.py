@@ -63,7 +63,7 @@ _VECTORS = frozenset({"embed"})
 # Language models score too (SGLang), and hear (vLLM): where one cannot, its engine says so.
 _ANY = _TEXT | _VECTORS
 
-SURFACE: tuple[Endpoint, ...] = (
+ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("chat", "POST", "/v1/chat/completions", _TEXT),
     Endpoint("completions", "POST", "/v1/completions", _TEXT),
     Endpoint("responses", "POST", "/v1/responses", _TEXT),
@@ -82,9 +82,9 @@ SURFACE: tuple[Endpoint, ...] = (
     Endpoint("count_tokens", "POST", "/v1/messages/count_tokens", _TEXT, shape="anthropic"),
     Endpoint("models", "GET", "/v1/models", _ANY, body="none", at="models"),
 )
-_PATHS = {endpoint.path: endpoint for endpoint in SURFACE}
+_PATHS = {endpoint.path: endpoint for endpoint in ENDPOINTS}
 # The usual spelling, looked up without reading the URL: exactly the path, by the bytes of method and target.
-USUAL = {(endpoint.method_bytes, endpoint.target): endpoint for endpoint in SURFACE}
+USUAL = {(endpoint.method_bytes, endpoint.target): endpoint for endpoint in ENDPOINTS}
 
 
 def is_inference(path: str) -> bool:
@@ -120,4 +120,4 @@ def find(path: str, query: bytes, method: str) -> Endpoint:
     return endpoint
 
 
-_SERVED = ", ".join(dict.fromkeys(endpoint.path for endpoint in SURFACE))
+_SERVED = ", ".join(dict.fromkeys(endpoint.path for endpoint in ENDPOINTS))

@@ -39,7 +39,7 @@ _ANTHROPIC_TYPES = {
 }
 
 
-class Asked(msgspec.Struct):
+class RequestFields(msgspec.Struct):
     """The fields that routing needs, each still in its own bytes. Of a repeated key the last counts."""
 
     model: msgspec.Raw = _NOTHING
@@ -82,8 +82,8 @@ class Asked(msgspec.Struct):
         return bytes(self.request_id) not in (b"", b"null")
 
 
-class Named(msgspec.Struct):
-    """The usual case of `Asked`, read in one go: every field has the type that it should have."""
+class UsualFields(msgspec.Struct):
+    """The usual case of `RequestFields`, read in one go: every field has the type that it should have."""
 
     model: str
     stream: bool | None = None
@@ -91,8 +91,8 @@ class Named(msgspec.Struct):
     request_id: str | None = None
 
 
-_ASKED = msgspec.json.Decoder(Asked)
-_NAMED = msgspec.json.Decoder(Named)
+_REQUEST_FIELDS = msgspec.json.Decoder(RequestFields)
+_USUAL_FIELDS = msgspec.json.Decoder(UsualFields)
 _MODELS_HINT = "GET /v1/models lists the models that are served."
 _OBJECT_HINT = "Send a JSON object in UTF-8 with `model` and the fields of the endpoint."
 
@@ -112,22 +112,22 @@ def request_id(scope: Scope) -> str:
     return known_id(next((value for key, value in scope["headers"] if key == b"x-request-id"), None)) or new_id()
 
 
-def read_named(body: bytes | bytearray) -> Named | None:
-    """As `read_asked`, cheaper; None where that one has to look."""
+def read_usual_fields(body: bytes | bytearray) -> UsualFields | None:
+    """As `read_request_fields`, cheaper; None where that one has to look."""
     try:
         if not body.isascii():
             body.decode()
-        return _NAMED.decode(body)
+        return _USUAL_FIELDS.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def read_asked(body: bytes | bytearray) -> Asked:
+def read_request_fields(body: bytes | bytearray) -> RequestFields:
     """What routing needs of a JSON object. Raises BadRequest.
 
     Of a repeated key the last counts because engines read bodies with Python's json: both must see the same model.
     """
-    asked: Asked = _read(body, _ASKED)
+    asked: RequestFields = _read(body, _REQUEST_FIELDS)
     return asked
 
 

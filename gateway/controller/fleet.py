@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from gateway.controller.managed_model import ManagedModel, ReplicaState, route
 from gateway.domain import Attempt, Instance
-from gateway.routing.routes import RouteTable
+from gateway.routing.table import RouteTable
 from gateway.store.store import Store
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gateway.controller.watcher import EndpointWatcher, Watcher
 from gateway.core.reconcile import Rest
 from gateway.domain import Attempt, Decision, Instance, Plan, Wish
-from gateway.routing import routes as routing
+from gateway.routing import table as routing
 
 # States from which a model comes back by itself, so that it can be waited for.
 _HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
@@ -106,12 +106,12 @@ def capacity(plan: Plan) -> int:
 def route(model: ManagedModel, urls: Mapping[str, str]) -> routing.ModelRoute:
     """Where requests for the model go now. `urls`: of the instances that run, by name."""
     replicas = [
-        routing.Replica(url=urls[name], id=name, served_name=model.wish.name, capacity=capacity(replica.attempt.plan))
+        routing.RoutedReplica(url=urls[name], id=name, served_name=model.wish.name, capacity=capacity(replica.attempt.plan))
         for replica in model.replicas
         if replica.attempt is not None and replica.attempt.state == "ready" and (name := replica.attempt.instance_name) in urls
     ]
     replicas += [
-        routing.Replica(url=endpoint.url, id=f"{model.wish.name}@{endpoint.url}", served_name=endpoint.served_name)
+        routing.RoutedReplica(url=endpoint.url, id=f"{model.wish.name}@{endpoint.url}", served_name=endpoint.served_name)
         for endpoint in model.endpoints
         if endpoint.served_name is not None
     ]

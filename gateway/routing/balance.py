@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
-if TYPE_CHECKING:
-    from gateway.api.protocol import Asked
+from gateway.api.protocol import RequestFields
 
 BOUND = 1.25
 # What an answer costs that nobody set a limit for; and the most that one call counts, for limits are often set to be safe and an
@@ -32,7 +30,7 @@ _ODD = 0x9E3779B97F4A7C15
 _64_BITS = (1 << 64) - 1
 
 
-def weigh(asked: Asked, size: int) -> int:
+def weigh(asked: RequestFields, size: int) -> int:
     """Tokens that a JSON body of `size` bytes may cost: of the prompt, and of the answer that it asks for."""
     answer = USUAL_TOKENS
     for limit in (asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens):
@@ -42,7 +40,7 @@ def weigh(asked: Asked, size: int) -> int:
     return min(size // BYTES_PER_TOKEN + answer, MOST_TOKENS)
 
 
-def prefix(asked: Asked) -> int | None:
+def prefix(asked: RequestFields) -> int | None:
     """A number for what the turns of one conversation begin with: the instructions, and the messages up to the first answer. The same
     in every process. None where that is too short to matter."""
     key = 0

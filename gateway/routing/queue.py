@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gateway.errors import FitserveError, Overloaded
-
-if TYPE_CHECKING:
-    from gateway.routing.routes import Call, ModelRoute, Replica
+from gateway.routing.table import Call, ModelRoute, RoutedReplica
 
 # What may always wait, however little the engines take at once.
 LEAST_PLACES = 128
@@ -32,7 +30,7 @@ class Waiter(Protocol):
     call: Call
     avoid: str | None
 
-    def go(self, replica: Replica) -> None:
+    def go(self, replica: RoutedReplica) -> None:
         """Its turn has come."""
 
     def give_up(self, error: FitserveError) -> None:

@@ -6,7 +6,7 @@ import time
 
 from gateway.access.auth import Key
 from gateway.errors import NotFound
-from gateway.shared_memory import RESPONSES, Table
+from gateway.shared_memory import RESPONSES, SharedTable
 
 _SHOWN_ID = 200
 
@@ -14,8 +14,8 @@ _SHOWN_ID = 200
 class Responses:
     """`table`: that of several workers; None: of this process alone. The oldest ones are forgotten."""
 
-    def __init__(self, table: Table | None = None) -> None:
-        self._table = table or Table(RESPONSES)
+    def __init__(self, table: SharedTable | None = None) -> None:
+        self._table = table or SharedTable(RESPONSES)
 
     def made(self, response: bytes, key: Key, replica: int) -> None:
         """replica: the seed of the one that made it."""

@@ -1,4 +1,4 @@
-"""Where requests for a model go: an immutable table that is swapped whole, how busy each replica is, and who waits for one.
+"""Which replica a request goes to: the table in force, how busy each replica is, and the requests that wait.
 
 Only the event loop that serves requests touches `Routes`, so nothing here locks.
 """
@@ -7,109 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 
-import msgspec
-
-from gateway.access.auth import ANYONE, Key
-from gateway.errors import FitserveError, ModelNotFound, NotReady
+from gateway.errors import FitserveError
 from gateway.routing import balance
 from gateway.routing.queue import Queue, Waiter, overloaded, places
 from gateway.routing.responses import Responses, no_response
-
-SHOWN_NAME = 200
-# They take no place in an engine's batch, so they never wait for one.
-_LIGHT = frozenset({"tokenize", "detokenize", "count_tokens"})
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """One engine that answers for a model. `url` is its base without /v1, `served_name` what it calls the model.
-
-    `capacity`: how many requests it gets at once; None where that is not known. `seed`: a number for the id.
-    """
-
-    url: str
-    id: str
-    served_name: str
-    capacity: int | None = None
-    seed: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", zlib.crc32(self.id.encode()))
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRoute:
-    """A model that clients may ask for. It is routed while it has replicas; until then `state` and `detail` say why not.
-
-    `task` is "generate" or "embed"; None when nobody knows, as for an engine that we did not start. `wait_s`: how long a request may
-    wait for the first replica; 0 where that is not wanted, or where none can be expected.
-    """
-
-    name: str
-    state: str
-    detail: str
-    created: int
-    replicas: tuple[Replica, ...]
-    task: str | None
-    retry_after_s: int = 10
-    wait_s: float = 0.0
-
-    def not_ready(self) -> NotReady:
-        reason = f"{self.state}: {self.detail}" if self.detail else self.state
-        return NotReady(
-            f"The model '{self.name}' cannot answer now, it is {reason.rstrip('.')}.",
-            hint=f"Try again in {self.retry_after_s} s; `fitserve show {self.name}` tells more.",
-            param="model",
-            retry_after_s=self.retry_after_s,
-        )
-
-
-class Call(msgspec.Struct):
-    """What the choice of a replica looks at. `body` is the whole request in JSON, empty where it is a form or has none; `maker`: the
-    seed of the replica that made the response from which this goes on; `tokens` and `prefix`: see `gateway.routing.balance`."""
-
-    endpoint: str
-    model: str
-    body: bytes | bytearray = b""
-    streams: bool = False
-    maker: int | None = None
-    tokens: int = 1
-    prefix: int | None = None
-
-    @property
-    def light(self) -> bool:
-        """It costs the engine next to nothing: a count of tokens, or a look at a response."""
-        return self.endpoint in _LIGHT or (self.maker is not None and not self.body)
-
-
-@dataclass(frozen=True, slots=True)
-class RouteTable:
-    """Every known model by name, routed or not."""
-
-    models: Mapping[str, ModelRoute]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
-
-    def find(self, name: str, key: Key = ANYONE) -> ModelRoute:
-        """The route of `name`, for who has `key`. Raises ModelNotFound, also where that one may not know of it."""
-        route = self.models.get(name)
-        if route is None or not key.sees(name):
-            shown = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
-            raise ModelNotFound(
-                f"The model '{shown}' does not exist here.",
-                hint="GET /v1/models lists the models that are served.",
-                param="model",
-            )
-        return route
-
-    def routed(self, key: Key = ANYONE) -> list[ModelRoute]:
-        return [route for route in self.models.values() if route.replicas and key.sees(route.name)]
+from gateway.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
 
 
 @dataclass(slots=True)
@@ -155,7 +59,7 @@ class Routes:
 
     # --- choosing ---
 
-    def pick(self, route: ModelRoute, call: Call, avoid: str | None = None) -> Replica | None:
+    def pick(self, route: ModelRoute, call: Call, avoid: str | None = None) -> RoutedReplica | None:
         """The replica for a call, `avoid` excepted; None: it has to `wait`. Raises NotReady, Overloaded.
 
         What goes on from a response goes to the replica that made it: no other one knows it.
@@ -176,7 +80,7 @@ class Routes:
         """How many may wait for a model."""
         return places(route, self._queue_per_model)
 
-    def _choose(self, route: ModelRoute, call: Call, avoid: str | None) -> Replica | None:
+    def _choose(self, route: ModelRoute, call: Call, avoid: str | None) -> RoutedReplica | None:
         """The replica that can take the call now."""
         maker = self._maker(route, call)
         if maker is not None and maker.id != avoid:
@@ -193,10 +97,10 @@ class Routes:
         self._last_pick[chosen.id] = self._picks
         return chosen
 
-    def _has_room(self, replica: Replica) -> bool:
+    def _has_room(self, replica: RoutedReplica) -> bool:
         return replica.capacity is None or self.in_flight(replica.id) < replica.capacity
 
-    def _maker(self, route: ModelRoute, call: Call) -> Replica | None:
+    def _maker(self, route: ModelRoute, call: Call) -> RoutedReplica | None:
         """The replica that made the response from which the call goes on."""
         if call.maker is None:
             return None
@@ -263,7 +167,7 @@ class Routes:
 
     # --- in flight ---
 
-    def begin(self, replica: Replica, tokens: int = 1) -> None:
+    def begin(self, replica: RoutedReplica, tokens: int = 1) -> None:
         """Counts a request to `replica`; every begin has its end, whatever happens between."""
         load = self._loads.get(replica.id)
         if load is None:
@@ -272,7 +176,7 @@ class Routes:
             load.requests += 1
             load.tokens += tokens
 
-    def end(self, replica: Replica, tokens: int = 1) -> None:
+    def end(self, replica: RoutedReplica, tokens: int = 1) -> None:
         load = self._loads[replica.id]
         if load.requests == 1:
             del self._loads[replica.id]
@@ -282,7 +186,7 @@ class Routes:
         if self._queues:
             self._call()
 
-    def progress(self, replica: Replica) -> None:
+    def progress(self, replica: RoutedReplica) -> None:
         """The engine gave a client bytes of its answer."""
         load = self._loads.get(replica.id)
         if load is not None:

@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
 from gateway.access.auth import Keys
+from gateway.access.failed_logins import FailedLogins
 from gateway.access.keyring import Keyring
-from gateway.access.wrong_keys import Guesses
 from gateway.api.endpoints import is_inference
 from gateway.api.protocol import request_id, send_error
 from gateway.catalog.download import download
@@ -36,17 +36,15 @@ from gateway.machine.gpu_watch import GpuWatch
 from gateway.planning import MachinePlanner
 from gateway.profiles import Profiles
 from gateway.routing.routes import Routes
-from gateway.serve.admin import facts
-from gateway.serve.admin import keys as admin_keys
-from gateway.serve.admin import models as admin
+from gateway.serve.admin import fact_routes, key_routes, model_routes
 from gateway.serve.admin.scopes import Scopes
 from gateway.serve.metrics import gauges
-from gateway.serve.metrics.access_log import AccessLog, Visit
+from gateway.serve.metrics.access_log import AccessLog, AdminRequest
 from gateway.serve.metrics.counters import Metrics
+from gateway.serve.proxy.data_plane import DataPlane
 from gateway.serve.proxy.limits import Limits
-from gateway.serve.proxy.plane import Plane
 from gateway.settings import Settings
-from gateway.shared_memory import Memory
+from gateway.shared_memory import SharedMemory
 from gateway.store.recovery import installation_id, open_store
 
 if TYPE_CHECKING:
@@ -58,8 +56,8 @@ if TYPE_CHECKING:
 _STALE_S = 15.0
 
 
-class Door:
-    """Pure ASGI around FastAPI: checks the key before anything reads the request. Inference never comes here, see `front`.
+class GatewayApp:
+    """Pure ASGI around FastAPI: checks the key before anything reads the request. Inference never comes here, see `ClientConnection`.
 
     Authorisation looks at `scope["path"]`, the same value that routing uses, so no spelling of a URL tells them apart.
     """
@@ -69,7 +67,7 @@ class Door:
         inner: ASGIApp,
         keys: Keys,
         scopes: Scopes,
-        plane: Plane,
+        plane: DataPlane,
         workers: Workers | None = None,
         *,
         access_log: bool = False,
@@ -85,7 +83,7 @@ class Door:
         if scope["type"] == "lifespan":
             await self._inner(scope, receive, send)
         elif scope["type"] == "http" and self._access_log and self.scopes.needed(scope) != "open":
-            visit = Visit(scope, send, self.scopes)
+            visit = AdminRequest(scope, send, self.scopes)
             try:
                 await self._let_in(scope, receive, visit.send)
             finally:
@@ -113,8 +111,8 @@ def create_app(
     settings: Settings,
     host: Host | None = None,
     gpus: GpuWatch | None = None,
-    shared: tuple[Memory, list[socket.socket], Path] | None = None,
-) -> Door:
+    shared: tuple[SharedMemory, list[socket.socket], Path] | None = None,
+) -> GatewayApp:
     """The whole gateway: an ASGI application, and the data plane beside it; their parts are made when the server starts it.
 
     host, gpus: another host or machine than the settings and this computer give. shared: where there are workers, their memory, a
@@ -123,8 +121,8 @@ def create_app(
     profiles = Profiles(settings.profiles_dir)
     # Made on first use: importing httpx is a tenth of the whole start.
     client = cache(_control_client)
-    guesses = Guesses(memory=shared[0] if shared is not None else None)
-    keys = Keys(_secret(settings.admin_key), _secret(settings.api_key), guesses=guesses)
+    failed_logins = FailedLogins(memory=shared[0] if shared is not None else None)
+    keys = Keys(_secret(settings.admin_key), _secret(settings.api_key), failed_logins=failed_logins)
     limits = Limits(
         body_bytes=settings.body_limit_bytes,
         connections=settings.max_connections,
@@ -141,7 +139,7 @@ def create_app(
         workers = Workers(settings, limits, keys, *shared)
     routes = workers.routes if workers is not None else Routes(queue_per_model=settings.queue_per_model)
     metrics = AccessLog() if settings.access_log else Metrics()
-    plane = Plane(routes, keys, limits, metrics)
+    plane = DataPlane(routes, keys, limits, metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -152,7 +150,7 @@ def create_app(
         keyring = Keyring(store, settings.data, keys, partial(asyncio.get_running_loop().call_soon_threadsafe, changed))
         await asyncio.to_thread(keyring.load)
         app.state.keys, app.state.keyring = keys, keyring
-        app.state.metrics, app.state.starts, app.state.plane = metrics, gauges.Starts(), plane
+        app.state.metrics, app.state.starts, app.state.plane = metrics, gauges.StartCounter(), plane
         app.state.workers = workers
         chosen = host or await choose_host(settings, mark)
         hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub")
@@ -193,7 +191,7 @@ def create_app(
         redirect_slashes=False,
         openapi_url="/admin/openapi.json",
     )
-    routers = (gauges.router, facts.router, admin_keys.router, admin.router)
+    routers = (gauges.router, fact_routes.router, key_routes.router, model_routes.router)
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(FitserveError, _on_error)
@@ -216,7 +214,7 @@ def create_app(
         return JSONResponse({"status": "not ready" if problems else "ok", "problems": problems}, 503 if problems else 200)
 
     scopes = Scopes([*app.routes, *(route for router in routers for route in router.routes)])
-    return Door(app, keys, scopes, plane, workers, access_log=settings.access_log)
+    return GatewayApp(app, keys, scopes, plane, workers, access_log=settings.access_log)
 
 
 def _control_client() -> httpx.AsyncClient:

@@ -18,8 +18,8 @@ import structlog
 import uvicorn
 
 from gateway.errors import SettingsError
-from gateway.serve.app import Door, create_app
-from gateway.serve.proxy.front import front
+from gateway.serve.app import GatewayApp, create_app
+from gateway.serve.proxy.client_connection import client_protocol
 from gateway.serve.proxy.limits import hold_little
 from gateway.serve.proxy.upstream_connection import watch_peer
 from gateway.settings import Settings
@@ -27,7 +27,7 @@ from gateway.settings import Settings
 log = structlog.get_logger("fitserve")
 
 # Workers look at their signals ten times a second, and close their sockets at once then; where they get time to.
-_ORPHANS_S = 30.0
+_ORPHANED_S = 30.0
 
 
 def lock(data: Path) -> int:
@@ -90,11 +90,11 @@ def allow_connections(settings: Settings) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 
-def server_config(settings: Settings, app: Door) -> uvicorn.Config:
-    """How uvicorn serves `app`: every connection is a `Front`, which answers inference itself."""
+def server_config(settings: Settings, app: GatewayApp) -> uvicorn.Config:
+    """How uvicorn serves `app`: every connection is a `ClientConnection`, which answers inference itself."""
     return uvicorn.Config(
         app,
-        http=front(app.plane),
+        http=client_protocol(app.plane),
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -106,11 +106,11 @@ def server_config(settings: Settings, app: Door) -> uvicorn.Config:
 
 def _listen(settings: Settings) -> socket.socket:
     """As `listen`, once the workers of a gateway that died have let go of the port."""
-    from gateway.serve.workers.orphans import end_orphans
+    from gateway.serve.workers.orphaned_workers import end_orphaned_workers
 
-    until = time.monotonic() + _ORPHANS_S
+    until = time.monotonic() + _ORPHANED_S
     while True:
-        found = end_orphans(settings.data)
+        found = end_orphaned_workers(settings.data)
         try:
             return listen(settings)
         except SettingsError:
@@ -124,14 +124,14 @@ def _server(settings: Settings, listener: socket.socket) -> tuple[uvicorn.Server
     if settings.workers == 1:
         return uvicorn.Server(server_config(settings, create_app(settings))), listener
     from gateway.serve.workers import sockets
-    from gateway.serve.workers.control import Control
-    from gateway.shared_memory import Memory
+    from gateway.serve.workers.control_server import ControlServer
+    from gateway.shared_memory import SharedMemory
 
     listeners = sockets.share(listener, settings.workers)
     control, path = sockets.listen_control(settings.data)
-    app = create_app(settings, shared=(Memory(), listeners, path))
+    app = create_app(settings, shared=(SharedMemory(), listeners, path))
     assert app.workers is not None  # noqa: S101 - it was told what they share
-    return Control(settings, app, app.workers), control
+    return ControlServer(settings, app, app.workers), control
 
 
 def serve(settings: Settings) -> None:

@@ -17,15 +17,15 @@ import httpx
 import pytest
 
 from gateway.access.auth import ANYONE, Keys, key_of
-from gateway.access.wrong_keys import Guesses
-from gateway.api.endpoints import SURFACE
+from gateway.access.failed_logins import FailedLogins
+from gateway.api.endpoints import ENDPOINTS
 from gateway.domain.key import SCOPES as KNOWN_SCOPES
 from gateway.domain.key import Grant, digest_of, new_key
 from gateway.errors import FitserveError
 from gateway.serve.admin.scopes import SCOPES
 from gateway.serve.app import create_app
 from gateway.settings import Settings
-from tests.local.serve.admin.test_keys import gateway, make, unused
+from tests.local.serve.admin.test_key_routes import gateway, make, unused
 from tests.support.patience import HANG_S
 from tests.support.running import Running, running
 from tests.support.served import served
@@ -128,7 +128,7 @@ async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> N
         scopes: tuple[Any, ...] = ("inference", "read", "admin")
         keys = {None: None} | {scope: await make(one, f"key-{scope}", scopes=[scope]) for scope in scopes}
         del one.client.headers["authorization"]
-        inference = [(endpoint.method, endpoint.path, "inference") for endpoint in SURFACE]
+        inference = [(endpoint.method, endpoint.path, "inference") for endpoint in ENDPOINTS]
         inference += [("GET", "/v1/models/x", "inference"), ("POST", "/v1/responses/resp_x/cancel", "inference")]
         inference += [("GET", "/v1/nowhere", "inference"), ("GET", "/v2/nowhere", "inference")]
         rows: list[tuple[str, str, str]] = [(method, path, SCOPES.get((method, path), "read")) for method, path in routes()]
@@ -287,7 +287,7 @@ async def test_s13_no_get_changes_anything(tmp_path: Path) -> None:
 @pytest.mark.unit
 def test_s14_wrong_keys_are_counted_per_address_and_forgotten() -> None:
     now, waits = 0.0, list[int | None]()
-    counted = Guesses(lambda: now)
+    counted = FailedLogins(lambda: now)
 
     def wrong(address: str) -> int:
         try:

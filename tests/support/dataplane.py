@@ -17,11 +17,12 @@ import uvloop
 from uvicorn.server import ServerState
 
 from gateway.access.auth import ANYONE, Key
-from gateway.routing.routes import ModelRoute, Replica, Routes, RouteTable
-from gateway.serve.proxy.front import Front, front
+from gateway.routing.routes import Routes
+from gateway.routing.table import ModelRoute, RoutedReplica, RouteTable
+from gateway.serve.proxy.client_connection import ClientConnection, client_protocol
+from gateway.serve.proxy.data_plane import Authenticator, DataPlane, OpenConnection
 from gateway.serve.proxy.limits import Limits
 from gateway.serve.proxy.meter import Meter
-from gateway.serve.proxy.plane import Admits, Plane, Watched
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call, Upstream
 
@@ -44,7 +45,7 @@ def event(text: str) -> bytes:
 
 
 def model(*urls: str, name: str = "m", served: str = "m", task: str | None = None) -> ModelRoute:
-    replicas = tuple(Replica(url, f"{name}-{index}", served) for index, url in enumerate(urls))
+    replicas = tuple(RoutedReplica(url, f"{name}-{index}", served) for index, url in enumerate(urls))
     return ModelRoute(name, "ready", "", 1700000000, replicas, task)
 
 
@@ -91,7 +92,7 @@ class Gateway:
 
     def __init__(
         self,
-        keys: Admits | None = None,
+        keys: Authenticator | None = None,
         meter: Meter | None = None,
         app: Any = None,
         queue_per_model: int | None = None,
@@ -100,7 +101,7 @@ class Gateway:
         **limits: Any,
     ) -> None:
         self.routes = Routes(queue_per_model=queue_per_model)
-        self.plane = Plane(self.routes, keys or Everyone(), Limits(**{"body_bytes": LIMIT, **limits}), meter)
+        self.plane = DataPlane(self.routes, keys or Everyone(), Limits(**{"body_bytes": LIMIT, **limits}), meter)
         self._app = app or echo
         self._still = still
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
@@ -110,7 +111,7 @@ class Gateway:
     def __enter__(self) -> Gateway:
         config = uvicorn.Config(
             self._app,
-            http=front(self.plane),
+            http=client_protocol(self.plane),
             interface="asgi3",
             lifespan="off",
             log_config=None,
@@ -176,11 +177,11 @@ class Gateway:
 
 
 @asynccontextmanager
-async def local(url: str, **limits: Any) -> AsyncIterator[tuple[Plane, int]]:
+async def local(url: str, **limits: Any) -> AsyncIterator[tuple[DataPlane, int]]:
     """The data plane in this event loop, with `url` as the engine of model `m`. Gives its port too."""
     loop = asyncio.get_running_loop()
-    plane = Plane(Routes(RouteTable({"m": model(url)})), Everyone(), Limits(**{"body_bytes": LIMIT, **limits}))
-    config = uvicorn.Config(echo, http=front(plane), lifespan="off", log_config=None)
+    plane = DataPlane(Routes(RouteTable({"m": model(url)})), Everyone(), Limits(**{"body_bytes": LIMIT, **limits}))
+    config = uvicorn.Config(echo, http=client_protocol(plane), lifespan="off", log_config=None)
     config.load()
     state = ServerState()
     server = await loop.create_server(lambda: config.http_protocol_class(config, state, {}, loop), "127.0.0.1", 0)  # type: ignore[call-arg]
@@ -191,7 +192,7 @@ async def local(url: str, **limits: Any) -> AsyncIterator[tuple[Plane, int]]:
         plane.close()
         for connection in list(state.connections):
             connection.transport.abort()
-        await until(lambda: not plane.fronts)
+        await until(lambda: not plane.connections)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -200,11 +201,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def reads_on(front: Watched) -> bool:
+def reads_on(front: OpenConnection) -> bool:
     """Whether the engine that answers this client's request is read; it is not while the client takes too little."""
-    assert isinstance(front, Front)
+    assert isinstance(front, ClientConnection)
     exchange = front._exchange
-    return exchange is None or exchange._link is None or exchange._link.transport.is_reading()
+    return exchange is None or exchange._upstream is None or exchange._upstream.transport.is_reading()
 
 
 @asynccontextmanager

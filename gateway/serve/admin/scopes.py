@@ -1,4 +1,4 @@
-"""Which scope a request to the application needs: one row for each of its routes. Inference never comes there, see `front`.
+"""Which scope a request to the application needs: one row for each of its routes. Inference never comes there, see `ClientConnection`.
 
 read    tells of the gateway and changes nothing
 admin   changes something, makes the gateway read what the caller names, or shows what engines may have printed of prompts

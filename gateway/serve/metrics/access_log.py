@@ -1,4 +1,4 @@
-"""The access log: one line of JSON per request on standard error, as it ends: of inference (`AccessLog`) and of the admin API (`Visit`).
+"""The access log: one line of JSON per request on standard error, as it ends: of inference (`AccessLog`) and of the admin API (`AdminRequest`).
 
 Never a prompt, an answer, a query or a key; a key's name. Of a path to the admin API the row of the route, and only where something was
 found under it the path itself: what was not may be anything, a key that was put in the wrong place too.
@@ -9,24 +9,22 @@ from __future__ import annotations
 import sys
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from starlette.types import Message, Scope, Send
 
 from gateway.api.protocol import request_id
+from gateway.errors import FitserveError
 from gateway.serve.admin.scopes import Scopes
 from gateway.serve.metrics.counters import Metrics
-
-if TYPE_CHECKING:
-    from gateway.errors import FitserveError
-    from gateway.serve.proxy.answer import Answer
+from gateway.serve.proxy.meter import MeteredRequest
 
 
 class AccessLog(Metrics):
     """Metrics that are told one by one too."""
 
-    def refused(self, exchange: Answer, error: FitserveError) -> None:
+    def refused(self, exchange: MeteredRequest, error: FitserveError) -> None:
         super().refused(exchange, error)
         self._tell(exchange, error.status, "refused", error.code)
 
@@ -34,19 +32,19 @@ class AccessLog(Metrics):
         super().turned_away(error, id_, address)
         _write("request", {"id": id_, "address": address, "status": error.status, "outcome": "refused", "code": error.code})
 
-    def finished(self, exchange: Answer) -> None:
+    def finished(self, exchange: MeteredRequest) -> None:
         super().finished(exchange)
         if exchange.outcome != "refused":
             self._tell(exchange, exchange.status, exchange.outcome, None)
 
-    def _tell(self, exchange: Answer, status: int, outcome: str, code: str | None) -> None:
+    def _tell(self, exchange: MeteredRequest, status: int, outcome: str, code: str | None) -> None:
         started, first = exchange.started, exchange.first_byte_at
         prompt, completion = exchange.usage
         _write(
             "request",
             {
                 "id": exchange.id,
-                "address": exchange.front.client[0] if exchange.front.client else "",
+                "address": exchange.address,
                 "key": exchange.key.name,
                 "endpoint": exchange.endpoint.name,
                 "model": exchange.model,
@@ -55,7 +53,7 @@ class AccessLog(Metrics):
                 "outcome": outcome,
                 "code": code,
                 "stream": exchange.events,
-                "duration_s": round(exchange.front.plane.loop.time() - started, 6) if started else None,
+                "duration_s": round(exchange.plane.loop.time() - started, 6) if started else None,
                 "first_byte_s": round(first - started, 6) if first else None,
                 "prompt_tokens": prompt,
                 "completion_tokens": completion,
@@ -65,7 +63,7 @@ class AccessLog(Metrics):
         )
 
 
-class Visit:
+class AdminRequest:
     """A request to the application. `send` stands for the one it was given; whoever lets it in writes `key` into the scope, the name."""
 
     def __init__(self, scope: Scope, send: Send, scopes: Scopes) -> None:

@@ -12,13 +12,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from gateway.serve.proxy.meter import Meter
-
-if TYPE_CHECKING:
-    from gateway.errors import FitserveError
-    from gateway.serve.proxy.answer import Answer
+from gateway.errors import FitserveError
+from gateway.serve.proxy.meter import Meter, MeteredRequest
 
 MOST_SERIES = 10_000
 # Seconds: of whole answers, and until the first byte.
@@ -77,7 +74,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("fitserve_replicas", "gauge", ("model", "state"), "Replicas by state; those that are ready are asked."),
     Metric("fitserve_attempts_total", "counter", ("model",), "Starts of engines."),
     Metric(
-        "fitserve_failures_total", "counter", ("model", "kind"), "Starts that failed, by what ended them (docs/reliability.md)."
+        "fitserve_failures_total",
+        "counter",
+        ("model", "kind"),
+        "Starts that failed, by what ended them (docs/reliability.md).",
     ),
     Metric("fitserve_facts", "gauge", ("kind",), "Facts that were learned."),
     Metric("fitserve_gpu_planned_bytes", "gauge", ("gpu",), "Memory that engines may take of a GPU, by their plans."),
@@ -127,18 +127,18 @@ class Metrics(Meter):
         self._left: dict[tuple[str, str], int] = {}
         self._upstream: dict[tuple[str, str], int] = {}
 
-    def begun(self, exchange: Answer) -> None:
+    def begun(self, exchange: MeteredRequest) -> None:
         series = self._series.get((exchange.model, exchange.endpoint.name)) or self._of(exchange)
         exchange.counted = series
         series.in_flight += 1
 
-    def first_byte(self, exchange: Answer) -> None:
+    def first_byte(self, exchange: MeteredRequest) -> None:
         histogram = (exchange.counted or self._of(exchange)).first_byte
         took = exchange.first_byte_at - exchange.started
         histogram.counts[bisect_left(FIRST_BYTES, took)] += 1
         histogram.total += took
 
-    def refused(self, exchange: Answer, error: FitserveError) -> None:
+    def refused(self, exchange: MeteredRequest, error: FitserveError) -> None:
         outcomes, what = self._of(exchange).outcomes, ("refused", error.status // 100)
         outcomes[what] = outcomes.get(what, 0) + 1
         if error.code == "engine_error":
@@ -148,18 +148,18 @@ class Metrics(Meter):
     def turned_away(self, error: FitserveError, id_: str, address: str) -> None:  # noqa: ARG002 - for the access log
         self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
 
-    def ended(self, exchange: Answer) -> None:
+    def ended(self, exchange: MeteredRequest) -> None:
         (exchange.counted or self._of(exchange)).in_flight -= 1
         if exchange.outcome == "unreachable":
             self._failed(exchange.model, "unreachable")
 
-    def finished(self, exchange: Answer) -> None:
+    def finished(self, exchange: MeteredRequest) -> None:
         outcome, status = exchange.outcome, exchange.status // 100
         if outcome == "refused":
             return  # `refused` follows
         series, what = exchange.counted or self._of(exchange), (outcome, status)
         series.outcomes[what] = series.outcomes.get(what, 0) + 1
-        took = exchange.front.plane.loop.time() - exchange.started
+        took = exchange.plane.loop.time() - exchange.started
         series.duration.counts[bisect_left(DURATIONS, took)] += 1
         series.duration.total += took
         if status == 2:
@@ -176,7 +176,7 @@ class Metrics(Meter):
             phase = (exchange.model, "answering" if exchange.first_byte_at else "waiting")
             self._left[phase] = self._left.get(phase, 0) + 1
 
-    def _of(self, exchange: Answer) -> _Series:
+    def _of(self, exchange: MeteredRequest) -> _Series:
         key = (exchange.model, exchange.endpoint.name)
         series = self._series.get(key)
         if series is None:

@@ -19,7 +19,7 @@ from gateway.controller.loop import Loop
 from gateway.controller.managed_model import ManagedModel, status
 from gateway.domain import Attempt
 from gateway.serve.metrics.counters import Metrics, Sample, render
-from gateway.serve.proxy.plane import Plane
+from gateway.serve.proxy.data_plane import DataPlane
 from gateway.store.store import Store
 
 router = APIRouter()
@@ -36,8 +36,8 @@ async def metrics(request: Request) -> PlainTextResponse:
     facts = await asyncio.to_thread(store.fact_counts)
     loop: Loop = state.loop
     counted: Metrics = state.metrics
-    starts: Starts = state.starts
-    plane: Plane = state.plane
+    starts: StartCounter = state.starts
+    plane: DataPlane = state.plane
     samples = [*counted.samples(), *starts.samples(loop.models), *_models(loop, plane), *_process()]
     samples += [("fitserve_facts", (kind,), count) for kind, count in facts.items()]
     if state.workers is not None:
@@ -54,7 +54,7 @@ def _summed(samples: list[Sample]) -> list[Sample]:
     return [(name, labels, value) for (name, labels), value in sums.items()]
 
 
-class Starts:
+class StartCounter:
     """Counts each remembered start once, also when it is forgotten later."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Starts:
             yield "fitserve_failures_total", labels, count
 
 
-def _models(loop: Loop, plane: Plane) -> Iterator[Sample]:
+def _models(loop: Loop, plane: DataPlane) -> Iterator[Sample]:
     models = loop.models
     for state, count in Counter(status(model)[0] for model in models.values()).items():
         yield "fitserve_models", (state,), count
@@ -99,7 +99,7 @@ def _models(loop: Loop, plane: Plane) -> Iterator[Sample]:
     for gpu, size in planned.items():
         yield "fitserve_gpu_planned_bytes", (gpu,), size
     yield "fitserve_loop_age_seconds", (), round(time.monotonic() - loop.last_pass, 3)
-    yield "fitserve_connections", (), len(plane.fronts)
+    yield "fitserve_connections", (), len(plane.connections)
 
 
 def _process() -> Iterator[Sample]:

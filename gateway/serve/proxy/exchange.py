@@ -11,43 +11,136 @@
                                                                                    [DONE]; else a broken transfer
     done         -                                         -                       -
 
-Every request that was given to a replica is taken from it once, by `_release`. The front calls start, more, complete, leave, pause,
-resume, sweep and stop; who waits for it calls ask or refuse; the link calls connected or unreachable, then head, first_byte, and end
-or broke.
+Every request that was given to a replica is taken from it once, by `_release`. The client's connection calls start, more, complete, leave,
+pause, resume, sweep and stop; `QueueWait` calls ask or refuse; the pool calls connected or unreachable; the connection to the engine then
+calls head, first_byte, and end or broke, or `answered` in their place.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
-from gateway.errors import EngineUnreachable, FitserveError, NotReady
-from gateway.routing.routes import Replica
-from gateway.serve.proxy import bodies
-from gateway.serve.proxy.answer import Answer
-from gateway.serve.proxy.heads import request_head
-from gateway.serve.proxy.wait import Wait
+from uvicorn.server import ServerState
 
-if TYPE_CHECKING:
-    from gateway.serve.proxy.upstream_connection import Link
+from gateway.access import rate_limits
+from gateway.access.auth import Key
+from gateway.api.endpoints import Endpoint
+from gateway.api.protocol import error_event
+from gateway.errors import EngineUnreachable, FitserveError, NotReady, UpstreamError
+from gateway.routing.table import Call, RoutedReplica
+from gateway.serve.proxy import request_body
+from gateway.serve.proxy.data_plane import DataPlane
+from gateway.serve.proxy.heads import answer_head, request_head, whole_answer
+from gateway.serve.proxy.meter import TAIL_BYTES, usage
+from gateway.serve.proxy.queue_wait import BufferedAnswer, QueueWait, Writer
+from gateway.serve.proxy.upstream_connection import UpstreamConnection
 
 log = logging.getLogger(__name__)
 
+State = Literal["reading", "queued", "connecting", "asked", "answering", "done"]
+Outcome = Literal["", "answered", "left", "broken", "refused", "unreachable"]
+
+_EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,120})"')
+
+
+class ClientSide(Protocol):
+    """The connection of the client, `ClientConnection`, as far as an exchange calls it."""
+
+    transport: asyncio.Transport
+    server_state: ServerState
+    address: str
+
+    def refuse(self, exchange: Exchange, error: FitserveError) -> None:
+        """Answers with an error of the gateway's own. Only for an exchange whose answer has not started."""
+
+    def answered(self, exchange: Exchange) -> None:
+        """The answer to `exchange` is written, or broken off."""
+
+    def uploaded(self, exchange: Exchange, left: int) -> None:
+        """What was here of the body is written to the engine, but for `left` bytes."""
+
+    def pause_upload(self) -> None:
+        """The engine takes the body slowly: the client is read as slowly."""
+
 
 @dataclass(slots=True, eq=False)
-class Exchange(Answer):
-    """One request, and what has become of it."""
+class Exchange:
+    """One request, its answer, and all that is known of both."""
 
-    # --- the front's side ---
+    plane: DataPlane
+    connection: ClientSide
+    endpoint: Endpoint
+    found: dict[bytes, bytes]  # the client's headers that count
+    key: Key  # who calls
+    id: str
+    keep: bool  # the client's connection may live on
+    chunks: bool  # the client understands chunks
+    lines: bytes  # of its head that go to the engine
+    client: Writer = field(init=False)
+    call: Call = field(init=False)
+    body: bytes | bytearray = b""  # what is here and not yet sent
+    whole: bool = False  # all of it was received
+    large: bool = False  # it has, or waits for, a part of the `BodyBudget`
+    state: State = "reading"
+    status: int = 0
+    events: bool = False  # the answer is an event stream
+    promised: bool = False  # the head of one was written while the request waited
+    started: float = 0.0
+    first_byte_at: float = 0.0
+    outcome: Outcome = ""
+    model: str = ""  # the name of a model that there is
+    received: int = 0  # bytes of the request's body, when it was started
+    counted: Any = None  # where the meter counts it
+    replica: RoutedReplica | None = None
+    _permit: rate_limits.Permit | None = None
+    _usage: tuple[int | None, int | None] | None = None
+    _content_type: bytes = b""
+    _wait: QueueWait | None = None
+    _buffered: BufferedAnswer | None = None
+    _upstream: UpstreamConnection | None = None
+    _dial: asyncio.Task[None] | None = None
+    _retried: bool = False
+    _quiet_since: float = 0.0
+
+    @property
+    def address(self) -> str:
+        """Of the client."""
+        return self.connection.address
+
+    @property
+    def sent(self) -> int:
+        """Bytes of the answer's body so far."""
+        return self._upstream.sent if self._upstream is not None else 0
+
+    @property
+    def tail(self) -> tuple[bytes, ...]:
+        """The last pieces of the answer's body."""
+        return tuple(self._upstream.tail) if self._upstream is not None else ()
+
+    @property
+    def usage(self) -> tuple[int | None, int | None]:
+        """Prompt and completion tokens, as the answer told them; None where it did not."""
+        if self._usage is None:
+            upstream = self._upstream
+            self._usage = usage(upstream.tail) if upstream is not None and 200 <= self.status < 300 else (None, None)
+        return self._usage
+
+    # --- the client's side ---
 
     def start(self) -> None:
         """Its turn has come, and enough of the body is here. Raises FitserveError as long as no engine was asked."""
-        plane = self.front.plane
-        self.client = self.front.transport
+        plane = self.plane
+        self.client = self.connection.transport
         self.started = plane.loop.time()
         content_type = self.found.get(b"content-type")
-        self.call, route, self._content_type = bodies.read_call(self.endpoint, content_type, self.body, plane.routes, self.key)
+        self.call, route, self._content_type = request_body.read_call(
+            self.endpoint, content_type, self.body, plane.routes, self.key
+        )
         self.endpoint.check(route.name, route.task)
         self.model, self.received = route.name, len(self.body)
         replica = plane.routes.pick(route, self.call)
@@ -57,15 +150,15 @@ class Exchange(Answer):
 
     def may_start(self) -> bool:
         """Whether it can go to an engine now, although more of the body is to come. Raises BadRequest."""
-        return self.state == "reading" and bodies.may_stream(
-            self.endpoint, self.found.get(b"content-type"), self.body, self.front.plane.routes, self.key
+        return self.state == "reading" and request_body.may_stream(
+            self.endpoint, self.found.get(b"content-type"), self.body, self.plane.routes, self.key
         )
 
     def more(self, data: bytes) -> None:
         """A piece of the body."""
-        link = self._link
-        if link is not None:
-            link.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if b"content-length" not in self.found else data)
+        upstream = self._upstream
+        if upstream is not None:
+            upstream.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if b"content-length" not in self.found else data)
         elif not self.body:
             self.body = data
         else:
@@ -76,8 +169,8 @@ class Exchange(Answer):
     def complete(self) -> None:
         """That was all of the body."""
         self.whole = True
-        if self._link is not None and b"content-length" not in self.found:
-            self._link.transport.write(b"0\r\n\r\n")
+        if self._upstream is not None and b"content-length" not in self.found:
+            self._upstream.transport.write(b"0\r\n\r\n")
 
     def leave(self) -> None:
         """The client is gone: whatever this waits for is not wanted any more."""
@@ -87,26 +180,26 @@ class Exchange(Answer):
 
     def pause(self) -> None:
         """The client reads slowly: the engine is read as slowly."""
-        if self._link is not None:
-            self._link.transport.pause_reading()
+        if self._upstream is not None:
+            self._upstream.transport.pause_reading()
 
     def resume(self) -> None:
-        if self._link is not None:
-            self._link.transport.resume_reading()
+        if self._upstream is not None:
+            self._upstream.transport.resume_reading()
 
     def sweep(self, now: float) -> None:
         """Twice a second: an engine that has said nothing for very long is given up. A prefill is silent too."""
-        link = self._link
+        upstream = self._upstream
         if self.state == "queued" and self._wait is not None:
             self._wait.sweep(now)
-        elif link is None or link.heard:
+        elif upstream is None or upstream.heard:
             self._quiet_since = now
-            if link is not None:
-                link.heard = False
+            if upstream is not None:
+                upstream.heard = False
                 if self.state == "answering" and self.replica is not None:
-                    self.front.plane.routes.progress(self.replica)
-        elif now - self._quiet_since > self.front.plane.limits.engine_silence_s:
-            self.broke(link, "it has been silent for too long")
+                    self.plane.routes.progress(self.replica)
+        elif now - self._quiet_since > self.plane.limits.engine_silence_s:
+            self.broke(upstream, "it has been silent for too long")
 
     def stop(self) -> None:
         """The gateway stops before the answer is complete."""
@@ -117,36 +210,36 @@ class Exchange(Answer):
 
     # --- the engine's side ---
 
-    def _place(self, replica: Replica | None, avoid: str | None = None) -> None:
+    def _place(self, replica: RoutedReplica | None, avoid: str | None = None) -> None:
         """It goes to the replica, or waits for one."""
         if replica is not None:
             self.ask(replica)
         else:
             self.state = "queued"
-            self._wait = Wait(self, avoid)
-            self.front.plane.routes.wait(self._wait)
+            self._wait = QueueWait(self, avoid)
+            self.plane.routes.wait(self._wait)
 
-    def ask(self, replica: Replica) -> None:
-        plane = self.front.plane
+    def ask(self, replica: RoutedReplica) -> None:
+        plane = self.plane
         plane.routes.begin(replica, self.call.tokens)
         self.replica = replica
         plane.meter.begun(self)
         pool = plane.pool(replica.url)
-        link = pool.take()
-        if link is not None:
-            self.connected(link)
+        upstream = pool.take()
+        if upstream is not None:
+            self.connected(upstream)
         else:
             self.state = "connecting"
             self._dial = pool.dial(self)
 
-    def connected(self, link: Link) -> None:
+    def connected(self, upstream: UpstreamConnection) -> None:
         """The request is written, to a replica that takes connections."""
         self._dial = None
-        self._link = link
+        self._upstream = upstream
         self.state = "asked"
         body = self.body
         if self.replica is not None and self.replica.served_name != self.call.model:
-            body = bodies.renamed(self.endpoint, self.found.get(b"content-type"), body, self.replica.served_name)
+            body = request_body.renamed(self.endpoint, self.found.get(b"content-type"), body, self.replica.served_name)
         described = self._content_type
         if self.whole:
             if self.endpoint.method == "POST":
@@ -156,16 +249,18 @@ class Exchange(Answer):
         else:
             described += b"transfer-encoding: chunked\r\n"
             body = b"%x\r\n%b\r\n" % (len(body), bytes(body))
-        head = request_head(self.endpoint, link.pool.prefix, link.pool.authority, self.id.encode(), described, self.lines)
+        head = request_head(
+            self.endpoint, upstream.pool.prefix, upstream.pool.authority, self.id.encode(), described, self.lines
+        )
         self.body = self.call.body = b""
-        link.ask(self, head, body)
+        upstream.ask(self, head, body)
         if self.large or not self.whole:
-            self.front.uploaded(self, link.transport.get_write_buffer_size())
+            self.connection.uploaded(self, upstream.transport.get_write_buffer_size())
 
     def unreachable(self, error: Exception) -> None:
         """The replica took no connection, so it has not seen the request: another one may, once."""
         self._dial = None
-        failed, plane = self.replica, self.front.plane
+        failed, plane = self.replica, self.plane
         log.warning("%s: no connection to %s: %r", self.id, failed, error)
         self._release("unreachable")
         if failed is not None and not self._retried:
@@ -184,3 +279,153 @@ class Exchange(Answer):
                 "The engine of this model does not take connections.", hint="The gateway restarts it if it died; try again."
             )
         )
+
+    def pause_upload(self) -> None:
+        """The engine takes the body slowly."""
+        self.connection.pause_upload()
+
+    def resume_upload(self) -> None:
+        """The engine has taken all of the body that was here."""
+        self.connection.uploaded(self, 0)
+
+    def head(self, upstream: UpstreamConnection, status: int) -> None:
+        """The head of the answer. The client's is written anew too."""
+        if not (200 <= status < 300 or 400 <= status < 600):
+            self._let_go()
+            self.refuse(
+                UpstreamError(
+                    f"The engine answered with status {status}, which is no answer to an inference request.",
+                    hint="Check that the model's endpoint is the address of an OpenAI-compatible server.",
+                )
+            )
+            return
+        head = answer_head(
+            *(status, upstream.headers, upstream.length, self.own_headers(), self.id.encode()),
+            chunks=self.chunks,
+            keep=self.keep,
+        )
+        self.status = status
+        self.state = "answering"
+        if not self.promised:
+            self.events, self.keep, upstream.framed = head.events, head.keep, head.framed
+            upstream.out.append(head.data)
+        elif head.events:
+            upstream.framed = head.framed
+        else:
+            self.client = self._buffered = BufferedAnswer()
+
+    def own_headers(self) -> bytes:
+        """The lines of the answer's head that are the gateway's own."""
+        plane = self.plane
+        own = plane.date(self.connection.server_state.default_headers)
+        return own if self._permit is None else own + self._permit.lines(plane.loop.time())
+
+    def first_byte(self, data: bytes) -> None:
+        plane = self.plane
+        self.first_byte_at = plane.loop.time()
+        plane.meter.first_byte(self)
+        if self.replica is not None:
+            plane.routes.progress(self.replica)
+            if self.endpoint.path == "/v1/responses" and self.status < 300 and (match := _RESPONSE_ID.search(data, 0, 4096)):
+                plane.routes.responses.made(match[1], self.key, self.replica.seed)
+
+    def end(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
+        """The answer is complete."""
+        if upstream.framed:
+            upstream.out.append(b"0\r\n\r\n")
+        upstream.flush()
+        if self._buffered is not None:
+            self._last_event(self._buffered.event(self.endpoint.shape))
+        self._part(upstream, reusable=reusable)
+
+    def _part(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
+        """All of the answer is written."""
+        self._finish("answered")
+        if reusable and self.whole and not upstream.transport.get_write_buffer_size():
+            upstream.pool.give(upstream)
+        else:
+            upstream.drop()
+        self.connection.answered(self)
+
+    def answered(self, upstream: UpstreamConnection, status: int, lines: bytes, body: bytes) -> None:
+        """The answer came whole, with a head that is known: as `head`, `first_byte` and `end`."""
+        self.status = status
+        upstream.sent = len(body)
+        if body:
+            upstream.tail.append(body[-TAIL_BYTES:])
+            self.first_byte(body)
+        self.client.write(whole_answer(status, lines, self.own_headers(), self.id.encode(), body))
+        self._part(upstream, reusable=True)
+
+    def broke(self, upstream: UpstreamConnection, reason: str) -> None:
+        """The engine broke off, or cannot be understood."""
+        log.warning("%s: %s broke off: %s", self.id, self.replica, reason)
+        upstream.flush()
+        self._let_go()
+        if self.status:
+            self.refuse(UpstreamError("The engine broke off in its answer.", hint="Ask again; what came so far is incomplete."))
+        else:
+            self.refuse(
+                UpstreamError(
+                    "The engine broke off before it answered.", hint="Try again; the engine's log says what happened to it."
+                )
+            )
+
+    # --- endings ---
+
+    def _let_go(self) -> None:
+        """Of the engine, at once."""
+        if self._dial is not None:
+            self._dial.cancel()
+        if self._upstream is not None:
+            self._upstream.drop()
+
+    def refuse(self, error: FitserveError) -> None:
+        """An answer that has started cannot be taken back. An event stream ends with the error, anything else is cut off."""
+        if not self.status and not self.promised:
+            self._finish("refused")
+            self.connection.refuse(self, error)
+            return
+        if not self.status:
+            self.plane.meter.refused(self, error)
+        self.keep = False
+        if self.events:
+            event = error_event(error, self.endpoint.shape)
+            if self._buffered is None and not b"".join((b"\n\n", *self.tail)).endswith(_EVENT_END):
+                event = b"\n\n" + event
+            self._last_event(event)
+        self._finish("broken" if self.status else "refused")
+        self.connection.answered(self)
+
+    def _last_event(self, event: bytes) -> None:
+        self.connection.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if self.chunks else event)
+
+    def _finish(self, outcome: Outcome) -> None:
+        if self.state == "queued" and self._wait is not None:
+            self.plane.routes.forget(self._wait)
+        self.outcome = outcome
+        if self.state != "reading":
+            self.plane.meter.finished(self)
+        self.state = "done"
+        self.body = b""
+        if self.large:
+            self.plane.body_budget.leave(self)
+        self._release(outcome)
+        if self._permit is not None:
+            self._permit.end(self._tokens(self._permit), self.plane.loop.time())
+
+    def _tokens(self, permit: rate_limits.Permit) -> int:
+        """What this cost its key."""
+        prompt, completion = self.usage
+        bucket = permit.account.tokens
+        if prompt is not None or completion is not None or bucket is None:
+            return (prompt or 0) + (completion or 0)
+        asked = self._upstream is not None and self.endpoint.body == "json" and self.status < 300 and self.outcome != "refused"
+        return rate_limits.estimate(self.received, self.sent, events=self.events, most=bucket.size) if asked else 0
+
+    def _release(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        if self.replica is not None:
+            self.plane.meter.ended(self)
+            self.plane.routes.end(self.replica, self.call.tokens)
+            self.replica = None

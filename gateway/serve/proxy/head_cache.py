@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import hmac
 import re
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from gateway.access.auth import Key
+from gateway.api.endpoints import Endpoint
 from gateway.serve.proxy.heads import Headers, passed
-
-if TYPE_CHECKING:
-    from gateway.serve.proxy.exchange import Exchange
 
 _MOST_BYTES = 4096
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n", re.IGNORECASE).search
@@ -26,12 +25,23 @@ _CHANGING = frozenset({b"x-request-id", b"traceparent", b"tracestate", b"expect"
 Places = tuple[int, int, int]
 
 
-class Repeat:
+class ReadRequest(Protocol):
+    """An `Exchange` whose head was read."""
+
+    endpoint: Endpoint
+    found: dict[bytes, bytes]
+    key: Key
+    keep: bool
+    chunks: bool
+    lines: bytes
+
+
+class KnownRequestHead:
     """The head of a request, and what was found out about it. `keys`: those in force then; with others it is to be read anew."""
 
     __slots__ = ("_head", "_places", "endpoint", "found", "key", "keys", "lines")
 
-    def __init__(self, exchange: Exchange, keys: object, data: bytes, places: Places) -> None:
+    def __init__(self, exchange: ReadRequest, keys: object, data: bytes, places: Places) -> None:
         self.endpoint = exchange.endpoint
         self.found = {b"content-type": exchange.found[b"content-type"]} if b"content-type" in exchange.found else {}
         self.key = exchange.key
@@ -47,7 +57,7 @@ class Repeat:
         return data[end:] if same else None
 
 
-class Echo:
+class KnownAnswerHead:
     """The head of an engine's answer. `lines`: those of its headers that are passed on."""
 
     __slots__ = ("_after", "_before", "_places", "lines", "status")
@@ -65,20 +75,20 @@ class Echo:
         return data[end:] if same else None
 
 
-def remember(data: bytes, exchange: Exchange, keys: object) -> Repeat | None:
+def remember(data: bytes, exchange: ReadRequest, keys: object) -> KnownRequestHead | None:
     """The head of `exchange`, which is all that `data` holds beside its body; None where it cannot come again, or is not as simple."""
     places = _find(data, exchange.found.get(b"content-length"))
     if places is None or not exchange.keep or not exchange.chunks or not _CHANGING.isdisjoint(exchange.found):
         return None
-    return Repeat(exchange, keys, data, places)
+    return KnownRequestHead(exchange, keys, data, places)
 
 
-def remember_answer(data: bytes, status: int, headers: Headers, length: bytes | None) -> Echo | None:
+def remember_answer(data: bytes, status: int, headers: Headers, length: bytes | None) -> KnownAnswerHead | None:
     """As `remember`, of an answer that leaves its connection good for another one."""
     places = _find(data, length)
     lines, events = passed(headers)
     # An event stream is framed anew, whatever its length.
-    return Echo(status, lines, data, places) if places is not None and not events else None
+    return KnownAnswerHead(status, lines, data, places) if places is not None and not events else None
 
 
 def _find(data: bytes, length: bytes | None) -> Places | None:

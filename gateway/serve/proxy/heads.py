@@ -7,6 +7,7 @@ header, no cookie or key.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,6 +31,17 @@ def request_head(endpoint: Endpoint, prefix: bytes, host: bytes, id_: bytes, bod
 def request_lines(found: dict[bytes, bytes]) -> bytes:
     """Of the client's headers those that go to the engine."""
     return b"".join([b"%b: %b\r\n" % (name, found[name]) for name in _PASSED if name in found and _PLAIN(found[name])])
+
+
+def head_without_upgrade(method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A request's head without the wish for another protocol."""
+    lines = [b"%b %b HTTP/%b\r\n" % (method, target, version.encode())]
+    for name, value in headers:
+        if name == b"connection":
+            lines.append(b"connection: close\r\n" if b"close" in value.lower() else b"")
+        elif name != b"upgrade":
+            lines.append(b"%b: %b\r\n" % (name, value))
+    return b"".join((*lines, b"\r\n"))
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@
     the connection is kept, without a request      Limits.keep_alive_s closed
     the rest of a refused body is thrown away      LINGER_S            closed
 
-All connections are looked at twice a second (`Plane`): one timer for all of them costs less than one each.
+All connections are looked at twice a second (`DataPlane`): one timer for all of them costs less than one each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LINGER_S = 5.0
 SWEEP_S = 0.5
 # What waits in the kernel for a client that reads slowly, beside what is on its way.
 UNSENT_BYTES = 128 * 1024
-# A body up to here needs no room of its own.
+# A body up to here needs nothing of the `BodyBudget`.
 SMALL_BYTES = 1024 * 1024
 # Requests that may wait behind one that is being answered on the same connection.
 PIPELINED = 16
@@ -97,8 +97,8 @@ def read_head(target: bytes, headers: list[tuple[bytes, bytes]], version: str, r
 
 
 def hold_little(listener: socket.socket) -> None:
-    """Has the kernel take only so much ahead of what a client reads; by itself it takes megabytes, which are counted nowhere here.
-    What a socket accepts that listens holds as much as it does itself."""
+    """Lets the kernel keep at most UNSENT_BYTES that the client has not read; by default the kernel keeps megabytes, which no limit here counts.
+    Every connection that `listener` accepts inherits the option."""
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
@@ -107,7 +107,7 @@ def head_too_large() -> HeadTooLarge:
 
 
 def has_left(transport: asyncio.BaseTransport) -> bool:
-    """Whether the peer of a connection that is not being read has closed it: the kernel knows, and nobody else can."""
+    """Whether the peer has closed a connection that is not being read. Only the kernel knows."""
     connection: socket.socket = transport.get_extra_info("socket")
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
 
@@ -121,8 +121,8 @@ class Stall:
         self._left = -1
 
     def over(self, now: float) -> bool:
-        """Whether it took no byte for STALL_S. Then its connection is to be closed, and the kernel keeps nothing for it either: else
-        that would go on offering what was written, for minutes, to a client that has never read."""
+        """Whether the client took no byte for STALL_S. Then its connection is to be closed, and the kernel is told to drop what was written:
+        otherwise the kernel would offer these bytes for minutes to a client that never reads."""
         connection: socket.socket = self._transport.get_extra_info("socket")
         queued = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
         left = queued + self._transport.get_write_buffer_size()
@@ -134,11 +134,11 @@ class Stall:
         return True
 
 
-class Room:
+class BodyBudget:
     """Memory for large bodies, shared by all connections: who gets none waits, unread, in the order of asking.
 
     `model` may be the last field of a body, and SDKs put it behind the messages; so a body is kept until it is complete, and what
-    bounds the memory is this room, not the size of one body times the number of clients.
+    bounds the memory is this budget, not the size of one body times the number of clients.
     """
 
     def __init__(self, size: int) -> None:
@@ -147,7 +147,7 @@ class Room:
         self._given: dict[object, int] = {}
 
     def ask(self, who: object, size: int, then: Callable[[], None]) -> bool:
-        """Whether `who` has room for a body of `size` bytes; if not yet, `then` is called when it has."""
+        """Whether `who` has memory for a body of `size` bytes; if not yet, `then` is called when it has."""
         if who in self._given:
             return True
         if who in self._waiting:
@@ -173,8 +173,8 @@ class Room:
             then()
 
 
-class Doorman:
-    """Counts the connections, in all and per address."""
+class ConnectionLimiter:
+    """Counts the connections: all, and by address."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -182,7 +182,7 @@ class Doorman:
         self._of: Counter[str] = Counter()
 
     def admit(self, address: str) -> bool:
-        """Whether one more connection from `address` may stay. Each call has its `left`, whatever the answer."""
+        """Whether one more connection from `address` may stay. Each call needs its call of `left`, whatever the answer was."""
         self._total += 1
         self._of[address] += 1
         return self._total <= self._limits.connections and self._of[address] <= self._limits.connections_per_address

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
-if TYPE_CHECKING:
-    from gateway.errors import FitserveError
-    from gateway.serve.proxy.answer import Answer
+from gateway.access.auth import Key
+from gateway.api.endpoints import Endpoint
+from gateway.errors import FitserveError
+from gateway.routing.table import RoutedReplica
 
 # Enough for the usage block at the end of an answer, or in one of the last events of a stream.
 TAIL_BYTES = 4096
@@ -34,29 +36,65 @@ class _Usage(msgspec.Struct):
 _USAGE = msgspec.json.Decoder(_Usage)
 
 
+class Clock(Protocol):
+    """The data plane, whose loop has the clock of all times here."""
+
+    loop: asyncio.AbstractEventLoop
+
+
+class MeteredRequest(Protocol):
+    """An `Exchange`, as far as a meter looks at it. `counted` is the meter's own, for what it wants to find again."""
+
+    endpoint: Endpoint
+    key: Key
+    id: str
+    model: str
+    replica: RoutedReplica | None
+    status: int
+    events: bool
+    started: float
+    first_byte_at: float
+    received: int
+    counted: Any
+
+    @property
+    def plane(self) -> Clock: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def sent(self) -> int: ...
+
+    @property
+    def usage(self) -> tuple[int | None, int | None]: ...
+
+    @property
+    def outcome(self) -> str: ...
+
+
 class Meter:
     """Called from the event loop. Each `begun` has its `ended`, each request one `finished`, `refused` or both. Must not raise.
 
-    What is told of has: endpoint, key, model, replica, events, started and first_byte_at (seconds of the loop's clock), status,
-    received and sent (bytes of the bodies), usage, outcome.
+    `started` and `first_byte_at` are seconds of the loop's clock, `received` and `sent` bytes of the bodies.
     """
 
-    def begun(self, exchange: Answer) -> None:
+    def begun(self, exchange: MeteredRequest) -> None:
         """A replica is chosen, `exchange.replica`. Once more after the first one took no connection."""
 
-    def first_byte(self, exchange: Answer) -> None:
+    def first_byte(self, exchange: MeteredRequest) -> None:
         """The first byte of the answer's body came from the engine."""
 
-    def refused(self, exchange: Answer, error: FitserveError) -> None:
+    def refused(self, exchange: MeteredRequest, error: FitserveError) -> None:
         """The gateway answers itself, with this error."""
 
     def turned_away(self, error: FitserveError, id_: str, address: str) -> None:
         """The same, to what has not become a request."""
 
-    def ended(self, exchange: Answer) -> None:
+    def ended(self, exchange: MeteredRequest) -> None:
         """The replica has done with it, or took no connection (its outcome is unreachable then)."""
 
-    def finished(self, exchange: Answer) -> None:
+    def finished(self, exchange: MeteredRequest) -> None:
         """Over, as `exchange.outcome` says: answered, left (the client), broken (the engine), refused (the gateway)."""
 
 

@@ -1,20 +1,17 @@
-"""One connection to an engine, and the answer that is read from it. Which connections there are: `pool.py`."""
+"""One connection to an engine, and the answer that is read from it. Which connections there are: `upstream_pool.py`."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import httptools
 
-from gateway.serve.proxy import head_cache as repeats
+from gateway.serve.proxy import head_cache
 from gateway.serve.proxy.meter import TAIL_BYTES, TAIL_PIECES
-
-if TYPE_CHECKING:
-    from gateway.serve.proxy.exchange import Exchange
-    from gateway.serve.proxy.upstream_pool import Pool
+from gateway.serve.proxy.queue_wait import Writer
 
 HEAD_LIMIT_BYTES = 64 * 1024
 RECEIVE_BYTES = 128 * 1024
@@ -32,7 +29,61 @@ def watch_peer(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class Link(asyncio.Protocol):
+class Owner(Protocol):
+    """The pool of a connection."""
+
+    authority: bytes
+    prefix: bytes
+    connections: set[UpstreamConnection]
+
+    def give(self, connection: UpstreamConnection) -> None:
+        """Back to the pool. Only after a complete answer to a request that was written in whole."""
+
+    def distrust(self) -> None:
+        """The engine has closed a connection that was idle."""
+
+
+class UpstreamRequest(Protocol):
+    """The request that a connection works for, an `Exchange`: where its answer goes, and who hears what becomes of the answer.
+
+    After `connected` comes `answered`, or `head`, then `first_byte` where there is a body, then `end`; `broke` may come at any time after
+    `connected` and ends all. The connection calls nothing after `answered`, `end` or `broke`.
+    """
+
+    client: Writer
+    keep: bool
+    promised: bool
+    status: int
+
+    def connected(self, upstream: UpstreamConnection, /) -> None:
+        """A new connection is open. The request is written to it by `ask`."""
+
+    def unreachable(self, error: Exception) -> None:
+        """No connection could be made."""
+
+    def head(self, upstream: UpstreamConnection, status: int, /) -> None:
+        """The head of the answer has come; `headers` and `length` of the connection tell it."""
+
+    def first_byte(self, data: bytes, /) -> None:
+        """The first bytes of the answer's body."""
+
+    def end(self, upstream: UpstreamConnection, /, *, reusable: bool) -> None:
+        """The answer is complete. `reusable`: the connection may take another request."""
+
+    def answered(self, upstream: UpstreamConnection, status: int, lines: bytes, body: bytes, /) -> None:
+        """The answer came whole, with a head that is known: `head`, `first_byte` and `end` in one."""
+
+    def broke(self, upstream: UpstreamConnection, reason: str, /) -> None:
+        """The engine broke off, or cannot be understood."""
+
+    def pause_upload(self) -> None:
+        """The engine takes the body slowly."""
+
+    def resume_upload(self) -> None:
+        """The engine has taken all of the body that was here."""
+
+
+class UpstreamConnection(asyncio.Protocol):
     """One connection to an engine, and the answer that is being read from it: body bytes go straight to the client.
 
     `exchange` is the request it works for, None while it waits in the pool and after it was dropped. `heard`: the engine said
@@ -42,20 +93,31 @@ class Link(asyncio.Protocol):
     """
 
     __slots__ = (
-        *("_between", "_bulky", "_chunk_ended", "_echo", "_first", "_head_bytes", "_parser", "_reusable", "exchange", "framed"),
+        *(
+            "_between",
+            "_bulky",
+            "_chunk_ended",
+            "_known",
+            "_first",
+            "_head_bytes",
+            "_parser",
+            "_reusable",
+            "exchange",
+            "framed",
+        ),
         *("headers", "heard", "idle_since", "length", "out", "over", "pool", "sent", "sized", "tail", "transport"),
     )
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Owner) -> None:
         self.pool = pool
         self.transport: asyncio.Transport
-        self.exchange: Exchange | None = None
+        self.exchange: UpstreamRequest | None = None
         self.headers: tuple[tuple[bytes, bytes], ...] = ()
         self.length: bytes | None = None
         self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self.out: list[bytes] = []
         self.idle_since = 0.0
-        self._echo: repeats.Echo | None = None  # the head of the answer before
+        self._known: head_cache.KnownAnswerHead | None = None  # the head of the answer before
         self._parser = httptools.HttpResponseParser(self)
         # What a header may hold is checked where it is passed on; one odd header is no reason to refuse a whole answer.
         self._parser.set_dangerous_leniencies(lenient_headers=True)
@@ -64,7 +126,7 @@ class Link(asyncio.Protocol):
         self._chunk_ended = False  # what was last parsed is the end of a chunk
         self._between = False  # the answer goes out in chunks as it comes in, and what comes next begins one
 
-    def ask(self, exchange: Exchange, head: bytes, body: bytes | bytearray) -> None:
+    def ask(self, exchange: UpstreamRequest, head: bytes, body: bytes | bytearray) -> None:
         """Writes a request; its answer goes to `exchange`."""
         self.exchange = exchange
         self.tail.clear()
@@ -95,12 +157,12 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        self.pool.links.add(self)
+        self.pool.connections.add(self)
         # What uvloop gives as the socket makes a real one for every call.
         connection = socket.socket(fileno=transport.get_extra_info("socket").fileno())
         try:
             watch_peer(connection)
-            # For a client that reads slowly the kernel would else take megabytes from the engine (`guard.hold_little`).
+            # For a client that reads slowly the kernel would else take megabytes from the engine (`limits.hold_little`).
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         finally:
             connection.detach()
@@ -118,10 +180,10 @@ class Link(asyncio.Protocol):
         first = self._first
         if first:
             self._first = False
-            echo = self._echo
-            if echo is not None and exchange.keep and not exchange.promised and (body := echo.body(data)) is not None:
+            known = self._known
+            if known is not None and exchange.keep and not exchange.promised and (body := known.body(data)) is not None:
                 self.over = True
-                exchange.answered(self, echo.status, echo.lines, body)
+                exchange.answered(self, known.status, known.lines, body)
                 return
         try:
             self._parser.feed_data(data)
@@ -135,7 +197,7 @@ class Link(asyncio.Protocol):
         self._between = self._chunk_ended and self.framed and data.endswith(b"\r\n")
         if self.over:
             if first and self._reusable:
-                self._echo = repeats.remember_answer(data, exchange.status, self.headers, self.length)
+                self._known = head_cache.remember_answer(data, exchange.status, self.headers, self.length)
             exchange.end(self, reusable=self._reusable)
         elif self.out:
             self.flush()
@@ -160,7 +222,7 @@ class Link(asyncio.Protocol):
         self._closed(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.pool.links.discard(self)
+        self.pool.connections.discard(self)
         if self.exchange is None and exc is not None:
             self.pool.distrust()
         self._closed(exc)
@@ -176,11 +238,11 @@ class Link(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self.exchange is not None:
-            self.exchange.front.pause_upload()
+            self.exchange.pause_upload()
 
     def resume_writing(self) -> None:
         if self.exchange is not None:
-            self.exchange.front.uploaded(self.exchange, 0)
+            self.exchange.resume_upload()
 
     # --- the parser's side ---
 

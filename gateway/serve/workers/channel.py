@@ -1,11 +1,11 @@
 """What the control process and a worker tell each other: over a socket pair, each message with its length before it, in MessagePack.
 
-message     from      when
-Begin       control   first: how to serve, and the tables in force; the worker takes no connection before
-Table       control   the routes have changed
-KeyTable    control   the keys have changed
-Elsewhere   control   twice a second, where it has changed: what the other workers have in flight
-Report      worker    twice a second
+message              from      when
+Begin                control   first: how to serve, and the tables in force; the worker takes no connection before
+RouteTableMessage    control   the routes have changed
+KeyTableMessage      control   the keys have changed
+Elsewhere            control   twice a second, where it has changed: what the other workers have in flight
+Report               worker    twice a second
 
 Each is a whole value that replaces the one before. What is not one of these is an error (msgspec checks the types): then the two are
 not of the same version, and the worker is started again.
@@ -20,23 +20,23 @@ from dataclasses import replace
 import msgspec
 
 from gateway.access.auth import Key, Keys
-from gateway.routing.routes import ModelRoute, RouteTable
+from gateway.routing.table import ModelRoute, RouteTable
 from gateway.serve.metrics.counters import Sample
 from gateway.serve.proxy.limits import Limits
-from gateway.serve.workers.shared_limits import Rows
+from gateway.serve.workers.shared_limits import LimitRows
 
 REPORT_S = 0.5
 _LENGTH_BYTES = 4
 
 
-class Table(msgspec.Struct, frozen=True, tag=True):
+class RouteTableMessage(msgspec.Struct, frozen=True, tag=True):
     """`gateway.routing.routes.RouteTable`."""
 
     models: tuple[ModelRoute, ...]
 
 
-class KeyTable(msgspec.Struct, frozen=True, tag=True):
-    """`gateway.access.auth.Table`: digests, never a key. `rows`: of those with limits (`gateway.serve.workers.shared_limits`)."""
+class KeyTableMessage(msgspec.Struct, frozen=True, tag=True):
+    """`gateway.access.auth.KeyTable`: digests, never a key. `rows`: of those with limits (`gateway.serve.workers.shared_limits`)."""
 
     keys: tuple[Key, ...]
     closed: bool
@@ -53,8 +53,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     grace_s: float
     log_level: str
     access_log: bool
-    routes: Table
-    keys: KeyTable
+    routes: RouteTableMessage
+    keys: KeyTableMessage
 
 
 class Elsewhere(msgspec.Struct, frozen=True, tag=True):
@@ -63,7 +63,7 @@ class Elsewhere(msgspec.Struct, frozen=True, tag=True):
     in_flight: dict[str, int]
 
 
-class Load(msgspec.Struct, frozen=True, array_like=True):
+class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     """What a worker has in flight at one replica. `silent_s`: since the replica gave it a byte."""
 
     requests: int
@@ -73,11 +73,11 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
 class Report(msgspec.Struct, frozen=True, tag=True):
     """`loads` by replica id; `samples`: all metrics of the worker; None: as before."""
 
-    loads: dict[str, Load]
+    loads: dict[str, ReplicaLoad]
     samples: tuple[Sample, ...] | None
 
 
-ToWorker = Begin | Table | KeyTable | Elsewhere
+ToWorker = Begin | RouteTableMessage | KeyTableMessage | Elsewhere
 
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
@@ -143,9 +143,9 @@ def _exactly(end: socket.socket, length: int) -> bytes:
     return bytes(data)
 
 
-def table_of(table: RouteTable) -> Table:
+def table_of(table: RouteTable) -> RouteTableMessage:
     """What is told of an engine may be no text, and cannot be sent then; nor could a client ask for a model of that name."""
-    return Table(
+    return RouteTableMessage(
         tuple(
             replace(
                 route,
@@ -161,6 +161,6 @@ def _text(said: str) -> str:
     return said.encode(errors="replace").decode()
 
 
-def keys_of(keys: Keys, rows: Rows) -> KeyTable:
+def keys_of(keys: Keys, rows: LimitRows) -> KeyTableMessage:
     known = tuple(keys.table.keys.values())
-    return KeyTable(known, keys.table.closed, rows.of(known))
+    return KeyTableMessage(known, keys.table.closed, rows.of(known))

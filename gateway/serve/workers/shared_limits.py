@@ -11,10 +11,10 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from gateway.access.auth import Key, Limit
-from gateway.access.rate_limits import MINUTE_S, Account, Bucket, Limiter
+from gateway.access.auth import Key, KeyLimits
+from gateway.access.rate_limits import MINUTE_S, Account, Bucket, RateLimiter
 from gateway.api.endpoints import Shape
-from gateway.shared_memory import MOST_WORKERS, ROW_BYTES, ROWS, Memory
+from gateway.shared_memory import MOST_WORKERS, ROW_BYTES, ROWS, SharedMemory
 
 _BUCKET = struct.Struct("<dd")
 _COUNT = struct.Struct("<I")
@@ -22,10 +22,10 @@ _COUNTS = struct.Struct(f"<{MOST_WORKERS}I")
 _COUNTS_AT = 2 * _BUCKET.size
 
 
-class Rows:
+class LimitRows:
     """For the control process: which key has which row."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
         self._of: dict[bytes, int] = {}
         # One that was given back is the last to be given again: what its key had under way has ended by then.
@@ -48,16 +48,16 @@ class Rows:
             _COUNT.pack_into(_row(self._memory, row), _COUNTS_AT + worker * _COUNT.size, 0)
 
 
-class SharedLimiter(Limiter):
+class SharedRateLimiter(RateLimiter):
     """A worker's. `rows`: by digest of the key, as the control process says."""
 
-    def __init__(self, memory: Memory, worker: int) -> None:
+    def __init__(self, memory: SharedMemory, worker: int) -> None:
         super().__init__()
         self.rows: Mapping[bytes, int] = {}
         self._memory = memory
         self._worker = worker
 
-    def _open(self, digest: bytes, limit: Limit, now: float) -> Account:
+    def _open(self, digest: bytes, limit: KeyLimits, now: float) -> Account:
         row = self.rows.get(digest)
         return Account(limit, now) if row is None else _Account(limit, self._memory, row, self._worker)
 
@@ -85,7 +85,7 @@ class _Bucket(Bucket):
 
 
 class _Account(Account):
-    def __init__(self, limit: Limit, memory: Memory, row: int, worker: int) -> None:
+    def __init__(self, limit: KeyLimits, memory: SharedMemory, row: int, worker: int) -> None:
         super().__init__(limit, 0.0)
         found = _row(memory, row)
         self._lock = memory.lock(row)
@@ -111,5 +111,5 @@ class _Account(Account):
             super().end(tokens, now)
 
 
-def _row(memory: Memory, row: int) -> memoryview:
+def _row(memory: SharedMemory, row: int) -> memoryview:
     return memory.accounts[row * ROW_BYTES : (row + 1) * ROW_BYTES]

@@ -7,7 +7,7 @@ comes for a worker that has died waits for its successor.
 
     a worker dies            its streams end; it is started again, at once or, when it dies young, after a while that doubles
     a worker hangs           it reports nothing for HUNG_S and is killed
-    the control process dies the workers go on; the next gateway on the data folder ends them (`gateway.serve.workers.orphans`)
+    the control process dies the workers go on; the next gateway on the data folder ends them (`gateway.serve.workers.orphaned_workers`)
     SIGTERM                  all workers finish what they are answering, within the grace time
 """
 
@@ -28,7 +28,8 @@ import msgspec
 import structlog
 
 from gateway.access.auth import Keys
-from gateway.routing.routes import Routes, RouteTable
+from gateway.routing.routes import Routes
+from gateway.routing.table import RouteTable
 from gateway.serve.metrics.counters import METRICS, Sample
 from gateway.serve.proxy.limits import Limits
 from gateway.serve.workers.channel import (
@@ -36,14 +37,14 @@ from gateway.serve.workers.channel import (
     Begin,
     Channel,
     Elsewhere,
-    Load,
+    ReplicaLoad,
     ToWorker,
     keys_of,
     table_of,
 )
-from gateway.serve.workers.shared_limits import Rows
+from gateway.serve.workers.shared_limits import LimitRows
 from gateway.settings import Settings
-from gateway.shared_memory import Memory
+from gateway.shared_memory import SharedMemory
 
 log = structlog.get_logger("fitserve.workers")
 
@@ -65,7 +66,7 @@ class _Worker:
     channel: Channel
     heard: float
     silent_looks: int = 0  # since it was heard
-    loads: dict[str, Load] = field(default_factory=dict)
+    loads: dict[str, ReplicaLoad] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     elsewhere: dict[str, int] | None = None  # as it was told
 
@@ -94,7 +95,13 @@ class Workers:
     """`routes` are for the loop."""
 
     def __init__(
-        self, settings: Settings, limits: Limits, keys: Keys, memory: Memory, listeners: list[socket.socket], control: Path
+        self,
+        settings: Settings,
+        limits: Limits,
+        keys: Keys,
+        memory: SharedMemory,
+        listeners: list[socket.socket],
+        control: Path,
     ) -> None:
         """limits: of the whole gateway; memory: what all of them know; listeners: one for each; control: where they ask the
         control process."""
@@ -103,7 +110,7 @@ class Workers:
         self._settings = settings
         self._keys = keys
         self._memory = memory
-        self._rows = Rows(memory)
+        self._rows = LimitRows(memory)
         count = settings.workers
         # The kernel spreads connections evenly, but not exactly so.
         self._limits = replace(
@@ -271,7 +278,7 @@ class Workers:
                     worker.process.kill()
 
 
-def _summed(loads: Iterable[dict[str, Load]]) -> dict[str, int]:
+def _summed(loads: Iterable[dict[str, ReplicaLoad]]) -> dict[str, int]:
     summed: Counter[str] = Counter()
     for one in loads:
         summed.update({id_: load.requests for id_, load in one.items()})

@@ -3,7 +3,7 @@
     python -m gateway.serve.workers.worker DATA_DIR INDEX LISTENER CHANNEL MEMORY     (the last three are file descriptors)
 
 It ends on SIGTERM, after what it is answering. When the control process is gone it goes on with the last tables, until a gateway on
-the same data folder starts, which ends it (`gateway.serve.workers.orphans`).
+the same data folder starts, which ends it (`gateway.serve.workers.orphaned_workers`).
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ import msgspec
 import uvicorn
 
 from gateway.access.auth import Keys
-from gateway.access.wrong_keys import Guesses
+from gateway.access.failed_logins import FailedLogins
 from gateway.logging import configure_logging
 from gateway.routing.responses import Responses
-from gateway.routing.routes import ModelRoute, Replica, Routes, RouteTable
+from gateway.routing.routes import Routes
+from gateway.routing.table import ModelRoute, RoutedReplica, RouteTable
 from gateway.serve.metrics.access_log import AccessLog
 from gateway.serve.metrics.counters import Metrics, Sample
-from gateway.serve.proxy.front import front
-from gateway.serve.proxy.plane import Plane
+from gateway.serve.proxy.client_connection import client_protocol
+from gateway.serve.proxy.data_plane import DataPlane
 from gateway.serve.workers.channel import (
     REPORT_S,
     Begin,
     Channel,
     Elsewhere,
-    KeyTable,
-    Load,
+    KeyTableMessage,
+    ReplicaLoad,
     Report,
-    Table,
+    RouteTableMessage,
     receive_begin,
 )
-from gateway.serve.workers.forward import Passage
-from gateway.serve.workers.shared_limits import SharedLimiter
-from gateway.shared_memory import Memory
+from gateway.serve.workers.control_forwarder import ControlForwarder
+from gateway.serve.workers.shared_limits import SharedRateLimiter
+from gateway.shared_memory import SharedMemory
 
 log = logging.getLogger("fitserve.worker")
 
@@ -60,7 +61,7 @@ class SharedRoutes(Routes):
     so a replica is given too many only for a moment, and no worker waits for another one.
     """
 
-    def __init__(self, begin: Begin, memory: Memory) -> None:
+    def __init__(self, begin: Begin, memory: SharedMemory) -> None:
         super().__init__(_table(begin.routes), begin.queue_per_model, Responses(memory.responses))
         self._workers = begin.workers
         self._elsewhere: dict[str, int] | None = None
@@ -73,26 +74,26 @@ class SharedRoutes(Routes):
     def _places(self, route: ModelRoute) -> int:
         return -(-super()._places(route) // self._workers)
 
-    def _has_room(self, replica: Replica) -> bool:
+    def _has_room(self, replica: RoutedReplica) -> bool:
         if replica.capacity is None:
             return True
         left = 0 if self._elsewhere is None else replica.capacity - self._elsewhere.get(replica.id, 0)
         return self.in_flight(replica.id) < max(replica.capacity // self._workers, left, 1)
 
-    def loads(self) -> dict[str, Load]:
+    def loads(self) -> dict[str, ReplicaLoad]:
         now = time.monotonic()
-        return {id_: Load(load.requests, now - load.heard) for id_, load in self._loads.items()}
+        return {id_: ReplicaLoad(load.requests, now - load.heard) for id_, load in self._loads.items()}
 
 
 class Worker:
     """What the control process says is done; what it wants to know is told."""
 
-    def __init__(self, index: int, begin: Begin, memory: Memory) -> None:
+    def __init__(self, index: int, begin: Begin, memory: SharedMemory) -> None:
         self.routes = SharedRoutes(begin, memory)
-        self.keys = Keys(None, None, guesses=Guesses(memory=memory))
-        self.limiter = SharedLimiter(memory, index)
+        self.keys = Keys(None, None, failed_logins=FailedLogins(memory=memory))
+        self.limiter = SharedRateLimiter(memory, index)
         self.metrics = AccessLog() if begin.access_log else Metrics()
-        self.plane = Plane(self.routes, self.keys, begin.limits, self.metrics)
+        self.plane = DataPlane(self.routes, self.keys, begin.limits, self.metrics)
         self.plane.limiter = self.limiter
         self._index = index
         self._take_keys(begin.keys)
@@ -103,9 +104,9 @@ class Worker:
         try:
             while True:
                 match await channel.to_worker():
-                    case Table() as table:
+                    case RouteTableMessage() as table:
                         self.routes.table = _table(table)
-                    case KeyTable() as keys:
+                    case KeyTableMessage() as keys:
                         self._take_keys(keys)
                     case Elsewhere(in_flight):
                         self.routes.elsewhere(in_flight)
@@ -115,7 +116,7 @@ class Worker:
             self.routes.elsewhere(None)
             reporting.cancel()
 
-    def _take_keys(self, table: KeyTable) -> None:
+    def _take_keys(self, table: KeyTableMessage) -> None:
         self.keys.swap(table.keys, closed=table.closed)
         self.limiter.rows = table.rows
         self.limiter.keep(self.keys.table.keys)
@@ -138,13 +139,13 @@ class Worker:
         for name in self.routes.table.models:
             if waiting := self.routes.waiting(name):
                 yield "fitserve_requests_queued", (name,), waiting
-        yield "fitserve_connections", (), len(self.plane.fronts)
+        yield "fitserve_connections", (), len(self.plane.connections)
         yield "process_cpu_seconds_total", (), round(time.process_time(), 6)
         yield "process_resident_memory_bytes", (), int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
         yield "process_open_fds", (), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are all that is wanted
 
 
-class Server(uvicorn.Server):
+class WorkerServer(uvicorn.Server):
     """uvicorn's, which listens to the control process beside its clients."""
 
     def __init__(self, config: uvicorn.Config, worker: Worker, end: socket.socket) -> None:
@@ -161,10 +162,10 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn; then what is still being answered is told so, in the time it takes to write that."""
         await super().shutdown(sockets)
-        fronts = self._worker.plane.fronts
+        connections = self._worker.plane.connections
         self._worker.plane.close()
         for _ in range(100):
-            if fronts:
+            if connections:
                 await asyncio.sleep(0.01)
 
     def _listened(self, task: asyncio.Task[None]) -> None:
@@ -173,14 +174,14 @@ class Server(uvicorn.Server):
             os._exit(1)
 
 
-def _table(table: Table) -> RouteTable:
+def _table(table: RouteTableMessage) -> RouteTable:
     return RouteTable({route.name: route for route in table.models})
 
 
 def main() -> None:
     index = int(sys.argv[2])
     listener, end = (socket.socket(fileno=int(number)) for number in sys.argv[3:5])
-    memory = Memory(int(sys.argv[5]))
+    memory = SharedMemory(int(sys.argv[5]))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         begin = receive_begin(end)
@@ -191,8 +192,8 @@ def main() -> None:
     configure_logging(begin.log_level)
     worker = Worker(index, begin, memory)
     config = uvicorn.Config(
-        Passage(Path(begin.control)),
-        http=front(worker.plane),
+        ControlForwarder(Path(begin.control)),
+        http=client_protocol(worker.plane),
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -200,7 +201,7 @@ def main() -> None:
         proxy_headers=False,
         timeout_graceful_shutdown=round(begin.grace_s),
     )
-    Server(config, worker, end).run(sockets=[listener])
+    WorkerServer(config, worker, end).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.access.auth import Keys
-from gateway.api.endpoints import SURFACE, Endpoint, find, is_inference
-from gateway.routing.routes import RouteTable
-from gateway.serve.proxy import form
+from gateway.api.endpoints import ENDPOINTS, Endpoint, find, is_inference
+from gateway.routing.table import RouteTable
+from gateway.serve.proxy import multipart_form
 from tests.support.dataplane import ASK, Gateway, http_client, model, raw_request, refused_url, stage
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call
@@ -32,7 +32,7 @@ async def ok(call: Call) -> None:
 # --- the table ---
 
 
-@pytest.mark.parametrize("endpoint", SURFACE, ids=lambda endpoint: endpoint.path)
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
 async def test_each_row_is_found_and_goes_where_it_says(gateway: Gateway, endpoint: Endpoint) -> None:
     assert is_inference(endpoint.path)
     assert find(endpoint.path, b"", endpoint.method) is endpoint
@@ -49,7 +49,7 @@ async def test_each_row_is_found_and_goes_where_it_says(gateway: Gateway, endpoi
         assert heads == ([] if endpoint.at == "models" else [f"POST {endpoint.path} HTTP/1.1".encode()])
 
 
-@pytest.mark.parametrize("endpoint", [row for row in SURFACE if row.body == "json"], ids=lambda endpoint: endpoint.path)
+@pytest.mark.parametrize("endpoint", [row for row in ENDPOINTS if row.body == "json"], ids=lambda endpoint: endpoint.path)
 async def test_a_model_is_asked_only_for_what_it_does(gateway: Gateway, endpoint: Endpoint) -> None:
     for task in "generate", "embed":
         gateway.route(model(refused_url(), task=task))
@@ -281,7 +281,7 @@ def test_a_field_is_found_as_soon_as_it_is_complete() -> None:
     body = body_of(('name="language"', b"en"), ('name="model"', b"org/name"), FILE)
     whole = body.index(b"org/name") + len(b"org/name\r\n--XyZ")
     for end in range(len(body[:2000])):
-        field = form.find_model(body[:end], b"XyZ")
+        field = multipart_form.find_model(body[:end], b"XyZ")
         assert (field is None) == (end < whole)
     assert field is not None
     assert (field.value, body[field.start : field.end]) == ("org/name", b"org/name")

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.routing.routes import ModelRoute
+from gateway.routing.table import ModelRoute
 from tests.local.api.test_endpoints import body_of, form_request
 from tests.support.dataplane import ASK, CHAT, Gateway, answers, event, http_client, model, raw_request, refused_url, until
 from tests.support.patience import HANG_S
@@ -299,7 +299,7 @@ async def test_a_long_form_waits_half_read_and_arrives_whole(
     writer.write(data[: len(data) // 2])
     await until(lambda: gateway.routes.waiting("m") == 1)
     writer.write(data[len(data) // 2 :])
-    [front] = gateway.plane.fronts
+    [front] = gateway.plane.connections
     await until(lambda: front.flow.read_paused)  # type: ignore[attr-defined]
     assert len(front._exchange.body) < 1024 * 1024  # type: ignore[attr-defined]
     async with Upstream(ok) as upstream:
@@ -353,7 +353,7 @@ async def test_a_gateway_that_stops_tells_those_who_wait(soon: tuple[Gateway, ht
     gateway, client = soon
     asked = ask(client)
     await until(lambda: gateway.routes.waiting("m") == 1)
-    for each in list(gateway.plane.fronts):
+    for each in list(gateway.plane.connections):
         gateway._loop.call_soon_threadsafe(each.stop)
     response = await asked
     assert (response.status_code, response.json()["error"]["message"]) == (503, "The gateway stops. Ask again in a moment.")

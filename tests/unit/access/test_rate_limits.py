@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.auth import ANYONE, Key, Limit
-from gateway.access.rate_limits import Account, Bucket, Limiter, estimate
+from gateway.access.auth import ANYONE, Key, KeyLimits
+from gateway.access.rate_limits import Account, Bucket, RateLimiter, estimate
 from gateway.errors import RateLimited
 from gateway.serve.proxy.meter import usage
 
 
 def limited(**limit: int) -> Key:
-    return Key("app", b"d" * 32, frozenset({"inference"}), limit=Limit(**limit))
+    return Key("app", b"d" * 32, frozenset({"inference"}), limit=KeyLimits(**limit))
 
 
 @given(size=st.integers(1, 50), steps=st.lists(st.floats(0, 30), min_size=1, max_size=30))
@@ -33,7 +33,7 @@ def test_no_more_than_a_minutes_worth_at_once_and_as_much_again_per_minute(size:
 
 @given(size=st.integers(1, 10**6), owed=st.integers(0, 10**7), at=st.floats(0, 10**6))
 def test_who_waits_as_long_as_was_said_is_let_in(size: int, owed: int, at: float) -> None:
-    account = Account(Limit(tokens_per_minute=size), at)
+    account = Account(KeyLimits(tokens_per_minute=size), at)
     assert account.tokens is not None
     account.tokens.take(size + owed, at)
     with pytest.raises(RateLimited) as caught:
@@ -45,7 +45,7 @@ def test_who_waits_as_long_as_was_said_is_let_in(size: int, owed: int, at: float
 
 
 def test_requests_at_once_come_back_and_minutes_do_not() -> None:
-    limiter, key = Limiter(), limited(in_flight=1, requests_per_minute=2)
+    limiter, key = RateLimiter(), limited(in_flight=1, requests_per_minute=2)
     first = limiter.admit(key, "openai", 0.0)
     assert first is not None
     with pytest.raises(RateLimited, match="under way"):
@@ -60,7 +60,7 @@ def test_requests_at_once_come_back_and_minutes_do_not() -> None:
 
 
 def test_a_key_without_limits_has_no_account_and_one_that_is_gone_keeps_none() -> None:
-    limiter, key = Limiter(), limited(requests_per_minute=1)
+    limiter, key = RateLimiter(), limited(requests_per_minute=1)
     assert limiter.admit(ANYONE, "openai", 0.0) is None
     limiter.admit(key, "openai", 0.0)
     limiter.keep([key.digest])
@@ -71,7 +71,7 @@ def test_a_key_without_limits_has_no_account_and_one_that_is_gone_keeps_none() -
 
 
 def test_what_is_left_is_told_in_the_shape_of_the_api() -> None:
-    account = Account(Limit(requests_per_minute=60, tokens_per_minute=600), 0.0)
+    account = Account(KeyLimits(requests_per_minute=60, tokens_per_minute=600), 0.0)
     account.admit("openai", 0.0)
     assert account.tokens is not None
     account.tokens.take(5, 0.0)

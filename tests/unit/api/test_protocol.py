@@ -15,9 +15,9 @@ from gateway.api.protocol import (
     envelope,
     error_event,
     error_headers,
-    read_asked,
     read_fields,
-    read_named,
+    read_request_fields,
+    read_usual_fields,
     request_id,
     send_error,
     with_model,
@@ -32,7 +32,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 
 
 def model_of(body: bytes) -> str:
-    return read_asked(body).name()
+    return read_request_fields(body).name()
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def model_of(body: bytes) -> str:
 )
 def test_of_a_repeated_model_the_last_counts_as_in_the_engines_json(body: bytes) -> None:
     assert model_of(body) == json.loads(body)["model"] == "b"
-    named = read_named(body)
+    named = read_usual_fields(body)
     assert named is None or named.model == "b"
 
 
@@ -72,7 +72,7 @@ def test_of_a_repeated_model_the_last_counts_as_in_the_engines_json(body: bytes)
     ids=lambda value: repr(value[:24]),
 )
 def test_a_body_that_is_no_json_object_is_a_bad_request(body: bytes, says: str) -> None:
-    for read in read_asked, read_fields:
+    for read in read_request_fields, read_fields:
         with pytest.raises(BadRequest, match=says) as caught:
             read(body)
         assert len(str(caught.value)) < 400
@@ -107,11 +107,11 @@ def test_no_body_is_anything_but_a_model_or_a_bad_request(body: bytes) -> None:
         model: str | None = model_of(body)
     except BadRequest:
         model = None
-    named = read_named(body)
+    named = read_usual_fields(body)
     if model is None:
         assert named is None
     else:
-        asked = read_asked(body)
+        asked = read_request_fields(body)
         assert named is None or (named.model, named.stream is True, named.previous_response_id) == (
             model,
             asked.streams(),
@@ -126,7 +126,7 @@ def test_no_body_is_anything_but_a_model_or_a_bad_request(body: bytes) -> None:
     [(b'{"stream":true}', True), (b'{"stream": false}', False), (b"{}", False), (b'{"stream":"x","stream":true}', True)],
 )
 def test_whether_a_stream_is_asked_for(body: bytes, streams: bool) -> None:
-    assert read_asked(body).streams() is streams
+    assert read_request_fields(body).streams() is streams
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_whether_a_stream_is_asked_for(body: bytes, streams: bool) -> None:
     [(b'{"previous_response_id":"resp_1"}', "resp_1"), (b'{"previous_response_id":null}', None), (b"{}", None)],
 )
 def test_the_response_that_is_gone_on_from(body: bytes, previous: str | None) -> None:
-    assert read_asked(body).previous() == previous
+    assert read_request_fields(body).previous() == previous
 
 
 @given(st.dictionaries(st.text(), json_values, max_size=6), st.text())

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.protocol import Asked, read_asked
+from gateway.api.protocol import RequestFields, read_request_fields
 from gateway.routing.balance import BOUND, LEAST_BYTES, MESSAGES_BYTES, MOST_TOKENS, USUAL_TOKENS, affine, least, prefix, weigh
 
 SYSTEM = {"role": "system", "content": "You are helpful. " * 30}
@@ -25,8 +25,8 @@ keys = st.integers(0, 2**32 - 1)
 tokens_of = st.integers(1, MOST_TOKENS)
 
 
-def asked(**fields: Any) -> Asked:
-    return read_asked(json.dumps({"model": "m", **fields}).encode())
+def asked(**fields: Any) -> RequestFields:
+    return read_request_fields(json.dumps({"model": "m", **fields}).encode())
 
 
 # --- what a call weighs ---
@@ -63,7 +63,9 @@ def test_the_turns_of_a_conversation_begin_alike_and_two_conversations_do_not() 
 def test_spaces_between_messages_make_no_difference_to_the_turns() -> None:
     turns = [SYSTEM, {"role": "user", "content": "First"}]
     longer = [*turns, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "go on"}]
-    begins = {prefix(read_asked(json.dumps({"model": "m", "messages": each}, indent=2).encode())) for each in (turns, longer)}
+    begins = {
+        prefix(read_request_fields(json.dumps({"model": "m", "messages": each}, indent=2).encode())) for each in (turns, longer)
+    }
     assert len(begins) == 1
 
 
@@ -114,9 +116,9 @@ def test_whatever_stands_for_messages_is_read_without_complaint(value: Any) -> N
 
 def test_a_beginning_is_the_same_number_in_every_process() -> None:
     body = json.dumps({"model": "m", "messages": [SYSTEM]})
-    code = "import sys; from gateway.api import protocol; from gateway.routing import balance; print(balance.prefix(protocol.read_asked(sys.stdin.buffer.read())))"
+    code = "import sys; from gateway.api import protocol; from gateway.routing import balance; print(balance.prefix(protocol.read_request_fields(sys.stdin.buffer.read())))"
     other = subprocess.run([sys.executable, "-c", code], input=body.encode(), capture_output=True, check=True).stdout
-    assert int(other) == prefix(read_asked(body.encode()))
+    assert int(other) == prefix(read_request_fields(body.encode()))
 
 
 # --- where it leads ---

@@ -16,16 +16,17 @@ from gateway.domain.key import SCOPES
 from gateway.errors import FitserveError, ModelNotFound, NotFound, NotReady, Overloaded
 from gateway.routing.queue import Pace
 from gateway.routing.responses import Responses
-from gateway.routing.routes import Call, ModelRoute, Replica, Routes, RouteTable
+from gateway.routing.routes import Routes
+from gateway.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
 
-A, B, C = (Replica(f"http://127.0.0.1:{port}", id_, "m") for port, id_ in ((9001, "a"), (9002, "b"), (9003, "c")))
+A, B, C = (RoutedReplica(f"http://127.0.0.1:{port}", id_, "m") for port, id_ in ((9001, "a"), (9002, "b"), (9003, "c")))
 
 
-def route(*replicas: Replica, name: str = "m", state: str = "ready", detail: str = "") -> ModelRoute:
+def route(*replicas: RoutedReplica, name: str = "m", state: str = "ready", detail: str = "") -> ModelRoute:
     return ModelRoute(name, state, detail, 1700000000, replicas, "generate")
 
 
-def pick(routes: Routes, among: ModelRoute, **fields: Any) -> Replica:
+def pick(routes: Routes, among: ModelRoute, **fields: Any) -> RoutedReplica:
     """For a call that need not wait."""
     replica = routes.pick(among, Call("chat", among.name, **fields))
     assert replica is not None
@@ -74,7 +75,7 @@ def test_a_prompt_goes_where_it_went_before_until_that_one_has_too_much_to_do() 
 def test_a_pick_is_in_the_route_has_room_and_is_not_the_one_to_avoid(
     load: list[tuple[str, int]], names: set[str], prefix: int | None, avoid: str | None, capacity: int | None
 ) -> None:
-    replicas = {name: Replica("http://127.0.0.1:9001", name, "m", capacity) for name in "abc"}
+    replicas = {name: RoutedReplica("http://127.0.0.1:9001", name, "m", capacity) for name in "abc"}
     routes = Routes()
     for name, tokens in load:
         routes.begin(replicas[name], tokens)
@@ -124,7 +125,7 @@ def test_pick_goes_round_among_equals() -> None:
 
 def test_two_models_asked_in_turn_both_use_all_their_replicas() -> None:
     routes = Routes()
-    first, second = route(A, B), route(C, Replica("http://127.0.0.1:9004", "d", "n"), name="n")
+    first, second = route(A, B), route(C, RoutedReplica("http://127.0.0.1:9004", "d", "n"), name="n")
     picked = Counter(pick(routes, first if turn % 2 else second).id for turn in range(40))
     assert picked == {"a": 10, "b": 10, "c": 10, "d": 10}
 
@@ -150,7 +151,7 @@ def test_in_flight_of_a_replica_outlives_its_table_and_then_leaves_nothing() -> 
 def test_swapping_tables_forgets_replicas_that_left() -> None:
     routes = Routes()
     for generation in range(50):
-        replicas = (Replica("http://127.0.0.1:9001", f"{side}{generation}", "m") for side in "rs")
+        replicas = (RoutedReplica("http://127.0.0.1:9001", f"{side}{generation}", "m") for side in "rs")
         table = RouteTable({"m": route(*replicas)})
         routes.table = table
         pick(routes, table.find("m"))
@@ -208,10 +209,10 @@ class Waiting:
         self._routes = routes
         self.call = Call("chat", "m", **fields)
         self.avoid: str | None = None
-        self.replica: Replica | None = None
+        self.replica: RoutedReplica | None = None
         self.error: FitserveError | None = None
 
-    def go(self, replica: Replica) -> None:
+    def go(self, replica: RoutedReplica) -> None:
         self._routes.begin(replica)
         self.replica = replica
 
@@ -223,7 +224,7 @@ SMALL = dataclasses.replace(A, capacity=1)
 OTHER = dataclasses.replace(B, capacity=1)
 
 
-def full(*replicas: Replica, queue: int | None = None, **fields: Any) -> Routes:
+def full(*replicas: RoutedReplica, queue: int | None = None, **fields: Any) -> Routes:
     """Every replica has one request."""
     among = dataclasses.replace(route(*replicas), **fields)
     routes = Routes(RouteTable({"m": among}), queue)

@@ -186,7 +186,7 @@ async def test_an_idle_connection_that_the_engine_closed_is_not_used(gateway: Ga
     async with stage(gateway, script) as [upstream], http_client(gateway) as client:
         for turn in range(5):
             assert (await client.post(CHAT, json=ASK)).status_code == 200
-            await until(lambda turn=turn: len(upstream.calls) == turn + 1 and not gateway.plane.pool(upstream.url).links)  # type: ignore[misc]
+            await until(lambda turn=turn: len(upstream.calls) == turn + 1 and not gateway.plane.pool(upstream.url).connections)  # type: ignore[misc]
 
 
 # --- slow ones ---
@@ -276,8 +276,8 @@ async def test_slow_readers_hold_little_memory_and_slow_nobody_else(gateway: Gat
         clients = await open_many(gateway, 50)
         await until(lambda: len(upstream.requests) == 50)
         # What a client does not take is not taken from the engine.
-        await until(lambda: sum(not reads_on(front) for front in list(gateway.plane.fronts)) == 50)
-        held = [front.transport.get_write_buffer_size() for front in list(gateway.plane.fronts)]  # type: ignore[attr-defined]
+        await until(lambda: sum(not reads_on(front) for front in list(gateway.plane.connections)) == 50)
+        held = [front.transport.get_write_buffer_size() for front in list(gateway.plane.connections)]  # type: ignore[attr-defined]
         assert len(held) == 50
         assert max(held) <= 512 * 1024
         assert sum(held) <= 50 * 256 * 1024
@@ -311,7 +311,7 @@ async def test_large_bodies_share_the_room_there_is(gateway: Gateway) -> None:
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, sum(gateway.plane.room._given.values()))
+                most = max(most, sum(gateway.plane.body_budget._given.values()))
                 await asyncio.sleep(0.001)
 
         watching = asyncio.create_task(watch())
@@ -319,12 +319,12 @@ async def test_large_bodies_share_the_room_there_is(gateway: Gateway) -> None:
         watching.cancel()
         assert 0 < most <= 32 * 1024 * 1024
         assert len(upstream.requests) == 12
-        assert not gateway.plane.room._given
-        assert not gateway.plane.room._waiting
+        assert not gateway.plane.body_budget._given
+        assert not gateway.plane.body_budget._waiting
 
 
 async def test_a_client_that_leaves_while_it_waits_for_room_makes_none_wait_for_it(gateway: Gateway) -> None:
-    room = gateway.plane.room
+    room = gateway.plane.body_budget
     async with stage(gateway, answers) as [upstream]:
         hog = "hog"
         assert room.ask(hog, 2 * gateway.plane.limits.body_bytes, lambda: None)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.access.auth import Keys
-from gateway.serve.proxy import head_cache as repeats
-from gateway.serve.proxy.front import Front
+from gateway.serve.proxy import head_cache
+from gateway.serve.proxy.client_connection import ClientConnection
 from tests.support.dataplane import ASK, Gateway, answers, stage, until
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call
@@ -45,13 +45,13 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The urls of the heads that the parser read."""
     read: list[bytes] = []
-    complete = Front.on_headers_complete
+    complete = ClientConnection.on_headers_complete
 
-    def on_headers_complete(front: Front) -> None:
+    def on_headers_complete(front: ClientConnection) -> None:
         read.append(front.url)
         complete(front)
 
-    monkeypatch.setattr(Front, "on_headers_complete", on_headers_complete)
+    monkeypatch.setattr(ClientConnection, "on_headers_complete", on_headers_complete)
     return read
 
 
@@ -69,7 +69,7 @@ async def test_a_head_that_comes_again_is_read_once_and_its_bodies_are_the_engin
 
 
 async def test_only_the_same_head_in_one_piece_is_not_read_again(gateway: Gateway, parsed: list[bytes]) -> None:
-    await until(lambda: not gateway.plane.fronts)
+    await until(lambda: not gateway.plane.connections)
     async with stage(gateway, answers):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         # A length with more digits moves what comes after it.
@@ -81,8 +81,8 @@ async def test_only_the_same_head_in_one_piece_is_not_read_again(gateway: Gatewa
         for _ in range(2):
             assert (await answer(reader))[0] == 200
         data = ask()
-        [front] = gateway.plane.fronts
-        assert isinstance(front, Front)
+        [front] = gateway.plane.connections
+        assert isinstance(front, ClientConnection)
         for piece, taken in ((data[:30], 30), (data[30:-5], len(data) - 5), (data[-5:], 5)):
             writer.write(piece)
             await until(lambda taken=taken: front._received == taken)  # type: ignore[misc]
@@ -163,7 +163,7 @@ GOOD = ENGINE % (12, b"x" * 12)
 
 @given(st.binary(max_size=40), st.integers(0, len(GOOD)), st.integers(0, len(GOOD)), st.binary(max_size=300))
 def test_nothing_else_is_taken_for_a_known_head(put: bytes, start: int, stop: int, body: bytes) -> None:
-    echo = repeats.remember_answer(GOOD, 200, (), b"12")
+    echo = head_cache.remember_answer(GOOD, 200, (), b"12")
     assert echo is not None
     assert echo.body(GOOD) == b"x" * 12
     mutated = GOOD[:start] + put + GOOD[stop:]
@@ -184,4 +184,4 @@ def test_nothing_else_is_taken_for_a_known_head(put: bytes, start: int, stop: in
     ],
 )
 def test_what_is_not_plain_is_not_remembered(data: bytes) -> None:
-    assert repeats.remember_answer(data, 200, (), b"2") is None
+    assert head_cache.remember_answer(data, 200, (), b"2") is None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from gateway.routing.routes import ModelRoute, RouteTable
+from gateway.routing.table import ModelRoute, RouteTable
 from tests.support.dataplane import (
     ASK,
     CHAT,

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from gateway.routing.routes import ModelRoute
+from gateway.routing.table import ModelRoute
 from tests.support.dataplane import (
     ASK,
     CHAT,
@@ -70,7 +70,7 @@ async def closed(call: Call) -> None:
 async def test_a_client_that_leaves_in_its_own_body_reaches_no_engine(gateway: Gateway) -> None:
     async with stage(gateway, answers) as [upstream]:
         async with visitor(gateway, raw_request(b'{"model":"m"', length=1000)) as (_, leave):
-            await until(lambda: len(gateway.plane.fronts) == 1)
+            await until(lambda: len(gateway.plane.connections) == 1)
             leave()
             await gateway.settled()
         assert upstream.calls == []
@@ -236,7 +236,7 @@ async def test_a_client_that_leaves_at_any_step_before_an_answer_closes_the_engi
             for _ in range(steps):
                 await asyncio.sleep(0)
             writer.transport.abort()
-            await until(lambda: plane.routes.total_in_flight == 0 and not plane.fronts)
+            await until(lambda: plane.routes.total_in_flight == 0 and not plane.connections)
             for call in upstream.calls:
                 await asyncio.wait_for(call.closed.wait(), HANG_S)
         assert upstream.requests
@@ -270,7 +270,7 @@ async def test_a_client_that_leaves_at_any_step_of_the_event_loop_loses_no_conne
             await asyncio.wait_for(whole(port), HANG_S)
             # One connection is left, waiting for the next request; a second one would be lost for ever.
             await until(lambda calls=upstream.calls: sum(not call.closed.is_set() for call in calls) == 1)  # type: ignore[misc]
-            assert len(plane.pool(upstream.url).links) == 1
+            assert len(plane.pool(upstream.url).connections) == 1
         if answered:
             break
     assert answered
@@ -288,7 +288,7 @@ async def test_a_slow_client_slows_the_engine_and_gets_every_byte(gateway: Gatew
 
     async with stage(gateway, script) as [upstream], http_client(gateway) as client:
         async with client.stream("POST", CHAT, json=ASK) as response:
-            [front] = gateway.plane.fronts
+            [front] = gateway.plane.connections
             await until(lambda: not reads_on(front))
             assert upstream.calls[0].sent < total / 2
             received = 0
@@ -309,7 +309,7 @@ async def test_a_client_that_leaves_without_ever_reading_closes_the_engine_conne
         with socket.create_connection(("127.0.0.1", gateway.port)) as client:
             client.sendall(raw_request(json.dumps(ASK).encode()))
             await until(lambda: len(upstream.calls) == 1)
-            [front] = gateway.plane.fronts
+            [front] = gateway.plane.connections
             await until(lambda: not reads_on(front))
         await closed(upstream.calls[0])
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.shared_memory import Memory
+from gateway.shared_memory import SharedMemory
 from tests.local.routing.test_responses import OTHER, OWNER, Engine, bearer, make, uses
 from tests.support.patience import HANG_S
 from tests.support.served import served
@@ -188,10 +188,10 @@ ADMIT = """
 import sys
 from gateway.errors import RateLimited
 from gateway.domain.key import SCOPES
-from gateway.access.auth import Key, Limit
-from gateway.shared_memory import Memory
-from gateway.serve.workers.shared_limits import SharedLimiter
-limiter, key, count = SharedLimiter(Memory(int(sys.argv[1])), int(sys.argv[2])), Key("k", bytes(32), SCOPES, None, Limit(100)), 0
+from gateway.access.auth import Key, KeyLimits
+from gateway.shared_memory import SharedMemory
+from gateway.serve.workers.shared_limits import SharedRateLimiter
+limiter, key, count = SharedRateLimiter(SharedMemory(int(sys.argv[1])), int(sys.argv[2])), Key("k", bytes(32), SCOPES, None, KeyLimits(100)), 0
 limiter.rows = {key.digest: 0}
 print(flush=True)
 sys.stdin.readline()
@@ -205,14 +205,14 @@ print(count)
 """
 HOLD = """
 import sys
-from gateway.shared_memory import Memory
-Memory(int(sys.argv[1])).lock(3).__enter__()
+from gateway.shared_memory import SharedMemory
+SharedMemory(int(sys.argv[1])).lock(3).__enter__()
 print(flush=True)
 sys.stdin.readline()
 """
 
 
-def process(code: str, memory: Memory, *arguments: str) -> subprocess.Popen[str]:
+def process(code: str, memory: SharedMemory, *arguments: str) -> subprocess.Popen[str]:
     """It runs, and has said that it is ready."""
     command = [sys.executable, "-c", code, str(memory.descriptor), *arguments]
     one = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[memory.descriptor], text=True)
@@ -222,7 +222,7 @@ def process(code: str, memory: Memory, *arguments: str) -> subprocess.Popen[str]
 
 
 def test_workers_that_admit_at_the_same_time_admit_no_more_than_one_could() -> None:
-    memory = Memory()
+    memory = SharedMemory()
     running = [process(ADMIT, memory, str(index)) for index in range(3)]
     for one in running:
         assert one.stdin is not None
@@ -232,7 +232,7 @@ def test_workers_that_admit_at_the_same_time_admit_no_more_than_one_could() -> N
 
 
 def test_a_lock_whose_holder_is_stopped_keeps_nobody_for_ever() -> None:
-    memory = Memory()
+    memory = SharedMemory()
     with process(HOLD, memory) as holder:
         with memory.lock(3):
             assert holder.poll() is None

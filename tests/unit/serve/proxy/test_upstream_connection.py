@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.serve.proxy.upstream_connection import Link
-from gateway.serve.proxy.upstream_pool import IDLE_S, KEPT_S, Pool
+from gateway.serve.proxy.upstream_connection import UpstreamConnection
+from gateway.serve.proxy.upstream_pool import IDLE_S, KEPT_S, UpstreamPool
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -52,27 +52,27 @@ class Told:
     def write(self, data: bytes) -> None:
         self.written += data
 
-    def head(self, link: Link, status: int) -> None:
+    def head(self, link: UpstreamConnection, status: int) -> None:
         self.status = status
         link.framed = True
 
     def first_byte(self, data: bytes) -> None:
         self.ended.append(f"first byte of {len(data)}")
 
-    def end(self, link: Link, *, reusable: bool) -> None:
+    def end(self, link: UpstreamConnection, *, reusable: bool) -> None:
         if link.framed:
             link.out.append(b"0\r\n\r\n")
         link.flush()
         self.ended.append(f"end, reusable: {reusable}")
         link.exchange = None
 
-    def broke(self, link: Link, reason: str) -> None:
+    def broke(self, link: UpstreamConnection, reason: str) -> None:
         link.flush()
         self.ended.append("broke")
         link.exchange = None
 
 
-class Parsed(Link):
+class Parsed(UpstreamConnection):
     """Reads every chunk."""
 
     __slots__ = ()
@@ -81,11 +81,11 @@ class Parsed(Link):
         return False
 
 
-def pool(clock: Clock) -> Pool:
-    return Pool("http://127.0.0.1:1", cast("asyncio.AbstractEventLoop", clock))
+def pool(clock: Clock) -> UpstreamPool:
+    return UpstreamPool("http://127.0.0.1:1", cast("asyncio.AbstractEventLoop", clock))
 
 
-def answered(kind: type[Link], pieces: list[bytes]) -> tuple[Any, ...]:
+def answered(kind: type[UpstreamConnection], pieces: list[bytes]) -> tuple[Any, ...]:
     """What becomes of an answer that comes in these pieces."""
     link, told = kind(pool(Clock())), Told()
     link.transport = cast("asyncio.Transport", Transport())
@@ -118,7 +118,7 @@ def test_chunks_mean_the_same_however_they_are_cut(chunks: list[bytes], data: st
         [*map(chunk, chunks), b"0\r\n\r\n"],
         [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)],
     ):
-        (found, rest), ended, sent, _ = answered(Link, [HEAD, *pieces])
+        (found, rest), ended, sent, _ = answered(UpstreamConnection, [HEAD, *pieces])
         assert (found, rest, sent) == (b"".join(chunks), b"0\r\n\r\n", len(found))
         assert ended[-1] == "end, reusable: True"
 
@@ -148,19 +148,19 @@ ODD = [
 @given(st.lists(st.one_of(st.sampled_from(ODD), st.binary(max_size=20), st.binary(max_size=20).map(chunk)), max_size=8))
 def test_what_is_no_chunk_of_that_form_is_the_parser_s(pieces: list[bytes]) -> None:
     pieces = [HEAD, chunk(b"first"), *pieces]
-    assert answered(Link, pieces) == answered(Parsed, pieces)
+    assert answered(UpstreamConnection, pieces) == answered(Parsed, pieces)
 
 
 @pytest.mark.parametrize("odd", ODD)
 def test_each_of_them_is_the_parser_s(odd: bytes) -> None:
     pieces = [HEAD, chunk(b"first"), odd, chunk(b"last")]
-    assert answered(Link, pieces) == answered(Parsed, pieces)
+    assert answered(UpstreamConnection, pieces) == answered(Parsed, pieces)
 
 
 def test_a_plain_chunk_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
-    monkeypatch.setattr(Link, "on_body", lambda _, data: parsed.append(data))
-    answered(Link, [HEAD, chunk(b"one"), chunk(b"two"), chunk(b"three")[:4], chunk(b"three")[4:], chunk(b"four")])
+    monkeypatch.setattr(UpstreamConnection, "on_body", lambda _, data: parsed.append(data))
+    answered(UpstreamConnection, [HEAD, chunk(b"one"), chunk(b"two"), chunk(b"three")[:4], chunk(b"three")[4:], chunk(b"four")])
     assert b"".join(parsed) == b"onethree"
 
 
@@ -169,7 +169,7 @@ def test_an_idle_connection_is_good_while_an_engine_leaves_them_open_for_longer(
     engine = pool(clock)
     links = []
     for _ in range(3):
-        link = Link(engine)
+        link = UpstreamConnection(engine)
         link.transport = cast("asyncio.Transport", Transport())
         engine.give(link)
         links.append(link)

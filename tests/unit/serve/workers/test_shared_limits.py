@@ -13,36 +13,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.auth import ANYONE, Key, Limit
-from gateway.access.rate_limits import Limiter
-from gateway.access.wrong_keys import MOST, Guesses
+from gateway.access.auth import ANYONE, Key, KeyLimits
+from gateway.access.failed_logins import MOST, FailedLogins
+from gateway.access.rate_limits import RateLimiter
 from gateway.domain.key import SCOPES
 from gateway.errors import NotFound, RateLimited
-from gateway.routing.routes import Call, ModelRoute, Replica, RouteTable
+from gateway.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
 from gateway.serve.proxy.limits import Limits
 from gateway.serve.workers import channel
 from gateway.serve.workers.channel import (
     Begin,
     Channel,
     Elsewhere,
-    KeyTable,
-    Load,
+    KeyTableMessage,
+    ReplicaLoad,
     Report,
     ToWorker,
 )
-from gateway.serve.workers.channel import Table as Models
-from gateway.serve.workers.shared_limits import Rows, SharedLimiter
+from gateway.serve.workers.channel import RouteTableMessage as Models
+from gateway.serve.workers.shared_limits import LimitRows, SharedRateLimiter
 from gateway.serve.workers.worker import SharedRoutes
-from gateway.shared_memory import Memory, Table
+from gateway.shared_memory import SharedMemory, SharedTable
 from tests.support.patience import HANG_S
 
 pytestmark = pytest.mark.anyio
 
 DIGEST = b"d" * 32
-ROUTE = ModelRoute("m", "ready", "", 1, (Replica("http://127.0.0.1:1", "m-0-1", "m", 8),), "generate")
+ROUTE = ModelRoute("m", "ready", "", 1, (RoutedReplica("http://127.0.0.1:1", "m-0-1", "m", 8),), "generate")
 
 
-def key(limit: Limit) -> Key:
+def key(limit: KeyLimits) -> Key:
     return Key("k", DIGEST, SCOPES, None, limit)
 
 
@@ -56,7 +56,7 @@ def begin(workers: int = 2, **changes: object) -> Begin:
         "info",
         False,
         Models((ROUTE,)),
-        KeyTable((key(Limit(1, 2, 3)),), False, {DIGEST: 0}),
+        KeyTableMessage((key(KeyLimits(1, 2, 3)),), False, {DIGEST: 0}),
     )
     return msgspec.structs.replace(made, **changes)
 
@@ -64,11 +64,11 @@ def begin(workers: int = 2, **changes: object) -> Begin:
 class Pair:
     """The limiters of two workers, each with its own view of the memory."""
 
-    def __init__(self, limit: Limit) -> None:
+    def __init__(self, limit: KeyLimits) -> None:
         self.key = key(limit)
-        self.memory = Memory()
-        self.rows = Rows(self.memory)
-        self.workers = [SharedLimiter(Memory(self.memory.descriptor), index) for index in range(2)]
+        self.memory = SharedMemory()
+        self.rows = LimitRows(self.memory)
+        self.workers = [SharedRateLimiter(SharedMemory(self.memory.descriptor), index) for index in range(2)]
         self.told()
 
     def told(self, *keys: Key) -> None:
@@ -84,7 +84,7 @@ class Pair:
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.floats(0, 30)), max_size=60))
 def test_requests_of_all_workers_are_taken_from_one_minute(turns: list[tuple[int, float]]) -> None:
-    pair, alone, now = Pair(Limit(requests_per_minute=6)), Limiter(), 0.0
+    pair, alone, now = Pair(KeyLimits(requests_per_minute=6)), RateLimiter(), 0.0
     for worker, step in turns:
         now += step
         try:
@@ -96,14 +96,14 @@ def test_requests_of_all_workers_are_taken_from_one_minute(turns: list[tuple[int
 
 
 def test_a_worker_that_first_hears_of_a_key_knows_what_others_admitted() -> None:
-    pair = Pair(Limit(requests_per_minute=6))
+    pair = Pair(KeyLimits(requests_per_minute=6))
     assert [pair.admitted(0) for _ in range(7)] == [True] * 6 + [False]
     assert not pair.admitted(1)
     assert [pair.admitted(1, 10.01), pair.admitted(0, 10.01)] == [True, False]
 
 
 def test_tokens_are_taken_everywhere_when_an_answer_ends() -> None:
-    pair = Pair(Limit(tokens_per_minute=100))
+    pair = Pair(KeyLimits(tokens_per_minute=100))
     permit = pair.workers[0].admit(pair.key, "openai", 0.0)
     assert permit is not None
     permit.end(130, 0.0)
@@ -113,7 +113,7 @@ def test_tokens_are_taken_everywhere_when_an_answer_ends() -> None:
 
 
 def test_requests_at_once_are_counted_over_all_workers_and_those_of_a_dead_one_are_not() -> None:
-    pair = Pair(Limit(in_flight=3))
+    pair = Pair(KeyLimits(in_flight=3))
     permits = [one.admit(pair.key, "openai", 0.0) for one in pair.workers]
     assert [pair.admitted(1), pair.admitted(0)] == [True, False]
     pair.rows.forget(1)
@@ -125,7 +125,7 @@ def test_requests_at_once_are_counted_over_all_workers_and_those_of_a_dead_one_a
 
 def test_the_row_of_a_key_that_is_gone_is_the_last_to_be_given_again_and_empty_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.serve.workers.shared_limits.ROWS", 2)
-    pair = Pair(Limit(requests_per_minute=1))
+    pair = Pair(KeyLimits(requests_per_minute=1))
     assert pair.admitted(0)
     another, third = (dataclasses.replace(pair.key, digest=letter * 32) for letter in (b"e", b"f"))
     assert pair.rows.of([another]) == {another.digest: 1}
@@ -138,7 +138,7 @@ def test_the_row_of_a_key_that_is_gone_is_the_last_to_be_given_again_and_empty_t
 
 
 def test_a_table_forgets_the_oldest_alone() -> None:
-    table = Table(64)
+    table = SharedTable(64)
     for number in range(2000):
         table.put(b"%d" % number, number + 1, number)
     kept = [number for number in range(2000) if table.get(b"%d" % number) == (number + 1, number)]
@@ -150,8 +150,8 @@ def test_a_table_forgets_the_oldest_alone() -> None:
 
 
 def test_wrong_keys_are_counted_over_all_workers() -> None:
-    memory = Memory()
-    workers = [Guesses(lambda: 1000.5, Memory(memory.descriptor)) for _ in range(3)]
+    memory = SharedMemory()
+    workers = [FailedLogins(lambda: 1000.5, SharedMemory(memory.descriptor)) for _ in range(3)]
     for number in range(MOST):
         workers[number % 3].wrong("10.0.0.1")
     workers[0].wrong("10.0.0.2")
@@ -164,7 +164,7 @@ def test_wrong_keys_are_counted_over_all_workers() -> None:
 
 
 def test_each_worker_has_its_share_of_a_replica_and_beyond_it_what_the_others_leave() -> None:
-    routes = SharedRoutes(begin(), Memory())
+    routes = SharedRoutes(begin(), SharedMemory())
     replica = ROUTE.replicas[0]
 
     def taken() -> int:
@@ -185,15 +185,15 @@ def test_each_worker_has_its_share_of_a_replica_and_beyond_it_what_the_others_le
 
 def test_the_places_of_a_queue_are_divided_among_the_workers() -> None:
     for queue, workers, share in ((None, 2, 64), (None, 3, 43), (10, 4, 3), (1, 2, 1), (0, 2, 0)):
-        routes = SharedRoutes(begin(workers, queue_per_model=queue), Memory())
+        routes = SharedRoutes(begin(workers, queue_per_model=queue), SharedMemory())
         assert routes._places(ROUTE) == share
 
 
 def test_a_response_made_elsewhere_is_found_by_its_key_at_once() -> None:
-    memory = Memory()
-    here, there = (SharedRoutes(begin(), Memory(memory.descriptor)) for _ in range(2))
-    here.responses.made(b"resp_1", key(Limit()), ROUTE.replicas[0].seed)
-    maker = there.responses.maker_of("resp_1", key(Limit()))
+    memory = SharedMemory()
+    here, there = (SharedRoutes(begin(), SharedMemory(memory.descriptor)) for _ in range(2))
+    here.responses.made(b"resp_1", key(KeyLimits()), ROUTE.replicas[0].seed)
+    maker = there.responses.maker_of("resp_1", key(KeyLimits()))
     assert there.model_of("resp_1", maker) == "m"
     assert there.pick(ROUTE, Call("responses", "m", maker=maker)) == ROUTE.replicas[0]
     with pytest.raises(NotFound):
@@ -202,8 +202,8 @@ def test_a_response_made_elsewhere_is_found_by_its_key_at_once() -> None:
 
 async def test_messages_arrive_as_they_were_sent() -> None:
     near, far = [await Channel.of(end) for end in socket.socketpair()]
-    down: list[ToWorker] = [begin(), Models((ROUTE,)), KeyTable((), True, {}), Elsewhere({"m-0-1": 3})]
-    up = Report({"m-0-1": Load(2, 0.5)}, (("fitserve_connections", (), 1.0),))
+    down: list[ToWorker] = [begin(), Models((ROUTE,)), KeyTableMessage((), True, {}), Elsewhere({"m-0-1": 3})]
+    up = Report({"m-0-1": ReplicaLoad(2, 0.5)}, (("fitserve_connections", (), 1.0),))
     for message in down:
         near.send(message)
     far.send(up)
@@ -237,7 +237,7 @@ def test_the_first_message_is_read_without_an_event_loop() -> None:
 
 
 def test_a_table_with_what_is_no_text_can_be_sent() -> None:
-    odd = ModelRoute("m", "failed", "it said \udcff", 1, (*ROUTE.replicas, Replica("http://x", "m#1", "\ud800")), None)
+    odd = ModelRoute("m", "failed", "it said \udcff", 1, (*ROUTE.replicas, RoutedReplica("http://x", "m#1", "\ud800")), None)
     table = channel.table_of(RouteTable(MappingProxyType({"m": odd})))
     assert msgspec.msgpack.decode(channel.frame(table)[4:], type=Models) == table
     assert [replica.id for replica in table.models[0].replicas] == ["m-0-1"]

@@ -7,19 +7,19 @@ import socket
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.serve.workers.forward import Arrival
+from gateway.serve.workers.control_forwarder import ForwardedAddress
 from gateway.serve.workers.sockets import forget
 from gateway.serve.workers.supervisor import Workers
 from gateway.settings import Settings
 
 
-class Control(uvicorn.Server):
+class ControlServer(uvicorn.Server):
     """When it stops, the workers stop: they finish what they are answering, and it what they have passed to it."""
 
     def __init__(self, settings: Settings, app: ASGIApp, workers: Workers) -> None:
         super().__init__(
             uvicorn.Config(
-                Arrival(app),
+                ForwardedAddress(app),
                 http="httptools",
                 lifespan="on",
                 log_config=None,

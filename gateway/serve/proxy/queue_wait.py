@@ -7,20 +7,20 @@ the gateway's or the engine's, is an event of the stream.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
+from gateway.api.endpoints import Endpoint, Shape
 from gateway.api.protocol import dump, error_event, named_event
 from gateway.errors import FitserveError, UpstreamError
+from gateway.routing.routes import Routes
+from gateway.routing.table import Call, RoutedReplica
 from gateway.serve.proxy.heads import answer_head
-
-if TYPE_CHECKING:
-    from gateway.api.endpoints import Shape
-    from gateway.routing.routes import Replica
-    from gateway.serve.proxy.exchange import Exchange
+from gateway.serve.proxy.limits import Limits
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,10 @@ _COMMENT = b": waiting\n\n"
 _STREAMS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 # Endpoints whose answers with `"stream": true` are events.
 _STREAMED = frozenset({"chat", "completions", "responses", "messages"})
-_KEPT_BYTES = 64 * 1024
+_BUFFERED_BYTES = 64 * 1024
 
 
-class Client(Protocol):
+class Writer(Protocol):
     """What an engine's answer is written to."""
 
     def write(self, data: Data, /) -> None: ...
@@ -41,14 +41,14 @@ class Client(Protocol):
     def writelines(self, data: Iterable[Data], /) -> None: ...
 
 
-class Kept:
+class BufferedAnswer:
     """An answer that is no event stream, for a client that was promised one."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def write(self, data: Data) -> None:
-        if len(self._data) < _KEPT_BYTES:
+        if len(self._data) < _BUFFERED_BYTES:
             self._data += data
 
     def writelines(self, data: Iterable[Data]) -> None:
@@ -63,17 +63,50 @@ class Kept:
             return error_event(UpstreamError("The engine's answer is no stream.", hint="Its log may say why."), shape)
 
 
-class Wait:
+class Shared(Protocol):
+    """The data plane, as far as a wait looks at it."""
+
+    loop: asyncio.AbstractEventLoop
+    routes: Routes
+    limits: Limits
+
+
+class QueuedRequest(Protocol):
+    """The request that waits, an `Exchange`."""
+
+    endpoint: Endpoint
+    id: str
+    call: Call
+    client: Writer
+    chunks: bool
+    keep: bool
+    events: bool
+    promised: bool
+
+    @property
+    def plane(self) -> Shared: ...
+
+    def own_headers(self) -> bytes:
+        """The lines of the answer's head that are the gateway's own."""
+
+    def ask(self, replica: RoutedReplica) -> None:
+        """The request goes to the replica."""
+
+    def refuse(self, error: FitserveError) -> None:
+        """The request ends with an error."""
+
+
+class QueueWait:
     """A `gateway.routing.queue.Waiter` on behalf of an exchange. `avoid`: the replica that took no connection."""
 
-    def __init__(self, exchange: Exchange, avoid: str | None) -> None:
+    def __init__(self, exchange: QueuedRequest, avoid: str | None) -> None:
         self.call = exchange.call
         self.avoid = avoid
         self._exchange = exchange
-        self._since = self._told = exchange.front.plane.loop.time()
+        self._since = self._told = exchange.plane.loop.time()
         self._ready: bool | None = None
 
-    def go(self, replica: Replica) -> None:
+    def go(self, replica: RoutedReplica) -> None:
         try:
             self._exchange.ask(replica)
         except Exception:
@@ -85,7 +118,7 @@ class Wait:
 
     def sweep(self, now: float) -> None:
         """Twice a second."""
-        plane = self._exchange.front.plane
+        plane = self._exchange.plane
         route = plane.routes.table.models.get(self.call.model)
         if route is None:
             return  # `Routes` is about to say so

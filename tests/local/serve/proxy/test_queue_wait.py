@@ -17,7 +17,7 @@ import pytest
 from gateway.domain import LaunchSpec
 from gateway.hosts.memory.host import MemoryHost
 from gateway.hosts.memory.scripted_engine import EngineScript
-from gateway.serve.proxy.wait import Kept
+from gateway.serve.proxy.queue_wait import BufferedAnswer
 from tests.support.dataplane import Gateway, event, model, until
 from tests.support.running import Running, model_folder, running
 from tests.support.upstream import Call, Upstream
@@ -166,11 +166,11 @@ async def test_the_anthropic_sdk_raises_an_error_that_comes_after_a_comment(soon
 
 
 def test_an_answer_that_is_no_event_stream_becomes_one_event() -> None:
-    kept = Kept()
+    kept = BufferedAnswer()
     kept.writelines([b'{"error":\n', b'{"message": "x"}}'])
     assert kept.event("openai") == b'data: {"error":{"message":"x"}}\n\n'
     for data in (b"<html>\n\n</html>", b"[" * 200_000):
-        odd = Kept()
+        odd = BufferedAnswer()
         odd.write(data)
         odd.write(b"more")
         value = json.loads(odd.event("anthropic").removeprefix(b"event: error\ndata: "))

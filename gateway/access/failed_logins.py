@@ -1,7 +1,7 @@
-"""Wrong keys, counted per address: whoever guesses is told to come back later, and those with a good key are not.
+"""Wrong keys, counted by address: a client that guesses keys is told to come back later; clients with a good key are not.
 
-Up to MOST wrong keys in a minute are answered with 401, more with 429. That alone would not stop a guess from being right, so a key
-that could be guessed (one that a person made up) counts from such an address only where it was right before.
+Up to MOST wrong keys in a minute are answered with 401, more with 429. A client could still guess right on the way. So a key that is easy
+to guess (a person made it up) is not accepted from an address with too many wrong keys, unless it was used from there before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from gateway.errors import RateLimited
-from gateway.shared_memory import GUESSES, ROWS, Memory, Table
+from gateway.shared_memory import FAILED_LOGINS, ROWS, SharedMemory, SharedTable
 
 MOST = 10
 WINDOW_S = 60.0
@@ -21,17 +21,18 @@ WINDOW_S = 60.0
 _LOCK = ROWS
 
 
-class Guesses:
-    """`memory`: that of several processes, which count as one; None: of this one alone. The oldest addresses are forgotten."""
+class FailedLogins:
+    """The counts. `memory`: shared by several processes, which count together; None: this process counts alone. The oldest addresses are
+    forgotten."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, memory: Memory | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, memory: SharedMemory | None = None) -> None:
         self._clock = clock
-        # By address, when the minute began, and how many since; and which keys were right from where.
-        self._table = memory.guesses if memory is not None else Table(GUESSES)
+        # Address -> wrong keys and the begin of their minute; address and key -> 1 where the key was right.
+        self._table = memory.failed_logins if memory is not None else SharedTable(FAILED_LOGINS)
         self._lock = memory.lock(_LOCK) if memory is not None else contextlib.nullcontext()
 
     def wrong(self, address: str) -> None:
-        """Raises RateLimited when that was one too many."""
+        """A wrong key came. Raises RateLimited where too many have come."""
         now, where = self._clock(), _network(address)
         with self._lock:
             count, since = self._table.get(where)
@@ -42,7 +43,7 @@ class Guesses:
             raise _too_many(since + WINDOW_S - now)
 
     def right(self, address: str, digest: bytes) -> None:
-        """A key that could be guessed was right. Raises RateLimited where that may be because it was."""
+        """A key that is easy to guess was right. Raises RateLimited where somebody may have guessed it just now."""
         now, here = self._clock(), address.encode() + digest
         if self._table.get(here)[0]:
             return
@@ -61,7 +62,7 @@ def _too_many(wait_s: float) -> RateLimited:
 
 
 def _network(address: str) -> bytes:
-    """Of IPv6, the /64 that one customer has."""
+    """The unit that is counted: an IPv4 address, or the /64 network of an IPv6 address, which one customer has."""
     if ":" not in address:
         return address.encode()
     try:

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 
-def end_orphans(data: Path) -> bool:
+def end_orphaned_workers(data: Path) -> bool:
     """Ends the workers of a gateway on `data` that is gone: they finish what they are answering. Whether there were any.
 
     Only for who holds the lock of `data`. A pid file descriptor makes sure that no other process gets the signal.

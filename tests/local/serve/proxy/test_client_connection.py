@@ -17,7 +17,7 @@ import pytest
 
 from gateway.access.auth import Keys
 from gateway.serve.proxy import limits as guard
-from gateway.serve.proxy.front import Front
+from gateway.serve.proxy.client_connection import ClientConnection
 from gateway.serve.server import listen
 from gateway.serve.workers.sockets import share
 from gateway.settings import Settings
@@ -314,21 +314,21 @@ async def test_too_many_connections_are_told_to_come_back() -> None:
         with Gateway(connections=total, connections_per_address=each) as gateway:
             gateway.route(model(refused_url()))
             kept = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(3)]
-            await until(lambda gateway=gateway: len(gateway.plane.fronts) == 3)  # type: ignore[misc]
+            await until(lambda gateway=gateway: len(gateway.plane.connections) == 3)  # type: ignore[misc]
             answer = await talk(gateway.port, b"")
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 1\r\n" in answer
             for _, writer in kept:
                 writer.close()
-            await until(lambda gateway=gateway: not gateway.plane.fronts)  # type: ignore[misc]
+            await until(lambda gateway=gateway: not gateway.plane.connections)  # type: ignore[misc]
             assert (await statuses(gateway.port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", 1))[0].startswith(b"200")
 
 
-async def only(gateway: Gateway) -> Front:
+async def only(gateway: Gateway) -> ClientConnection:
     """The gateway's end of its one connection."""
-    await until(lambda: len(gateway.plane.fronts) == 1)
-    [front] = gateway.plane.fronts
-    assert isinstance(front, Front)
+    await until(lambda: len(gateway.plane.connections) == 1)
+    [front] = gateway.plane.connections
+    assert isinstance(front, ClientConnection)
     return front
 
 
@@ -342,14 +342,14 @@ async def test_each_phase_has_its_time(gateway: Gateway, path: str) -> None:
             (head[:-2], guard.HEAD_S, b"HTTP/1.1 408 "),
             (head + b"{", guard.BODY_S, b"HTTP/1.1 408 "),
         ):
-            await until(lambda: not gateway.plane.fronts)
+            await until(lambda: not gateway.plane.connections)
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(data)
             front = await only(gateway)
             await until(lambda front=front, data=data: front._received == len(data))  # type: ignore[misc]
             gateway.later(seconds - 1)
-            assert front in gateway.plane.fronts
-            assert not front._deaf
+            assert front in gateway.plane.connections
+            assert not front._discarding
             gateway.later(2)
             assert (await asyncio.wait_for(reader.read(), HANG_S))[:13] == begins
             writer.close()
@@ -357,15 +357,15 @@ async def test_each_phase_has_its_time(gateway: Gateway, path: str) -> None:
 
 
 async def test_a_head_that_dribbles_in_has_no_more_time_than_any_other(gateway: Gateway) -> None:
-    await until(lambda: not gateway.plane.fronts)
+    await until(lambda: not gateway.plane.connections)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     front = await only(gateway)
     for count, byte in enumerate(GOOD[:60], 1):
         writer.write(bytes([byte]))
         await until(lambda count=count: front._received == count)  # type: ignore[misc]
         gateway.later(1)
-        assert front._deaf == (count >= guard.HEAD_S)
-        if front._deaf:
+        assert front._discarding == (count >= guard.HEAD_S)
+        if front._discarding:
             break
     assert (await asyncio.wait_for(reader.read(), HANG_S)).startswith(b"HTTP/1.1 408 ")
     writer.close()
@@ -381,7 +381,7 @@ async def test_a_connection_is_kept_for_a_while(path: str) -> None:
             assert (await status(reader)).startswith(b"200 OK ")
             await until(lambda: front._deadline < math.inf and not front._busy())
             gateway.later(74)
-            assert front in gateway.plane.fronts
+            assert front in gateway.plane.connections
         gateway.later(2)
         assert await asyncio.wait_for(reader.read(), HANG_S) == b""
         writer.close()
@@ -399,7 +399,7 @@ async def test_a_client_that_takes_nothing_is_cut_off(gateway: Gateway) -> None:
         front = await only(gateway)
         await until(lambda: not reads_on(front))
         gateway.later(guard.STALL_S - 1)
-        assert front in gateway.plane.fronts
+        assert front in gateway.plane.connections
 
         def cut() -> bool:
             # What was on its way when it was last looked at counts as taken.

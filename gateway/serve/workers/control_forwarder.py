@@ -29,7 +29,7 @@ _OF_CONNECTION = frozenset(
 _PIECE_BYTES = 64 * 1024
 
 
-class Passage:
+class ControlForwarder:
     """The application of a worker."""
 
     def __init__(self, control: Path) -> None:
@@ -92,7 +92,7 @@ def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> bool:
     """Reads the answer, and passes it on; whether there was one. One that breaks off is broken off: uvicorn closes what an application leaves unfinished."""
-    answer = _Answer(head_only=scope["method"] == "HEAD")
+    answer = _ForwardedAnswer(head_only=scope["method"] == "HEAD")
     with contextlib.suppress(OSError):
         while not answer.over and (data := await reader.read(_PIECE_BYTES)):
             answer.parser.feed_data(data)
@@ -102,7 +102,7 @@ async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> boo
     return answer.started
 
 
-class _Answer:
+class _ForwardedAnswer:
     """What httptools calls; `messages` for the client, in order."""
 
     def __init__(self, *, head_only: bool) -> None:
@@ -133,7 +133,7 @@ class _Answer:
             self.messages.append({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Arrival:
+class ForwardedAddress:
     """Around the application of the control process: whom a passed request came from."""
 
     def __init__(self, inner: ASGIApp) -> None:

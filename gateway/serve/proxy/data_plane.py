@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.access.auth import Key
-from gateway.access.rate_limits import Limiter
+from gateway.access.rate_limits import RateLimiter
 from gateway.domain.key import Scope
 from gateway.routing.routes import Routes
-from gateway.serve.proxy.limits import SWEEP_S, Doorman, Limits, Room
+from gateway.serve.proxy.limits import SWEEP_S, BodyBudget, ConnectionLimiter, Limits
 from gateway.serve.proxy.meter import Meter
-from gateway.serve.proxy.upstream_pool import Pool
+from gateway.serve.proxy.upstream_pool import UpstreamPool
 
 
-class Admits(Protocol):
+class Authenticator(Protocol):
     """Who may call: `gateway.access.auth.Keys`. `table`: another value once the keys have changed."""
 
     @property
@@ -24,7 +24,7 @@ class Admits(Protocol):
     def who(self, found: Mapping[bytes, bytes], need: Scope, address: str) -> Key: ...
 
 
-class Watched(Protocol):
+class OpenConnection(Protocol):
     """A connection that is looked at twice a second, and ended when the gateway stops."""
 
     def sweep(self, now: float) -> None: ...
@@ -32,35 +32,35 @@ class Watched(Protocol):
     def stop(self) -> None: ...
 
 
-class Plane:
+class DataPlane:
     """One per event loop."""
 
-    def __init__(self, routes: Routes, keys: Admits, limits: Limits, meter: Meter | None = None) -> None:
+    def __init__(self, routes: Routes, keys: Authenticator, limits: Limits, meter: Meter | None = None) -> None:
         self.routes = routes
         self.keys = keys
         self.limits = limits
-        self.limiter = Limiter()
+        self.limiter = RateLimiter()
         self.meter = meter or Meter()
-        self.doorman = Doorman(limits)
-        self.room = Room(2 * limits.body_bytes)
-        self.fronts: set[Watched] = set()
+        self.connection_limiter = ConnectionLimiter(limits)
+        self.body_budget = BodyBudget(2 * limits.body_bytes)
+        self.connections: set[OpenConnection] = set()
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # known with the first connection
-        self._pools: dict[str, Pool] = {}
+        self._pools: dict[str, UpstreamPool] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._dated: list[tuple[bytes, bytes]] = []
         self._date = b""
 
-    def opened(self, front: Watched, loop: asyncio.AbstractEventLoop) -> None:
-        self.fronts.add(front)
+    def opened(self, connection: OpenConnection, loop: asyncio.AbstractEventLoop) -> None:
+        self.connections.add(connection)
         if self._timer is None:
             self.loop = loop
             self._timer = loop.call_later(SWEEP_S, self._sweep)
 
-    def pool(self, url: str) -> Pool:
+    def pool(self, url: str) -> UpstreamPool:
         """The connections to the engine at `url`."""
         pool = self._pools.get(url)
         if pool is None:
-            pool = self._pools[url] = Pool(url, self.loop)
+            pool = self._pools[url] = UpstreamPool(url, self.loop)
         return pool
 
     def date(self, headers: list[tuple[bytes, bytes]]) -> bytes:
@@ -71,8 +71,8 @@ class Plane:
 
     def close(self) -> None:
         """Ends what is still being answered, and lets go of the engines."""
-        for front in list(self.fronts):
-            front.stop()
+        for connection in list(self.connections):
+            connection.stop()
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
@@ -82,10 +82,10 @@ class Plane:
 
     def _sweep(self) -> None:
         now = self.loop.time()
-        for front in list(self.fronts):
-            front.sweep(now)
+        for connection in list(self.connections):
+            connection.sweep(now)
         for url, pool in list(self._pools.items()):
             if not pool.sweep(now):
                 del self._pools[url]
-        again = bool(self.fronts or self._pools)
+        again = bool(self.connections or self._pools)
         self._timer = self.loop.call_later(SWEEP_S, self._sweep) if again else None

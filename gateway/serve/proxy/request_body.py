@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from gateway.access.auth import Key
 from gateway.api.endpoints import Endpoint
-from gateway.api.protocol import no_model, read_asked, read_fields, read_named, with_model
+from gateway.api.protocol import no_model, read_fields, read_request_fields, read_usual_fields, with_model
 from gateway.errors import BadRequest
 from gateway.routing import balance
-from gateway.routing.routes import Call, ModelRoute, Routes
-from gateway.serve.proxy import form
+from gateway.routing.routes import Routes
+from gateway.routing.table import Call, ModelRoute
+from gateway.serve.proxy import multipart_form
 
 Body = bytes | bytearray
 
@@ -24,7 +25,7 @@ def read_call(
     if endpoint.body == "json":
         # It was read as JSON, so it is sent as JSON, whatever the client called it.
         content = b"content-type: application/json\r\n"
-        named = read_named(body) if len(body) < _SHORT_BYTES else None
+        named = read_usual_fields(body) if len(body) < _SHORT_BYTES else None
         if named is not None:
             route = table.find(named.model, key)
             if len(route.replicas) < 2:
@@ -32,7 +33,7 @@ def read_call(
                 if endpoint.name == "responses":
                     call.maker = _maker(named.request_id is not None, named.previous_response_id, routes, key)
                 return call, route, content
-        asked = read_asked(body)
+        asked = read_request_fields(body)
         call = Call(endpoint.name, asked.name(), body, asked.streams())
         route = table.find(call.model, key)
         if endpoint.name == "responses":
@@ -41,8 +42,8 @@ def read_call(
             call.tokens, call.prefix = balance.weigh(asked, len(body)), balance.prefix(asked)
         return call, route, content
     if endpoint.body == "form":
-        boundary = form.boundary_of(content_type)
-        field = form.find_model(body, boundary)
+        boundary = multipart_form.boundary_of(content_type)
+        field = multipart_form.find_model(body, boundary)
         if field is None:
             raise no_model()
         call, content = Call(endpoint.name, field.value), b'content-type: multipart/form-data; boundary="%b"\r\n' % boundary
@@ -69,9 +70,9 @@ def may_stream(endpoint: Endpoint, content_type: bytes | None, body: Body, route
 
     Never for JSON: the last `model` counts, and SDKs put it behind the messages.
     """
-    if endpoint.body != "form" or len(body) < form.PREFIX_BYTES:
+    if endpoint.body != "form" or len(body) < multipart_form.PREFIX_BYTES:
         return False
-    field = form.find_model(body, form.boundary_of(content_type))
+    field = multipart_form.find_model(body, multipart_form.boundary_of(content_type))
     route = routes.table.models.get(field.value) if field is not None else None
     return route is not None and key.sees(route.name) and all(replica.served_name == route.name for replica in route.replicas)
 
@@ -80,5 +81,5 @@ def renamed(endpoint: Endpoint, content_type: bytes | None, body: Body, name: st
     """The body with the model called what the engine calls it. No other body is ever written anew."""
     if endpoint.body == "json":
         return with_model(read_fields(body), name)
-    field = form.find_model(body, form.boundary_of(content_type)) if endpoint.body == "form" else None
+    field = multipart_form.find_model(body, multipart_form.boundary_of(content_type)) if endpoint.body == "form" else None
     return body if field is None else b"".join((body[: field.start], name.encode(), body[field.end :]))

@@ -1,0 +1,120 @@
+"""Where requests for a model can go: one immutable table of models and their replicas, swapped whole; and the call that is routed."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from gateway.access.auth import ANYONE, Key
+from gateway.errors import ModelNotFound, NotReady
+
+SHOWN_NAME = 200
+# They take no place in an engine's batch, so they never wait for one.
+_LIGHT = frozenset({"tokenize", "detokenize", "count_tokens"})
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedReplica:
+    """One engine that answers for a model. `url` is its base without /v1, `served_name` what it calls the model.
+
+    `capacity`: how many requests it gets at once; None where that is not known. `seed`: a number for the id.
+    """
+
+    url: str
+    id: str
+    served_name: str
+    capacity: int | None = None
+    seed: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", zlib.crc32(self.id.encode()))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """A model that clients may ask for. It is routed while it has replicas; until then `state` and `detail` say why not.
+
+    `task` is "generate" or "embed"; None when nobody knows, as for an engine that we did not start. `wait_s`: how long a request may
+    wait for the first replica; 0 where that is not wanted, or where none can be expected.
+    """
+
+    name: str
+    state: str
+    detail: str
+    created: int
+    replicas: tuple[RoutedReplica, ...]
+    task: str | None
+    retry_after_s: int = 10
+    wait_s: float = 0.0
+
+    def not_ready(self) -> NotReady:
+        reason = f"{self.state}: {self.detail}" if self.detail else self.state
+        return NotReady(
+            f"The model '{self.name}' cannot answer now, it is {reason.rstrip('.')}.",
+            hint=f"Try again in {self.retry_after_s} s; `fitserve show {self.name}` tells more.",
+            param="model",
+            retry_after_s=self.retry_after_s,
+        )
+
+
+class Call(msgspec.Struct):
+    """What the choice of a replica looks at. `body` is the whole request in JSON, empty where it is a form or has none; `maker`: the
+    seed of the replica that made the response from which this goes on; `tokens` and `prefix`: see `gateway.routing.balance`."""
+
+    endpoint: str
+    model: str
+    body: bytes | bytearray = b""
+    streams: bool = False
+    maker: int | None = None
+    tokens: int = 1
+    prefix: int | None = None
+
+    @property
+    def light(self) -> bool:
+        """It costs the engine next to nothing: a count of tokens, or a look at a response."""
+        return self.endpoint in _LIGHT or (self.maker is not None and not self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTable:
+    """Every known model by name, routed or not."""
+
+    models: Mapping[str, ModelRoute]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
+
+    def find(self, name: str, key: Key = ANYONE) -> ModelRoute:
+        """The route of `name`, for who has `key`. Raises ModelNotFound, also where that one may not know of it."""
+        route = self.models.get(name)
+        if route is None or not key.sees(name):
+            shown = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
+            raise ModelNotFound(
+                f"The model '{shown}' does not exist here.",
+                hint="GET /v1/models lists the models that are served.",
+                param="model",
+            )
+        return route
+
+    def routed(self, key: Key = ANYONE) -> list[ModelRoute]:
+        return [route for route in self.models.values() if route.replicas and key.sees(route.name)]
+
+
+def models_answer(table: RouteTable, name: str, key: Key) -> dict[str, Any]:
+    """The answer to GET /v1/models: all routed models that the holder of `key` may ask, or the model of that name. Raises ModelNotFound,
+    NotReady."""
+    if not name:
+        return {"object": "list", "data": [_model(route) for route in table.routed(key)]}
+    route = table.find(name, key)
+    if not route.replicas:
+        raise route.not_ready()
+    return _model(route)
+
+
+def _model(route: ModelRoute) -> dict[str, Any]:
+    return {"id": route.name, "object": "model", "created": route.created, "owned_by": "fitserve"}
