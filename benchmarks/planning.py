@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.core.attention.vllm import choose_backend  # noqa: E402
+from gateway.core.attention.vllm_attention import choose_backend  # noqa: E402
 from gateway.core.layers.build import _blueprint, _schemes  # noqa: E402
 from gateway.core.model.spec import read_model  # noqa: E402
 from gateway.core.planner.decide import decide  # noqa: E402

@@ -1,8 +1,8 @@
 """What each attention backend of one engine version says to a layer: attention.yaml, data. Pure.
 
-    Backend (from a profile) + AttentionQuery (one layer on one rank) + Gpu -> every criterion it fails, with the reason
+    VllmBackend (from a profile) + Subject (one layer on one rank) -> every criterion that the backend fails, with the reason
 
-The criteria are those of the engine's own `validate_configuration`, one field of Backend for each.
+The criteria are those of the engine's own `validate_configuration`, one field of VllmBackend for each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.core.attention.conditions import AttentionQuery, Check, Gpu, Role, Unknown, refusal
+from gateway.core.rules.check import Check, Undecided, first_refusal
+from gateway.core.rules.subject import AttentionQuery, AttentionRole, Subject
 from gateway.domain import Value
 
 # Tokens of a block, the engine's default first.
@@ -22,33 +23,34 @@ _BLOCKS = (16, 32, 64, 128, 256)
 Trait = Literal["sinks", "multimodal_prefix", "sliding_window", "non_causal"]
 
 
-class Backend(Value):
-    """`validate_configuration` of one backend. A trait that it does not name is one it does not take."""
+class VllmBackend(Value):
+    """`validate_configuration` of one backend. A trait that `takes` does not name is refused."""
 
     source: str
     mla: bool = False
     sparse: bool = False
-    package: str | None = None  # it cannot be imported without
+    package: str | None = None  # without which the backend cannot be imported
     head: Check | None = None
     dtype: Check | None = None
     kv: Check | None = None
     block: tuple[Check, ...] = ()
     capability: Check | None = None
-    roles: tuple[Role, ...] = ("decoder",)
+    roles: tuple[AttentionRole, ...] = ("decoder",)
     takes: dict[Trait, Check] = Field(default_factory=dict)  # an empty check: everywhere
     combination: tuple[Check, ...] = ()
 
 
-def refusals(backend: Backend, asks: Iterable[Trait], query: AttentionQuery, gpu: Gpu) -> Iterator[tuple[str, str]]:
+def refusals(backend: VllmBackend, asks: Iterable[Trait], subject: Subject) -> Iterator[tuple[str, str]]:
     """Every criterion that the backend fails, and why. `asks`: the traits that this version looks at."""
-    if backend.package is not None and backend.package not in gpu.packages:
+    query = _query(subject)
+    if backend.package is not None and backend.package not in subject.packages:
         yield "package", f"the package {backend.package} is not installed"
         return
     for name in ("head", "dtype", "kv", "capability"):
         check: Check | None = getattr(backend, name)
-        if check is not None and (reason := refusal(check, query, gpu)):
+        if check is not None and (reason := check.refusal(subject)):
             yield name, reason
-    if reason := _first(backend.block, query, gpu):
+    if reason := first_refusal(backend.block, subject):
         yield "block", reason
     if backend.mla != (query.kind == "mla"):
         yield "mla", "is for MLA" if backend.mla else "is not for MLA"
@@ -62,19 +64,22 @@ def refusals(backend: Backend, asks: Iterable[Trait], query: AttentionQuery, gpu
             continue
         if trait not in backend.takes:
             yield trait, f"does not take {words}"
-        elif reason := refusal(backend.takes[trait], query, gpu):
-            yield trait, f"{words}: {reason}" if not isinstance(reason, Unknown) else reason
-    if reason := _first(backend.combination, query, gpu):
+        elif reason := backend.takes[trait].refusal(subject):
+            yield trait, reason if isinstance(reason, Undecided) else f"{words}: {reason}"
+    if reason := first_refusal(backend.combination, subject):
         yield "combination", reason
 
 
-def preferred_block(backend: Backend, query: AttentionQuery, gpu: Gpu) -> int | None:
+def preferred_block(backend: VllmBackend, subject: Subject) -> int | None:
     """The least tokens of a block that the backend takes. get_preferred_block_size in vllm/v1/attention/backend.py."""
-    return next((size for size in _BLOCKS if not _first(backend.block, replace(query, block_size=size), gpu)), None)
+    query = _query(subject)
+    blocks = ((size, replace(subject, attention=replace(query, block_size=size))) for size in _BLOCKS)
+    return next((size for size, asked in blocks if not first_refusal(backend.block, asked)), None)
 
 
-def _first(checks: tuple[Check, ...], query: AttentionQuery, gpu: Gpu) -> str | None:
-    return next((reason for check in checks if (reason := refusal(check, query, gpu))), None)
+def _query(subject: Subject) -> AttentionQuery:
+    assert subject.attention is not None  # noqa: S101 - rules of attention are asked about attention alone
+    return subject.attention
 
 
 _TRAITS: dict[Trait, tuple[Callable[[AttentionQuery], bool], str]] = {
@@ -88,14 +93,14 @@ _TRAITS: dict[Trait, tuple[Callable[[AttentionQuery], bool], str]] = {
 # --- the file ---
 
 
-class Order(Value):
-    """The engine's list of candidates, best first, for the layers and GPUs that match."""
+class BackendOrder(Value):
+    """The engine's list of backends, best first, for the layers and GPUs that match."""
 
     match: Check
     backends: tuple[str, ...]
 
 
-class Candidate(Value):
+class VisionBackend(Value):
     """A backend of vision towers, which have a list of their own."""
 
     backend: str
@@ -107,13 +112,13 @@ class FlashVersion(Value):
     version: Literal[2, 3, 4]
 
 
-class Step(Value):
-    """What is set where `match` holds of the layer with the largest head; neither: left as it is."""
+class OverrideStep(Value):
+    """What the engine sets where `match` holds of the layer with the largest head; neither field: nothing."""
 
     match: Check = Check()
     backend: str | None = None
     flash_attention: int | None = None
-    with_forced: tuple[str, ...] = ()  # it is set beside these backends too, where a user forces one
+    with_forced: tuple[str, ...] = ()  # backends that a user may force without losing `flash_attention`
 
 
 class ModelOverride(Value):
@@ -123,7 +128,7 @@ class ModelOverride(Value):
     source: str
     mixed_heads: bool = False  # only where layers differ in head size
     above_head: int = 0  # only where the largest head is larger
-    steps: tuple[Step, ...]
+    steps: tuple[OverrideStep, ...]
 
 
 class AttentionRules(Value):
@@ -132,15 +137,15 @@ class AttentionRules(Value):
     packages: tuple[str, ...]  # what the official image has of what the rules ask for
     asks: tuple[Trait, ...]  # the traits that selection looks at; it does not check any other
     asks_source: str
-    kv_dtypes: tuple[str, ...]  # those that the rules describe; any other is unknown
-    orders: tuple[Order, ...]
+    kv_dtypes: tuple[str, ...]  # of the KV cache; with any other the answer is "unknown"
+    orders: tuple[BackendOrder, ...]
     orders_source: str
-    backends: dict[str, Backend]
-    vision: tuple[Candidate, ...]
+    backends: dict[str, VllmBackend]
+    vision: tuple[VisionBackend, ...]
     vision_source: str
     flash_versions: tuple[FlashVersion, ...]
     flash_versions_source: str
-    flash_backends: tuple[str, ...]  # those whose layers ask for a version of FlashAttention
+    flash_backends: tuple[str, ...]  # backends whose layers ask for a version of FlashAttention
     recurrent: dict[str, str]
     recurrent_source: str
     multimodal_prefix: tuple[str, ...]  # model types
@@ -159,9 +164,9 @@ class AttentionRules(Value):
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    def order(self, query: AttentionQuery, gpu: Gpu) -> tuple[str, ...]:
+    def order(self, subject: Subject) -> tuple[str, ...]:
         """The engine's list for this layer on this GPU."""
-        return next((order.backends for order in self.orders if refusal(order.match, query, gpu) is None), ())
+        return next((order.backends for order in self.orders if order.match.refusal(subject) is None), ())
 
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.core.kernels.conditions import Case, Check, Kind, LinearShape, Scheme, first_refusal, numbers, of_family, refusal
+from gateway.core.kernels.preference import Move, preferred
+from gateway.core.model.scheme import LinearShape, round_up
+from gateway.core.rules.capability import numbers
+from gateway.core.rules.check import Check, first_refusal
+from gateway.core.rules.subject import Subject
 from gateway.domain import Refusal, Value
-
-__all__ = ["DISABLED", "KernelChoice", "Kind", "LinearRules", "LinearShape", "Scheme", "choose"]
 
 DISABLED = "disabled by VLLM_DISABLED_KERNELS"
 
@@ -43,7 +45,7 @@ class Pads(Value):
     tiles: tuple[tuple[int, int], ...]
 
 
-class Kernel(Value):
+class LinearKernel(Value):
     source: str
     requires: tuple[Check, ...] = ()
     pads: Pads | None = None
@@ -51,22 +53,14 @@ class Kernel(Value):
     slow: str = ""  # why a faster one would be better
 
 
-class Move(Value):
-    """On these capabilities `kernel` comes directly before `before`."""
-
-    kernel: str
-    before: str
-    capabilities: tuple[str, ...]
-
-
-class Path(Value):
+class CodePath(Value):
     """One code path of the engine: the layers it takes and its kernels, in order of preference."""
 
     match: Check
     source: str
     kernels: tuple[str, ...] = ()
     activation: str = "16-bit"
-    move: Move | None = None
+    moves: tuple[Move, ...] = ()
     automatic: bool = False  # only while no backend is forced
     disablable: bool = True  # it heeds VLLM_DISABLED_KERNELS
     refuses: str = ""  # the engine turns such layers away before it looks at kernels
@@ -80,8 +74,8 @@ class LinearRules(Value):
     backends: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     backend_without_kernel: Literal["refuse", "ignore"] = "refuse"
     backend_source: str = ""
-    paths: tuple[Path, ...]
-    kernels: dict[str, Kernel]
+    paths: tuple[CodePath, ...]
+    kernels: dict[str, LinearKernel]
 
     # Compared by identity: a version's rules are read once, and answers are remembered for each.
     __hash__ = object.__hash__
@@ -94,8 +88,9 @@ class LinearRules(Value):
         for path in self.paths:
             if unknown := [name for name in path.kernels if name not in self.kernels]:
                 raise ValueError(f"a path lists {', '.join(unknown)}, which `kernels` does not describe")
-            if path.move and not {path.move.kernel, path.move.before} <= set(path.kernels):
-                raise ValueError(f"a path moves {path.move.kernel} before {path.move.before} but does not list both")
+            for move in path.moves:
+                if not move.within(path.kernels):
+                    raise ValueError(f"a path moves {move.name} before {move.before} but does not list both")
         return self
 
 
@@ -116,33 +111,31 @@ def choose(
     packages: importable where the engine runs; None: what its official image has. disabled: VLLM_DISABLED_KERNELS.
     forced: --linear-backend. seen: how the engine was seen to refuse a kernel for such a layer, whatever these rules say.
     """
-    case = Case(shape, capability, frozenset(rules.packages) if packages is None else packages, disabled)
+    installed = frozenset(rules.packages) if packages is None else packages
+    subject = Subject(capability, installed, layer=shape, disabled=disabled)
     if forced == "auto":
         forced = None
     if numbers(capability) is None:
         return _unknown("", f"{capability!r} is not a compute capability")
     if forced and forced not in rules.backends:
         return _unknown("--linear-backend", f"this version has no backend {forced!r}")
-    path = next((p for p in rules.paths if not (p.automatic and forced) and refusal(p.match, case) is None), None)
+    path = next((p for p in rules.paths if not (p.automatic and forced) and p.match.refusal(subject) is None), None)
     if path is None:
         return _unknown("", f"these rules have no path for {shape.scheme.kind} layers like this")
     if path.refuses:
         return _none(Refusal(kernel="", reason=path.refuses))
-    names = list(path.kernels)
-    if path.move and of_family(capability, path.move.capabilities):
-        names.remove(path.move.kernel)
-        names.insert(names.index(path.move.before), path.move.kernel)
+    names = preferred(path.kernels, path.moves, subject)
     if forced:
         chosen = [name for name in names if name in rules.backends[forced]]
         if not chosen and rules.backend_without_kernel == "refuse":
             reason = f"has no kernel for {shape.scheme.kind} layers"
             return _none(Refusal(kernel=f"--linear-backend {forced}", reason=reason))
         names = chosen or names
-    case = Case(shape, capability, case.packages, disabled, path.activation)
+    subject = replace(subject, activation=path.activation)
     refused: list[Refusal] = []
     for name in names:
         kernel = rules.kernels[name]
-        why = first_refusal(kernel.requires, case) or seen(name)
+        why = first_refusal(kernel.requires, subject) or seen(name)
         if why is None and name in disabled and path.disablable and kernel.disablable:
             why = DISABLED
         if why is None:
@@ -164,10 +157,6 @@ def _padded(pads: Pads | None, shape: LinearShape) -> tuple[int, int] | None:
     if pads is None:
         return None
     group = max(shape.scheme.group, 1)
-    grown = [(_up(shape.k, math.lcm(k, group)), _up(shape.n, n)) for k, n in pads.tiles]
+    grown = [(round_up(shape.k, math.lcm(k, group)), round_up(shape.n, n)) for k, n in pads.tiles]
     best = min(grown, key=lambda kn: (kn[0] * kn[1], kn[0] + kn[1]))
     return None if best == (shape.k, shape.n) else best
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

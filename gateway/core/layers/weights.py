@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 
 from gateway.core.layers.built_model import BuiltModel, Linear, per_rank
 from gateway.core.model.rank import Rank
-from gateway.core.model.scheme import Scheme
+from gateway.core.model.scheme import Scheme, round_up
 from gateway.core.quantization.block import Unknown
 from gateway.domain import TensorGroup
 
@@ -76,7 +76,7 @@ def other_bytes(tensor: TensorGroup, tp: int, dtype: str, kv_heads: int | None =
 
 def padded_vocab(rows: int) -> int:
     """Rows of an embedding with the engine's padding. Source: vllm/model_executor/layers/vocab_parallel_embedding.py."""
-    return _up(rows, 64)
+    return round_up(rows, 64)
 
 
 def linear_bytes(
@@ -100,7 +100,7 @@ def linear_bytes(
         return None
     k, n = padded_to or (_grown(layer, scheme, *cut, rank.capability, traits) if layer.experts else cut)
     size = _matrix_bytes(layer, scheme, k, n, _ITEM[rank.dtype], traits)
-    return size * layer.count * (_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1)
+    return size * layer.count * (round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1)
 
 
 def undivided(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str] = ()) -> str:
@@ -151,7 +151,7 @@ def _matrix_bytes(layer: Linear, scheme: Scheme, k: int, n: int, item: int, trai
         return size + n * _FLOAT_SCALE
     if kind == "fp8_block":
         block = _block(layer, scheme, k, n, traits)
-        return size + _up(k, block) // block * (_up(n, block) // block) * _FLOAT_SCALE
+        return size + round_up(k, block) // block * (round_up(n, block) // block) * _FLOAT_SCALE
     if kind == "bnb":
         return size + (k * n // _BNB_BLOCK if scheme.bits == 4 else n) * _FLOAT_SCALE
     return size + (k // group * n if group > 0 else 0)
@@ -211,7 +211,7 @@ def _biased(layer: Linear, scheme: Scheme, traits: Collection[str]) -> bool:
 
 def _grown(layer: Linear, scheme: Scheme, k: int, n: int, capability: str, traits: Collection[str]) -> tuple[int, int]:
     """(k, n) of one expert, with the model's width and the expert's own at multiples that its kernel needs."""
-    width, own = map(_up, _sizes(layer, k, n), _multiples(scheme, capability, traits))
+    width, own = map(round_up, _sizes(layer, k, n), _multiples(scheme, capability, traits))
     return (width, own * len(layer.parts)) if layer.shard == "expert_column" else (own, width)
 
 
@@ -224,7 +224,3 @@ def _multiples(scheme: Scheme, capability: str, traits: Collection[str]) -> tupl
     if family == "9":
         return 1, 64
     return 256, 256 if family == "10" and NARROW_EXPERT_TILES not in traits else 128
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -74,3 +74,7 @@ class MoeShape:
     @property
     def w2(self) -> LinearShape:
         return LinearShape(k=self.intermediate, n=self.hidden, scheme=self.scheme, dtype=self.dtype)
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gateway.core.attention.sglang_rules import BackendRules
 from gateway.core.attention.vllm_rules import AttentionRules
+from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
-from gateway.core.kernels.moe import MoeRules
 from gateway.core.memory.sglang_memory import MemoryRules
 from gateway.core.speculative.speculative import SpeculativeRules
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from gateway.core.kernels.expert_kernels import MoeRules, choose_moe
 from gateway.core.kernels.linear import choose
-from gateway.core.kernels.moe import MoeRules, choose_moe
 from gateway.core.layers.built_model import Linear, per_rank
 from gateway.core.layers.weights import undivided
 from gateway.core.model.experts import ExpertTraits

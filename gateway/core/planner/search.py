@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gateway.core.attention.sglang import server_attention
+from gateway.core.attention.sglang_attention import server_attention
 from gateway.core.attention.sglang_rules import BackendRules
-from gateway.core.attention.vllm import layer_attention
+from gateway.core.attention.vllm_attention import layer_attention
 from gateway.core.layers.build import asked, build
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.memory.kv_dtype import declared

@@ -186,12 +186,12 @@ def test_the_rules_name_only_kernels_that_they_describe(version: str) -> None:
 
 
 def test_a_list_with_a_kernel_that_is_not_described_is_refused() -> None:
-    path = {"match": {"kinds": ["wna16"]}, "source": "a.py:1", "kernels": ["Marlin"]}
+    path: dict[str, Any] = {"match": {"schemes": ["wna16"]}, "source": "a.py:1", "kernels": ["Marlin"]}
     described = {"Marlin": {"source": "a.py:2"}, "Humming": {"source": "a.py:3"}}
     LinearRules.model_validate({"packages": [], "paths": [path], "kernels": described})
     with pytest.raises(ValueError, match="lists Marlin, which `kernels` does not describe"):
         LinearRules.model_validate({"packages": [], "paths": [path], "kernels": {}})
-    path["move"] = {"kernel": "Humming", "before": "Marlin", "capabilities": ["9.0"]}
+    path["moves"] = [{"when": {"capabilities": ["9.0"]}, "name": "Humming", "before": "Marlin"}]
     with pytest.raises(ValueError, match="moves Humming before Marlin but does not list both"):
         LinearRules.model_validate({"packages": [], "paths": [path], "kernels": described})
 

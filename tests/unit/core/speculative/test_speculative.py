@@ -10,7 +10,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.attention.vllm import AttentionRules, layer_attention
+from gateway.core.attention.vllm_attention import layer_attention
+from gateway.core.attention.vllm_rules import AttentionRules
 from gateway.core.model.rank import Rank
 from gateway.core.model.spec import Tensor, read_model
 from gateway.core.speculative.drafter import Drafter, read_drafter

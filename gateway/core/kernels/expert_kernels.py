@@ -15,10 +15,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.core.kernels.conditions import Case, Check, MoeShape, first_refusal, numbers, refusal
+from gateway.core.kernels.preference import Move, preferred
+from gateway.core.model.scheme import MoeShape, round_up
+from gateway.core.rules.capability import numbers
+from gateway.core.rules.check import Check, first_refusal
+from gateway.core.rules.subject import Subject
 from gateway.domain import Refusal, Value
-
-__all__ = ["MoeChoice", "MoeRules", "MoeShape", "choose_moe"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class Rounding(Value):
     when: Check = Check()
 
 
-class Backend(Value):
+class ExpertBackend(Value):
     source: str
     requires: tuple[Check, ...] = ()  # what the engine's Python asks
     then: tuple[Check, ...] = ()  # what it asks once the backend is chosen: no other one is tried
@@ -58,16 +60,7 @@ class Backend(Value):
     slow: str = ""  # why a faster one would be better
 
 
-class Move(Value):
-    """Where `when` holds, `backend` comes directly before another, or first, or last."""
-
-    when: Check
-    backend: str
-    before: str = ""
-    to: Literal["", "front", "back"] = ""
-
-
-class Method(Value):
+class ExpertMethod(Value):
     """One quantization method of the engine: the layers it takes and its backends, in order of preference."""
 
     name: str
@@ -85,8 +78,8 @@ class MoeRules(Value):
     """profiles/engines/KIND/VERSION/moe.yaml. Sources are files of that version, with lines."""
 
     packages: tuple[str, ...]  # what the official image has of what the rules ask for
-    methods: tuple[Method, ...]
-    backends: dict[str, Backend]  # by scheme and name: "fp8 TRITON"
+    methods: tuple[ExpertMethod, ...]
+    backends: dict[str, ExpertBackend]  # by scheme and name: "fp8 TRITON"
 
     # Compared by identity: a version's rules are read once, and answers are remembered for each.
     __hash__ = object.__hash__
@@ -101,8 +94,8 @@ class MoeRules(Value):
             if unknown := sorted(listed - set(self.backends)):
                 raise ValueError(f"{method.name} lists {', '.join(unknown)}, which `backends` does not describe")
             for move in method.moves:
-                if not {move.backend, move.before or move.backend} <= set(method.backends):
-                    raise ValueError(f"{method.name} moves {move.backend} but does not list it and where it goes")
+                if not move.within(method.backends):
+                    raise ValueError(f"{method.name} moves {move.name} but does not list it and where it goes")
         return self
 
 
@@ -125,16 +118,16 @@ def choose_moe(
     if not shape.routing:
         return _whatever_the_routing(rules, shape, capability, packages, forced, variables)
     installed = frozenset(rules.packages) if packages is None else packages
-    case = Case(shape.w13, capability, installed, frozenset(), experts=shape, variables=variables)
+    subject = Subject(capability, installed, layer=shape.w13, experts=shape, variables=variables)
     if numbers(capability) is None:
         return _unknown(f"{capability!r} is not a compute capability")
-    method = next((m for m in rules.methods if refusal(m.match, case) is None), None)
+    method = next((m for m in rules.methods if m.match.refusal(subject) is None), None)
     if method is None:
         made = f" of {shape.origin}" if shape.origin else ""
         return _unknown(f"these rules have no path for {shape.scheme.kind} experts{made} like these")
     if method.refuses:
         return _none(method, Refusal(kernel="", reason=method.refuses))
-    names = _ordered(method, case)
+    names = preferred(method.backends, method.moves, subject)
     if forced and forced != "auto" and forced not in method.ignores and "*" not in method.ignores:
         if not method.forced:
             return _unknown(f"what --moe-backend {forced} does with these experts is not known here")
@@ -146,12 +139,12 @@ def choose_moe(
     for name in names:
         backend = rules.backends[name]
         shown = name.rpartition(" ")[2]
-        why = first_refusal(backend.requires, case)
+        why = first_refusal(backend.requires, subject)
         if why is None:
-            whole = first_refusal((*method.requires, *backend.then), case)
+            whole = first_refusal((*method.requires, *backend.then), subject)
             if whole:
                 return _none(method, *refused, Refusal(kernel=shown, reason=whole))
-            return _taken(method, backend, shown, case, tuple(refused))
+            return _taken(method, backend, shown, shape, subject, tuple(refused))
         refused.append(Refusal(kernel=shown, reason=why))
     return _none(method, *refused)
 
@@ -167,25 +160,16 @@ def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *asked: Any) -> MoeC
     return choices[0]
 
 
-def _ordered(method: Method, case: Case) -> list[str]:
-    names = list(method.backends)
-    for move in method.moves:
-        if refusal(move.when, case) is None:
-            names.remove(move.backend)
-            place = {"front": 0, "back": len(names)}.get(move.to)
-            names.insert(names.index(move.before) if place is None else place, move.backend)
-    return names
-
-
-def _taken(method: Method, backend: Backend, name: str, case: Case, refused: tuple[Refusal, ...]) -> MoeChoice:
-    assert case.experts is not None  # noqa: S101 - choose_moe made the case
-    padded = _padded(backend.pads, case)
-    hidden, intermediate = padded or (case.experts.hidden, case.experts.intermediate)
-    grown = replace(case.experts, hidden=hidden, intermediate=intermediate)
+def _taken(
+    method: ExpertMethod, backend: ExpertBackend, name: str, shape: MoeShape, subject: Subject, refused: tuple[Refusal, ...]
+) -> MoeChoice:
+    padded = _padded(backend.pads, shape, subject)
+    hidden, intermediate = padded or (shape.hidden, shape.intermediate)
+    grown = replace(shape, hidden=hidden, intermediate=intermediate)
     crashes = []
     for label, product in (("w13", grown.w13), ("w2", grown.w2)):
-        there = Case(product, case.capability, case.packages, experts=grown, disabled=case.disabled)
-        why = [reason for reason in (refusal(check, there) for check in backend.runs) if reason]
+        there = replace(subject, layer=product, experts=grown)
+        why = [reason for reason in (check.refusal(there) for check in backend.runs) if reason]
         crashes += [(label, f"{label}: K={product.k}, N={product.n}: {'; '.join(why)}")] if why else []
     return MoeChoice(
         kernel=name,
@@ -198,21 +182,16 @@ def _taken(method: Method, backend: Backend, name: str, case: Case, refused: tup
     )
 
 
-def _padded(pads: tuple[Rounding, ...], case: Case) -> tuple[int, int] | None:
-    shape = case.experts
-    rounding = next((one for one in pads if refusal(one.when, case) is None), None)
-    if rounding is None or shape is None:
+def _padded(pads: tuple[Rounding, ...], shape: MoeShape, subject: Subject) -> tuple[int, int] | None:
+    rounding = next((one for one in pads if one.when.refusal(subject) is None), None)
+    if rounding is None:
         return None
     group = max(shape.scheme.group, 1) if rounding.group else 1
-    grown = (_up(shape.hidden, rounding.hidden), _up(shape.intermediate, math.lcm(rounding.intermediate, group)))
+    grown = (round_up(shape.hidden, rounding.hidden), round_up(shape.intermediate, math.lcm(rounding.intermediate, group)))
     return None if grown == (shape.hidden, shape.intermediate) else grown
 
 
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
-def _none(method: Method, *refused: Refusal) -> MoeChoice:
+def _none(method: ExpertMethod, *refused: Refusal) -> MoeChoice:
     return MoeChoice(kernel=None, method=method.name, refused=refused, status="none")
 
 

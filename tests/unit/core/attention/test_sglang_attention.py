@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.core.attention.sglang import Asked, Selection, model_of, select, server_attention
-from gateway.core.attention.sglang_rules import BackendRules, Model
+from gateway.core.attention.sglang_attention import ForcedBackends, Selection, model_of, select, server_attention
+from gateway.core.attention.sglang_rules import BackendRules
 from gateway.core.model.rank import Rank
 from gateway.core.planner.decide import decide
+from gateway.core.rules.subject import AttentionQuery, Subject
 from gateway.domain import AttentionGroup, Decision, LayerAttention, ModelSpec, Wish
 from gateway.profiles import Profiles, shipped
 from tests.conformance import sglang_attention_questions as asked
@@ -35,19 +36,20 @@ def model(name: str) -> ModelSpec:
 
 
 # What is read of the models that are only made up for the questions.
-MADE_UP: dict[str, dict[str, Any]] = {"falcon-h1": {"recurrent": "mamba2"}, "glm-4.7-flash": {"mla": True}}
-MADE_UP |= {"glm-5": {"mla": True, "sparse": True}, "lfm2": {}, "llama-4": {}}
+MADE_UP: dict[str, dict[str, Any]] = {"falcon-h1": {"recurrent": "mamba2"}, "glm-4.7-flash": {"kind": "mla"}}
+MADE_UP |= {"glm-5": {"kind": "mla", "sparse": True}, "lfm2": {}, "llama-4": {}}
 
 
 def said(version: str, capability: str, q: asked.Question) -> Selection:
     if q.model in asked.OTHERS:
         architecture = asked.OTHERS[q.model]["architectures"][0]
-        about = Model(architecture=architecture, kv_dtype=q.kv_dtype, gpu_gib=q.gpu_mib / 1024, **MADE_UP[q.model])
+        query = AttentionQuery(**{"kind": "full", **MADE_UP[q.model]}, architecture=architecture, kv_dtype=q.kv_dtype)
+        about = Subject(capability, attention=query, gpu_gib=q.gpu_mib / 1024)
     else:
         spec = model(q.model)
-        about = model_of(spec.attention, spec.architecture, q.kv_dtype, q.gpu_mib * MIB)
-    forced = Asked(attention=q.attention, prefill=q.prefill, decode=q.decode, page=q.page)
-    return select(rules(version), about, forced, capability)
+        about = model_of(spec.attention, spec.architecture, q.kv_dtype, capability, q.gpu_mib * MIB)
+    forced = ForcedBackends(attention=q.attention, prefill=q.prefill, decode=q.decode, page=q.page)
+    return select(rules(version), about, forced)
 
 
 def rows(version: str, name: str, capability: str, args: dict[str, Any] | None = None) -> dict[str, LayerAttention]:

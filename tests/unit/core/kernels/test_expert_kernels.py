@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.kernels.moe import MoeChoice, MoeRules, choose_moe
+from gateway.core.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
 from gateway.core.model.scheme import MoeShape, Scheme
 from tests.conformance import moe_questions
 from tests.conformance.golden import golden
@@ -184,12 +184,12 @@ def test_the_rules_name_only_backends_that_they_describe_and_describe_none_in_va
 
 
 def test_a_list_with_a_backend_that_is_not_described_is_refused() -> None:
-    method: dict[str, Any] = {"name": "M", "match": {"kinds": ["int8"]}, "source": "a.py:1", "backends": ["int8 TRITON"]}
+    method: dict[str, Any] = {"name": "M", "match": {"schemes": ["int8"]}, "source": "a.py:1", "backends": ["int8 TRITON"]}
     described = {"int8 TRITON": {"source": "a.py:2"}, "int8 HUMMING": {"source": "a.py:3"}}
     MoeRules.model_validate({"packages": [], "methods": [method], "backends": described})
     with pytest.raises(ValueError, match="lists int8 TRITON, which `backends` does not describe"):
         MoeRules.model_validate({"packages": [], "methods": [method], "backends": {}})
-    method["moves"] = [{"when": {}, "backend": "int8 HUMMING", "to": "front"}]
+    method["moves"] = [{"when": {}, "name": "int8 HUMMING", "to": "front"}]
     with pytest.raises(ValueError, match="moves int8 HUMMING but does not list it"):
         MoeRules.model_validate({"packages": [], "methods": [method], "backends": described})
 

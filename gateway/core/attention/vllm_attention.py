@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from gateway.core.attention.conditions import AttentionQuery, Gpu, Unknown, refusal
-from gateway.core.attention.vllm_rules import AttentionRules, Step, preferred_block, refusals
-from gateway.core.kernels.conditions import numbers
+from gateway.core.attention.vllm_rules import AttentionRules, OverrideStep, preferred_block, refusals
 from gateway.core.model.rank import Rank
+from gateway.core.rules.capability import numbers
+from gateway.core.rules.check import Undecided
+from gateway.core.rules.subject import AttentionQuery, Subject
 from gateway.domain import AttentionGroup, LayerAttention, Refusal
-
-__all__ = ["AttentionQuery", "AttentionRules", "BackendChoice", "choose_backend", "layer_attention"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,32 +46,32 @@ def choose_backend(
     packages: importable where the engine runs; None: what its official image has. forced: --attention-backend, which is
     not for vision towers and recurrent layers.
     """
-    gpu = Gpu(capability, frozenset(rules.packages) if packages is None else packages)
+    subject = Subject(capability, frozenset(rules.packages) if packages is None else packages, attention=query)
     if numbers(capability) is None:
         return _unknown("", f"{capability!r} is not a compute capability")
     if query.kind == "recurrent":
         return _recurrent(rules, query)
     if query.kind == "vision":
-        return _vision(rules, query, gpu)
+        return _vision(rules, subject)
     if query.kv_dtype not in rules.kv_dtypes:
         return _unknown("", f"these rules do not describe a KV cache in {query.kv_dtype}")
     forced = _named(forced)
-    names = (forced,) if forced else rules.order(query, gpu)
+    names = (forced,) if forced else rules.order(subject)
     if not names:
         return _unknown("", f"these rules have no list of backends for {query.kind} layers like this")
     refused: list[Refusal] = []
     for name in names:
         if name not in rules.backends:
             return _unknown(name, "these rules do not describe this backend")
-        reasons = [reason for _, reason in refusals(rules.backends[name], rules.asks, query, gpu)]
-        certain = [reason for reason in reasons if not isinstance(reason, Unknown)]
+        reasons = [reason for _, reason in refusals(rules.backends[name], rules.asks, subject)]
+        certain = [reason for reason in reasons if not isinstance(reason, Undecided)]
         if certain:
             refused.append(Refusal(kernel=name, reason="; ".join(certain)))
         elif reasons:
             return BackendChoice(backend=None, refused=(*refused, Refusal(kernel=name, reason=reasons[0])), status="unknown")
         else:
-            version = _flash_version(rules, query, gpu) if name in rules.flash_backends else None
-            block = query.block_size or preferred_block(rules.backends[name], query, gpu)
+            version = _flash_version(rules, subject) if name in rules.flash_backends else None
+            block = query.block_size or preferred_block(rules.backends[name], subject)
             return BackendChoice(backend=name, version=version, block=block, refused=tuple(refused), status="ok")
     return BackendChoice(backend=None, refused=tuple(refused), status="none")
 
@@ -90,9 +89,9 @@ def layer_attention(
 ) -> tuple[LayerAttention, ...]:
     """One row for each group, judged with its own head size.
 
-    block_size: only where --block-size names one. drafter: these are the layers of a drafter, which is text alone and takes
-    no backend over from its target; where one of them sees ahead, the engine asks for all of them that they may. config:
-    config.json, for the sizes that a group does not carry.
+    block_size: only where --block-size names a block. drafter: the layers are a drafter's, which reads text alone and takes
+    no backend over from its target; if any layer of a drafter sees ahead, the engine asks every layer's backend for layers
+    that do. config: config.json, for the sizes that a group does not carry.
     """
     forced = _named(forced)
     ahead = drafter and not all(group.causal for group in groups)
@@ -130,7 +129,7 @@ def _query(
     drafter: bool,
     config: Mapping[str, Any],
 ) -> AttentionQuery:
-    # A model that sees both ways has encoder layers in the engine's words; what a drafter does is another criterion.
+    # The engine calls a layer that sees both ways an encoder layer, except in a drafter: `causal` asks for that.
     encoder = group.kind == "encoder" or (group.kind in ("full", "sliding") and not group.causal and not drafter)
     text = config.get("text_config")
     text = text if isinstance(text, Mapping) else config
@@ -153,7 +152,7 @@ def _query(
         nope_dim=_number(text, "qk_nope_head_dim", int),
         value_dim=_number(text, "v_head_dim", int),
         index_topk=_number(text, "index_topk", int),
-        recurrent=group.recurrent.kind if group.recurrent else None,
+        recurrent=group.recurrent.kind if group.recurrent else "",
     )
 
 
@@ -175,8 +174,8 @@ def _number(config: Mapping[str, Any], name: str, of: type) -> Any:
 
 def _step(
     rules: AttentionRules, queries: Sequence[AttentionQuery], capability: str, architecture: str, forced: str | None
-) -> Step | None:
-    """What this version sets for the architecture before it selects; None: nothing."""
+) -> OverrideStep | None:
+    """What this version sets for the architecture before it selects a backend; None: nothing."""
     model = next((one for one in rules.models if architecture in one.architectures), None)
     decoders = [query for query in queries if query.kind in ("full", "sliding")]
     if model is None or not decoders:
@@ -184,35 +183,35 @@ def _step(
     largest = max(decoders, key=lambda query: query.head_dim)
     if largest.head_dim <= model.above_head or (model.mixed_heads and len({query.head_dim for query in decoders}) == 1):
         return None
-    gpu = Gpu(capability, frozenset(rules.packages))
-    step = next((step for step in model.steps if refusal(step.match, largest, gpu) is None), None)
+    subject = Subject(capability, frozenset(rules.packages), attention=largest)
+    step = next((step for step in model.steps if step.match.refusal(subject) is None), None)
     return step if step is not None and (forced is None or forced in step.with_forced) else None
 
 
 def _recurrent(rules: AttentionRules, query: AttentionQuery) -> BackendChoice:
-    backend = rules.recurrent.get(query.recurrent or "")
+    backend = rules.recurrent.get(query.recurrent)
     if backend is None:
         return _unknown("", f"these rules do not describe {query.recurrent or 'such'} layers")
     return BackendChoice(backend=backend, status="ok")
 
 
-def _vision(rules: AttentionRules, query: AttentionQuery, gpu: Gpu) -> BackendChoice:
+def _vision(rules: AttentionRules, subject: Subject) -> BackendChoice:
     refused: list[Refusal] = []
-    for candidate in rules.vision:
-        reason = refusal(candidate.requires, query, gpu)
+    for tower in rules.vision:
+        reason = tower.requires.refusal(subject)
         if reason is None:
-            version = _flash_version(rules, query, gpu) if candidate.backend in rules.flash_backends else None
-            return BackendChoice(backend=candidate.backend, version=version, refused=tuple(refused), status="ok")
-        refused.append(Refusal(kernel=candidate.backend, reason=reason))
+            version = _flash_version(rules, subject) if tower.backend in rules.flash_backends else None
+            return BackendChoice(backend=tower.backend, version=version, refused=tuple(refused), status="ok")
+        refused.append(Refusal(kernel=tower.backend, reason=reason))
     return BackendChoice(backend=None, refused=tuple(refused), status="none")
 
 
-def _flash_version(rules: AttentionRules, query: AttentionQuery, gpu: Gpu) -> int | None:
-    return next((one.version for one in rules.flash_versions if refusal(one.match, query, gpu) is None), None)
+def _flash_version(rules: AttentionRules, subject: Subject) -> int | None:
+    return next((one.version for one in rules.flash_versions if one.match.refusal(subject) is None), None)
 
 
 def _named(forced: str | None) -> str | None:
-    """As the engine reads the option: in any case, and "auto" is none."""
+    """As the engine reads the option: upper or lower case alike; "auto" forces nothing."""
     return None if forced is None or forced.lower() == "auto" else forced.upper()
 
 

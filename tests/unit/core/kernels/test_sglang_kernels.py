@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gateway.core.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
 from gateway.core.kernels.linear import KernelChoice, LinearRules, choose
-from gateway.core.kernels.moe import MoeChoice, MoeRules, choose_moe
 from gateway.core.layers.build import build
 from gateway.core.layers.built_model import Linear
 from gateway.core.model.experts import ExpertTraits, expert_traits

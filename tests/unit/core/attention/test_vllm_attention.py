@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.attention.conditions import Gpu
-from gateway.core.attention.vllm import (
-    AttentionQuery,
-    AttentionRules,
+from gateway.core.attention.vllm_attention import (
     BackendChoice,
     choose_backend,
     layer_attention,
 )
-from gateway.core.attention.vllm_rules import refusals
+from gateway.core.attention.vllm_rules import AttentionRules, refusals
 from gateway.core.model.rank import Rank
+from gateway.core.rules.subject import AttentionQuery, Subject
 from gateway.domain import AttentionGroup, LayerAttention, Recurrent
 from tests.conformance import attention_questions
 from tests.conformance.attention_questions import VERSIONS, Question, questions
@@ -32,7 +30,9 @@ RULES = {version: read_rules(AttentionRules, "attention", version) for version i
 
 
 def query_of(q: Question) -> AttentionQuery:
-    return AttentionQuery(**{name: value for name, value in q._asdict().items() if name != "forced"})
+    return AttentionQuery(
+        **{name: value for name, value in q._asdict().items() if name != "forced"} | {"recurrent": q.recurrent or ""}
+    )
 
 
 def group(kind: Any, head_dim: int, **more: Any) -> AttentionGroup:
@@ -75,10 +75,10 @@ def answer(rules: AttentionRules, question: Question, query: AttentionQuery, mac
     backend = "unknown" if choice.status == "unknown" else choice.backend
     if question.forced or question.kind in ("vision", "recurrent"):
         return [backend, choice.version, None, None]
-    gpu = Gpu(capability, frozenset(rules.packages) if packages is None else packages)
+    subject = Subject(capability, frozenset(rules.packages) if packages is None else packages, attention=query)
     valid, refused = [], []
-    for name in rules.order(query, gpu):
-        failed = {criterion for criterion, _ in refusals(rules.backends[name], rules.asks, query, gpu)}
+    for name in rules.order(subject):
+        failed = {criterion for criterion, _ in refusals(rules.backends[name], rules.asks, subject)}
         if failed:
             refused.append(f"{name}: {' '.join(sorted(CODES.get(criterion, criterion) for criterion in failed))}")
         else:
@@ -290,7 +290,7 @@ attention_queries = st.builds(
     value_dim=sizes,
     latent_dim=sizes,
     index_topk=sizes,
-    recurrent=st.none() | st.sampled_from(["gdn", "mamba2"]),
+    recurrent=st.sampled_from(["", "gdn", "mamba2"]),
 )
 
 
