@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from tests.conformance.engine.model import meta_mode
 from tests.conformance.engine.vllm import configured, fit
+from tests.support.versions import since
 
 # A capability, then which optional packages are installed where it is not what the image has.
 CAPABILITIES = (
     *("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"),
     *("8.6 none", "9.0 none", "10.0 none", "12.0 none"),
 )
-VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.33.0")
 # What the engine says of a backend that it passes over -> a code; any other reason is "other".
 CODES = {
     "head_size not supported": "head",
@@ -71,12 +71,8 @@ HEADS = (32, 40, 64, 80, 96, 100, 112, 128, 192, 256, 320, 512, 576)
 KV = ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 BLOCKS = (8, 16, 32, 48, 64, 128, 256)
 ORDINARY = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TRITON_MLA", "FLASHMLA")
-ADDED = {
-    "0.18.0": (),
-    "0.19.1": (),
-    "0.26.0": ("TURBOQUANT", "TOKENSPEED_MLA"),
-    "0.33.0": ("TURBOQUANT", "TRITON_FLASHINFER", "TRITON_FLASH_ATTN", "FLASH_ATTN_MLA_SPARSE_FA4"),
-}
+# Backends that a version brought, asked by their name from that version on.
+ADDED = {"0.26": ("TURBOQUANT",), "0.33": ("TRITON_FLASHINFER", "TRITON_FLASH_ATTN", "FLASH_ATTN_MLA_SPARSE_FA4")}
 
 
 def questions(version: str) -> Iterator[Question]:
@@ -118,12 +114,15 @@ def questions(version: str) -> Iterator[Question]:
         yield Question("vision", head, dtype=dtype)
     for kind in ("gdn", "kda", "mamba1", "mamba2"):
         yield Question("recurrent", 128, recurrent=kind)
-    if version > "0.18.0":  # which does not know the model
+    if since(version, "0.19"):  # 0.18 does not know the model
         for head, kv in product((256, 512, 640), ("auto", "fp8", "fp8_e5m2")):
             yield Question("gemma4", head, kv_dtype=kv)
         yield Question("gemma4", 512, forced="FLASHINFER")
         yield Question("gemma4", 512, forced="FLASH_ATTN")
-    for forced in (*ORDINARY, *ADDED[version]):
+    added = [name for bound, names in ADDED.items() if since(version, bound) for name in names]
+    if since(version, "0.26") and not since(version, "0.33"):  # from 0.33 on its own new ones are asked for
+        added.append("TOKENSPEED_MLA")
+    for forced in (*ORDINARY, *added):
         for head, kv in ((128, "auto"), (512, "auto"), (128, "fp8"), (100, "auto")):
             yield full._replace(forced=forced, head_dim=head, kv_dtype=kv)
         for change in ({"sinks": True}, {"causal": False}, {"multimodal_prefix": True, "head_dim": 256}):

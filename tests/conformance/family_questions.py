@@ -4,7 +4,7 @@ A question is a model; an answer is {"parameters": [[name, count, dtype, shapes]
 head size, window, whether it reads another layer's cache]], "refused": [ranks]}. `shapes` are those at each of TENSOR_PARALLEL
 that the engine does not refuse, one where they are all alike. Layers of attention are told as one rank of one has them.
 
-Versions before 0.33.0 read the config.json of newer models with an older transformers (OLDER).
+Versions before 0.33.0 read the config.json of newer models with an older transformers (OLDER_BEFORE).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 from tests.conformance.engine.model import built
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.support.paths import MODELS
+from tests.support.versions import since
 
-VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.33.0")
 CAPABILITIES = ("9.0 all",)
-OLDER = ("0.18.0", "0.19.1", "0.26.0")  # asked with requirements/asking-older.txt
+OLDER_BEFORE = "0.33"  # versions before are asked with requirements/asking-older.txt
 
 _EVERYWHERE = (
     "bge-large-en-v1.5",
@@ -60,8 +60,7 @@ _DTYPES = {"torch.bfloat16": "BF16", "torch.float16": "F16", "torch.float32": "F
 
 
 def questions(version: str) -> list[str]:
-    numbers = [int(part) for part in version.split(".")]
-    later = (models for since, models in _SINCE.items() if [int(part) for part in since.split(".")] <= numbers)
+    later = (models for bound, models in _SINCE.items() if since(version, bound))
     return [*_EVERYWHERE, *(model for models in later for model in models)]
 
 

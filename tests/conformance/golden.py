@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.support.versions import PROFILES, versions
+
 FOLDER = Path(__file__).parent / "golden"
 
 
@@ -30,9 +32,23 @@ def engine_of(module: ModuleType) -> str:
 
 
 def machines_of(module: ModuleType, version: str) -> tuple[str, ...]:
-    """Whom a version is asked for: CAPABILITIES, one list for all versions or one for each."""
-    machines: Any = module.CAPABILITIES
-    return tuple(machines[version] if isinstance(machines, Mapping) else machines)
+    """The machines that a version is asked for: CAPABILITIES, or machines(version) where versions are asked for different ones."""
+    found: tuple[str, ...] = module.machines(version) if hasattr(module, "machines") else module.CAPABILITIES
+    return found
+
+
+def missing(modules: Iterable[ModuleType], profiles: Path = PROFILES) -> list[str]:
+    """Every golden file that a version of these profiles lacks, with the command that makes it."""
+    return [
+        f"{path_of(module, version).name} is missing: {command(module, version)}"
+        for module in modules
+        for version in versions(engine_of(module), profiles)
+        if not path_of(module, version).is_file()
+    ]
+
+
+def command(module: ModuleType, version: str) -> str:
+    return f"run `scripts/engine-answers {name_of(module)} --version {version}`"
 
 
 def digest(questions: Iterable[Any]) -> str:
@@ -61,7 +77,7 @@ def read(text: str) -> dict[str, list[Any]]:
 @cache
 def golden(module: ModuleType, version: str) -> dict[str, list[Any]]:
     """For every machine the answers kept, in the order of the questions: of these questions, or the test fails."""
-    path, again = path_of(module, version), f"run `scripts/engine-answers {name_of(module)} --version {version}`"
+    path, again = path_of(module, version), command(module, version)
     assert path.is_file(), f"{path.name} is missing: {again}"
     text = path.read_text()
     assert json.loads(text)["questions"] == digest(module.questions(version)), f"the questions changed: {again}"

@@ -16,10 +16,14 @@ from typing import Any
 
 from tests.conformance.engine.model import built
 from tests.support import paths
+from tests.support.versions import since
 
-VERSIONS = ["0.18.0", "0.19.1", "0.26.0", "0.33.0"]
-# The newest is asked on two GPUs: the block that a backend prefers is one of its own.
-CAPABILITIES = {version: ("9.0", "8.6") if version == "0.33.0" else ("9.0",) for version in VERSIONS}
+
+def machines(version: str) -> tuple[str, ...]:
+    """From 0.33 on two GPUs are asked: the block that a backend prefers is one of its own."""
+    return ("9.0", "8.6") if since(version, "0.33") else ("9.0",)
+
+
 GIB = 1 << 30
 MODELS = [
     "llama-3.2-1b",
@@ -56,12 +60,12 @@ BYTES = (GIB // 2, 3 * GIB + 12345, 20 * GIB)
 def questions(version: str) -> list[tuple[str, int, str, bool | None]]:
     """(model, tensor parallel size, KV cache dtype, prefix caching or None for the default).
 
-    Gemma 4 is asked of 0.33.0 alone: the others read its two head sizes in a way that today's transformers answers otherwise.
+    Gemma 4 is asked from 0.33 on: versions before read its two head sizes in a way that today's transformers answers otherwise.
     """
     return [
         (model, tp, dtype, prefix)
         for model in MODELS
-        if version == "0.33.0" or not model.startswith("gemma-4")
+        if since(version, "0.33") or not model.startswith("gemma-4")
         for tp in (1, 2, 4, 8)
         for dtype in ("auto", "fp8")
         for prefix in ((None, False, True) if model in RECURRENT else (None,))

@@ -14,7 +14,6 @@ from typing import Any
 from tests.conformance.engine.model import built
 from tests.conformance.layer_cases import CASES, TENSOR_PARALLEL, case
 
-VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.33.0")
 CAPABILITIES = ("9.0",)
 
 

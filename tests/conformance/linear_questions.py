@@ -15,13 +15,13 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from tests.conformance.engine.vllm import configured, fit
+from tests.support.versions import since
 
 # A capability, then which optional packages are installed where it is not what the image has.
 CAPABILITIES = (
     *("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"),
     *("8.6 all", "9.0 all", "10.0 all", "12.0 all", "8.6 none", "9.0 none", "10.0 none", "12.0 none", "7.0"),
 )
-VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.33.0")
 
 
 class Question(NamedTuple):
@@ -101,7 +101,7 @@ def questions(version: str) -> Iterator[Question]:
     for kind in ("fp8_tensor", "fp8_token"):
         yield fp8._replace(kind=kind, weight_only=True)
         yield fp8._replace(kind=kind, weight_only=True, disabled="HummingFP8ScaledMMLinearKernel")
-    if version >= "0.26":
+    if since(version, "0.26"):
         for forced in ("marlin", "triton", "machete", "exllama", "cutlass", "torch", "humming", "flashinfer_b12x"):
             yield wna16(4096, 4096, 128, forced=forced)
             yield fp8._replace(forced=forced)

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
-VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.33.0")
 
 
 class Question(NamedTuple):

@@ -26,11 +26,11 @@ from tests.conformance.engine.model import built
 from tests.conformance.kv_questions import _groups, _planner, _specs, prepare
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.conformance.linear_questions import Question, _block_op
-from tests.conformance.model_cases import CAPABILITIES, OLDER, ONLINE, VERSIONS, config, pooling, triples
+from tests.conformance.model_cases import OLDER_BEFORE, ONLINE, config, machines, pooling, triples
 from tests.conformance.moe_questions import _humming
 from tests.conformance.weight_questions import _pretend_bitsandbytes
 
-__all__ = ["CAPABILITIES", "OLDER", "VERSIONS", "answers", "questions"]
+__all__ = ["OLDER_BEFORE", "answers", "machines", "questions"]
 
 _KV_BYTES = 8 << 30
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 from tests.conformance.engine.model import group_up, meta_mode
 from tests.conformance.engine.vllm import configured, fit
 from tests.conformance.moe_blocks import block as quantization_block
+from tests.support.versions import since
 
 # A capability, then which optional packages are installed where it is not what the image has.
 CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1", "9.0 none")
-VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.33.0")
 
 
 class Question(NamedTuple):
@@ -133,7 +133,7 @@ def questions(version: str) -> Iterator[Question]:
         yield weights._replace(activation="gelu", family="gemma4")
         yield weights._replace(activation="relu2_no_mul", family="nemotron_h", intermediate=1856, hidden=2688)
         for forced in ("marlin", "triton", "flashinfer_cutlass", "flashinfer_trtllm", "cutlass", "deep_gemm", "humming"):
-            if version >= "0.19" and weights.group != 32:
+            if since(version, "0.19") and weights.group != 32:
                 yield weights._replace(forced=forced)
 
 

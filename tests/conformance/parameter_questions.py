@@ -15,7 +15,6 @@ from typing import Any
 from tests.conformance.engine.model import built
 from tests.conformance.layer_cases import PUBLISHED, TENSOR_PARALLEL, case
 
-VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.33.0")
 CAPABILITIES = ("9.0",)
 
 # What families do with fields that the published configs do not have so.

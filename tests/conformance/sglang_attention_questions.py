@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.paths import MODELS
+from tests.support.versions import since
 
 ENGINE = "sglang"
-VERSIONS = ("0.5.10.post1", "0.5.23")
-OLDER = ("0.5.10.post1",)  # it is made for transformers 5.3
+OLDER_BEFORE = "0.5.11"  # 0.5.10 is made for transformers 5.3
 CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
 NAMES = tuple(sorted(path.stem for path in MODELS.glob("*.json")))
 # Models of architectures that a version does not have.
 NONE_HAS = ("gte-modernbert-base", "nomic-embed-text-v1.5", "olmo-3-7b", "seed-oss-36b")
-LACKS = {"0.5.10.post1": (*NONE_HAS, "gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b"), "0.5.23": NONE_HAS}
+ADDED = {"0.5.11": ("gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b")}
 # Architectures with settings of their own that no kept model has: just enough of a config to be read.
 TEXT: dict[str, Any] = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4}
 TEXT |= {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64}
@@ -100,8 +100,9 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 def questions(version: str) -> Iterator[Question]:
+    lacks = {*NONE_HAS, *(name for bound, names in ADDED.items() if not since(version, bound) for name in names)}
     for name in (*NAMES, *OTHERS):
-        if name in LACKS[version]:
+        if name in lacks:
             continue
         for kv_dtype in KV_DTYPES:
             yield Question(name, kv_dtype)

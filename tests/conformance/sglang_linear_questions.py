@@ -19,7 +19,6 @@ from tests.conformance.moe_blocks import block as quantization_block
 from tests.support.paths import MODELS
 
 ENGINE = "sglang"
-VERSIONS = ("0.5.10.post1", "0.5.23")
 CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
 MODEL = MODELS / "llama-3.1-8b.json"
 

@@ -15,7 +15,6 @@ from typing import Any
 from tests.support.paths import MODELS
 
 ENGINE = "sglang"
-VERSIONS = ("0.5.10.post1", "0.5.23")
 CAPABILITIES = ("8.6", "9.0")
 NAMES = (
     *(

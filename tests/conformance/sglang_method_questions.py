@@ -16,7 +16,6 @@ from typing import Any
 from tests.conformance.method_questions import BLOCKS, DTYPES, Question
 
 ENGINE = "sglang"
-VERSIONS = ("0.5.10.post1", "0.5.23")
 CAPABILITIES = ("9.0",)
 USERS = (
     "auto-round-int8", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "gptq_marlin", "humming",

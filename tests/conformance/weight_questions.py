@@ -19,7 +19,6 @@ from typing import Any
 from tests.conformance.engine.model import built
 from tests.conformance.layer_cases import QUANTS, TENSOR_PARALLEL, case
 
-VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.33.0")
 CAPABILITIES = ("9.0", "8.6", "10.0", "12.0")
 
 

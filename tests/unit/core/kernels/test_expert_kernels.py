@@ -12,10 +12,11 @@ from gateway.core.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
 from gateway.core.model.scheme import MoeShape, Scheme
 from tests.conformance import moe_questions
 from tests.conformance.golden import golden
-from tests.conformance.moe_questions import CAPABILITIES, VERSIONS, Question, questions
+from tests.conformance.moe_questions import CAPABILITIES, Question, questions
 from tests.support.engine_rules import SCHEMES, read_rules, scheme_of, tells_the_line
+from tests.support.versions import VLLM
 
-RULES = {version: read_rules(MoeRules, "moe", version) for version in VERSIONS}
+RULES = {version: read_rules(MoeRules, "moe", version) for version in VLLM}
 
 
 def shape_of(q: Question) -> MoeShape:
@@ -44,7 +45,7 @@ def answer(choice: MoeChoice) -> list[Any]:
     return [choice.method, backend, list(choice.padded_to) if choice.padded_to else None]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
     asked = list(questions(version))
     shapes = [shape_of(question) for question in asked]
@@ -64,7 +65,7 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
 
 
 def test_the_golden_answers_are_many_and_of_every_kind() -> None:
-    versions = [[answer for row in golden(moe_questions, version).values() for answer in row] for version in VERSIONS]
+    versions = [[answer for row in golden(moe_questions, version).values() for answer in row] for version in VLLM]
     assert sum(map(len, versions)) > 50_000
     assert len({(one[0], one[1]) for answers in versions for one in answers if one != ["none"]}) > 60
     assert all(["none"] in answers for answers in versions)
@@ -93,7 +94,7 @@ def gpt_oss(version: str, capability: str, origin: str, tp: int = 1) -> MoeChoic
     return choose_moe(RULES[version], shape, capability)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_gpt_oss_as_compressed_tensors_loads_and_would_crash_in_its_second_product(version: str) -> None:
     choice = gpt_oss(version, "12.0", "compressed-tensors")
     assert (choice.status, choice.kernel) == ("crash", "MARLIN")
@@ -109,7 +110,7 @@ def test_no_cut_cures_it(tp: int) -> None:
     assert gpt_oss("0.18.0", "12.0", "compressed-tensors", tp).status == "crash"
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_gpt_oss_as_published_is_padded_and_runs(version: str) -> None:
     choice = gpt_oss(version, "12.0", "mxfp4")
     assert (choice.status, choice.kernel, choice.padded_to) == ("ok", "MARLIN", (3072, 2944))
@@ -173,7 +174,7 @@ def test_a_forced_backend_stands_alone_and_a_wrong_one_is_refused() -> None:
 # --- the data and the evaluator hold together ---
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_the_rules_name_only_backends_that_they_describe_and_describe_none_in_vain(version: str) -> None:
     rules = RULES[version]
     used = {name for method in rules.methods for names in (method.backends, *method.forced.values()) for name in names}
@@ -211,7 +212,7 @@ shapes = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    version=st.sampled_from(VERSIONS),
+    version=st.sampled_from(VLLM),
     shape=shapes,
     capability=st.sampled_from([*CAPABILITIES, "7.0", "8.7", "11.0", "13.0"]) | st.text(max_size=5),
     forced=st.none() | st.sampled_from(["auto", "marlin", "triton", "humming", "none such"]),

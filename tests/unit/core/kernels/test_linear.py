@@ -12,11 +12,12 @@ from gateway.core.kernels.linear import KernelChoice, LinearRules, choose
 from gateway.core.model.scheme import LinearShape, Scheme
 from tests.conformance import linear_questions
 from tests.conformance.golden import golden
-from tests.conformance.linear_questions import CAPABILITIES, VERSIONS, Question, questions
+from tests.conformance.linear_questions import CAPABILITIES, Question, questions
 from tests.support.engine_rules import SCHEMES, read_rules, scheme_of, tells_the_line
+from tests.support.versions import VLLM, vllm_since
 
 ALL_PACKAGES = frozenset({"flashinfer", "humming", "deep_gemm", "conch", "b12x", "fbgemm_gpu", "quark"})
-RULES = {version: read_rules(LinearRules, "linear", version) for version in VERSIONS}
+RULES = {version: read_rules(LinearRules, "linear", version) for version in VLLM}
 
 
 def shape_of(q: Question) -> LinearShape:
@@ -33,7 +34,7 @@ def fp8(version: str, capability: str, kind: Any = "fp8_token", **how: Any) -> K
     return choose(RULES[version], shape, capability, **how)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
     asked = list(questions(version))
     shapes = [shape_of(question) for question in asked]
@@ -64,7 +65,7 @@ def accepting(rules: LinearRules, question: Question, shape: LinearShape, machin
 
 
 def test_the_golden_answers_are_many_and_of_every_kind() -> None:
-    versions = [[answer for row in golden(linear_questions, version).values() for answer in row] for version in VERSIONS]
+    versions = [[answer for row in golden(linear_questions, version).values() for answer in row] for version in VLLM]
     assert sum(map(len, versions)) > 20_000
     assert len({kernel for answers in versions for accepting, _ in answers for kernel in accepting}) > 50
     assert all([[], None] in answers for answers in versions)
@@ -86,7 +87,7 @@ def test_a_narrow_projection_of_two_ranks_has_no_kernel_in_0_19_and_says_why_for
     ]
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.33.0"])
+@pytest.mark.parametrize("version", vllm_since("0.26"))
 def test_later_versions_pad_it_to_a_marlin_tile(version: str) -> None:
     choice = wna16(version, "8.6", k=2048, n=32, group=128)
     assert (choice.status, choice.kernel, choice.padded_to) == ("ok", "MarlinLinearKernel", (2048, 64))
@@ -175,7 +176,7 @@ def test_act_order_is_turned_away_by_0_33_before_any_kernel() -> None:
 # --- the data and the evaluator hold together ---
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_the_rules_name_only_kernels_that_they_describe(version: str) -> None:
     rules = RULES[version]
     assert {kernel for path in rules.paths for kernel in path.kernels} == set(rules.kernels)
@@ -210,7 +211,7 @@ capabilities = st.sampled_from([*CAPABILITIES, "7.0", "8.7", "11.0", "13.0"]) | 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    version=st.sampled_from(VERSIONS),
+    version=st.sampled_from(VLLM),
     shape=shapes,
     capability=capabilities,
     disabled=st.frozensets(names, max_size=4),

@@ -26,11 +26,11 @@ from tests.conformance import sglang_linear_questions, sglang_memory_questions, 
 from tests.conformance.golden import golden
 from tests.conformance.moe_blocks import block
 from tests.support.published import config, published
+from tests.support.versions import SGLANG
 
 PROFILES = Profiles()
-VERSIONS = ("0.5.10.post1", "0.5.23")
-ENGINES = {version: PROFILES.engine(f"sglang=={version}") for version in VERSIONS}
-RULES = {version: PROFILES.rules([ENGINES[version]])[f"sglang=={version}"] for version in VERSIONS}
+ENGINES = {version: PROFILES.engine(f"sglang=={version}") for version in SGLANG}
+RULES = {version: PROFILES.rules([ENGINES[version]])[f"sglang=={version}"] for version in SGLANG}
 
 
 def linear(version: str) -> LinearRules:
@@ -76,7 +76,7 @@ LINEAR_UNKNOWN = {
 MARLIN = ("apply_gptq_marlin_linear", "apply_fp8_marlin_linear")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_a_dense_layer_comes_to_the_product_that_the_engine_comes_to(version: str) -> None:
     wrong: list[Any] = []
     unknown, agreed = set(), 0
@@ -105,7 +105,7 @@ def kernel(version: str, k: int, n: int, capability: str = "8.6", **scheme: Any)
     return choose(linear(version), shape, capability)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_seed_000_two_ranks_leave_no_tile_for_the_gates_of_a_gdn_layer(version: str) -> None:
     assert kernel(version, 2048, 64).kernel == "apply_gptq_marlin_linear"
     halved = kernel(version, 2048, 32)
@@ -114,7 +114,7 @@ def test_seed_000_two_ranks_leave_no_tile_for_the_gates_of_a_gdn_layer(version: 
     assert refusal.reason.startswith("N=32 is not a multiple of 64 (32 over)")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_seed_000_as_a_whole_model(version: str) -> None:
     quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
     config = {**sglang_memory_questions.config_of("qwen3.6-35b-a3b"), "quantization_config": quantization}
@@ -131,14 +131,14 @@ def test_seed_000_as_a_whole_model(version: str) -> None:
     ("k", "n", "status"),
     [(2112, 2048, "ok"), (2112, 2112, "none"), (2880, 2880, "none"), (1024, 64, "ok"), (576, 1024, "unknown")],
 )
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_marlin_needs_a_tile_that_fits_both_sides_and_whole_groups(version: str, k: int, n: int, status: str) -> None:
     group = 128 if k == 576 else 32
     shape = LinearShape(k=k, n=n, scheme=Scheme(kind="wna16", group=group), dtype="bfloat16", full_k=2 * k)
     assert choose(linear(version), shape, "8.6").status == status
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_modules_that_are_merged_are_asked_for_whole_blocks_each_and_one_that_is_whole_is_not(version: str) -> None:
     scheme = Scheme(kind="fp8_block", bits=8, group=128)
     whole = LinearShape(k=7168, n=2112, scheme=scheme, dtype="bfloat16", full_k=7168, full_n=2112, origin="fp8")
@@ -211,7 +211,7 @@ def answer_of(choice: MoeChoice) -> Any:
     return [choice.method, None if choice.kernel == choice.method else choice.kernel]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_experts_get_the_runner_that_the_engine_chooses(version: str) -> None:
     wrong: list[Any] = []
     unknown, agreed = set(), 0
@@ -234,7 +234,7 @@ def test_experts_get_the_runner_that_the_engine_chooses(version: str) -> None:
     assert agreed > 1_800, agreed
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_fp8_experts_would_crash_where_triton_has_no_such_type_and_no_flag_helps(version: str) -> None:
     base = sglang_moe_questions.Question("qwen3-30b-a3b", "fp8", "fp8_block", 8, 128)
     crash = moe_choice(version, base, "8.6")
@@ -247,7 +247,7 @@ def test_fp8_experts_would_crash_where_triton_has_no_such_type_and_no_flag_helps
     assert choose_moe(moe(version), shape, "9.0", forced="deep_gemm").status == "unknown"
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_weights_that_do_not_fit_are_not_quantized_while_they_load_because_they_are_whole_until_then(version: str) -> None:
     refusal = Refused("no_memory", "60 GiB are needed", "memory model")
     offered = {
@@ -261,14 +261,14 @@ def test_weights_that_do_not_fit_are_not_quantized_while_they_load_because_they_
     assert offered == {"sglang": [], "vllm": ["fp8"]}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_a_family_that_was_not_asked_is_unknown(version: str) -> None:
     shape = MoeShape(hidden=2048, intermediate=768, experts=64, scheme=Scheme(kind="unquantized", bits=16), dtype="bfloat16",
                      routing="default", family="frob")  # fmt: skip
     assert choose_moe(moe(version), shape, "9.0").status == "unknown"
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_the_rules_name_only_runners_that_they_describe_and_describe_none_in_vain(version: str) -> None:
     rules = moe(version)
     assert {name for method in rules.methods for name in method.backends} == set(rules.backends)

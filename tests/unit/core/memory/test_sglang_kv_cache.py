@@ -17,9 +17,9 @@ from gateway.profiles import Profiles
 from tests.conformance import sglang_attention_questions
 from tests.conformance.golden import golden
 from tests.support.published import published
+from tests.support.versions import SGLANG
 
 PROFILES = Profiles()
-VERSIONS = ("0.5.10.post1", "0.5.23")
 GIB = 1024**3
 
 
@@ -61,7 +61,7 @@ def test_recurrent_layers_take_a_share_of_the_bytes() -> None:
     assert tokens == math.floor(math.floor(10 * GIB / (1 + hybrid.rules.mamba_ratio)) / plain)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_windows_save_memory_only_where_the_engine_keeps_them_apart(version: str) -> None:
     """As its own ModelConfig says (is_hybrid_swa), of every model that was asked about."""
     rules = pool("llama-3.1-8b", version).rules
@@ -95,7 +95,7 @@ def test_a_model_without_a_cache_is_bound_by_its_own_limit() -> None:
 
 @given(
     name=st.sampled_from(["llama-3.1-8b", "qwen3-next-80b-a3b", "gpt-oss-20b", "deepseek-v2-lite", "gemma-3-27b"]),
-    version=st.sampled_from(VERSIONS),
+    version=st.sampled_from(SGLANG),
     tp=st.sampled_from([1, 2, 4]),
     size=st.integers(0, 200 * GIB),
     more=st.integers(0, GIB),

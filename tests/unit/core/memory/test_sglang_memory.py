@@ -23,9 +23,9 @@ from gateway.errors import BadFlag
 from gateway.profiles import Profiles, shipped
 from tests.conformance import sglang_memory_questions
 from tests.conformance.golden import golden
+from tests.support.versions import SGLANG
 
 PROFILES = Profiles()
-VERSIONS = ("0.5.10.post1", "0.5.23")
 MIB, GIB = 1024**2, 1024**3
 
 
@@ -37,13 +37,13 @@ def rules(version: str, name: str) -> Any:
     return yaml.safe_load((shipped() / f"engines/sglang/{version}/{name}.yaml").read_text())
 
 
-MEMORY = {version: MemoryRules.model_validate(rules(version, "memory")) for version in VERSIONS}
+MEMORY = {version: MemoryRules.model_validate(rules(version, "memory")) for version in SGLANG}
 
 
 # --- spelling ---
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_the_planners_flags_are_written_as_this_engine_calls_them(version: str) -> None:
     tp, ep = ("tp-size", "ep-size") if version == "0.5.23" else ("tensor-parallel-size", "expert-parallel-size")
     flags: dict[str, Scalar] = {"tensor-parallel-size": 4, "dtype": "bfloat16", "max-model-len": 8192, "max-num-seqs": 64}
@@ -61,7 +61,7 @@ def test_the_planners_flags_are_written_as_this_engine_calls_them(version: str) 
     )
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_a_users_flag_is_known_by_every_name_and_means_the_planners(version: str) -> None:
     for name in ("tp-size", "tensor-parallel-size", "--tp_size"):
         checked = check_args(engine(version), {name: "2", "context-length": 4096})
@@ -75,7 +75,7 @@ def test_a_users_flag_is_known_by_every_name_and_means_the_planners(version: str
 
 
 @pytest.mark.parametrize("name", ["model", "model-path", "nccl-init-addr", "dist-init-addr", "enable-custom-logit-processor"])
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_no_other_name_opens_a_closed_flag(version: str, name: str) -> None:
     with pytest.raises(BadFlag, match="set by the gateway"):
         check_args(engine(version), {name: "x"})
@@ -96,7 +96,7 @@ def model_of(config: dict[str, Any]) -> ModelTraits:
     )
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_memory_settings_are_the_engines_own(version: str) -> None:
     models = {name: model_of(sglang_memory_questions.config_of(name)) for name in sglang_memory_questions.NAMES}
     wrong = []

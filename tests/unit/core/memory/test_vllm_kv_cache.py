@@ -15,10 +15,11 @@ from gateway.core.model.rank import Rank
 from gateway.domain import AttentionGroup, Recurrent
 from tests.conformance import kv_questions
 from tests.conformance.golden import machines_of, pairs
-from tests.conformance.kv_questions import BATCHED, BYTES, LENGTHS, PLANNED, VERSIONS
+from tests.conformance.kv_questions import BATCHED, BYTES, LENGTHS, PLANNED
 from tests.support.published import TRAITS, published
+from tests.support.versions import VLLM
 
-CASES = [(version, machine) for version in VERSIONS for machine in machines_of(kv_questions, version)]
+CASES = [(version, machine) for version in VLLM for machine in machines_of(kv_questions, version)]
 
 
 def full(layers: int, kv_heads: int, head_dim: int, **fields: Any) -> AttentionGroup:
@@ -179,7 +180,7 @@ def test_sparse_kernels_pack_a_latent() -> None:
     assert (stored_dtype("auto", "FLASHMLA_SPARSE"), stored_dtype("fp8", "FLASHMLA")) == ("auto", "fp8")
     assert all(
         answer["cache"] == stored_dtype(dtype, "FLASHMLA_SPARSE" if model == "deepseek-v3.2" else "")
-        for version in VERSIONS
+        for version in VLLM
         for (model, _, dtype, _), answer, _ in answered(version, "9.0")
     )
 

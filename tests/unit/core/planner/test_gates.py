@@ -13,6 +13,7 @@ from gateway.domain import Advisory, Decision, Engine, Fact, Flag, Hardware, Pla
 from gateway.profiles import Profiles
 from tests.support.makers import attempt, engine, machine, planned, spec, wish
 from tests.support.published import published
+from tests.support.versions import SGLANG
 
 PROFILES = Profiles()
 
@@ -97,7 +98,7 @@ LIMIT = "limit-mm-data-per-request"
 NO_MEDIA = '{"image": 0, "video": 0, "audio": 0}'
 
 
-@pytest.mark.parametrize("version", ["0.5.10.post1", "0.5.23"])
+@pytest.mark.parametrize("version", SGLANG)
 def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -> None:
     """It would open the files of this machine that a request names. Its own first request is an image, so it makes none."""
     ref, model = f"sglang=={version}", published("qwen3-vl-8b")
@@ -124,7 +125,7 @@ def test_what_sglang_itself_takes_for_multimodal_is_told_so_too() -> None:
         assert ("--skip-server-warmup" in best.argv) == told
 
 
-@pytest.mark.parametrize("version", ["0.5.10.post1", "0.5.23"])
+@pytest.mark.parametrize("version", SGLANG)
 def test_sglang_does_not_serve_media(version: str) -> None:
     asked = {LIMIT: '{"image": 1}'}
     refused = on(machine("8xh100"), f"sglang=={version}", model=published("qwen3-vl-8b"), tensor_parallel=1, args=asked)
@@ -146,7 +147,7 @@ def test_a_model_that_sees_is_served_by_vllm_where_both_can() -> None:
 
 def test_sglang_is_told_that_a_model_embeds_and_knows_nothing_of_vllms_variables() -> None:
     embeds = published("qwen3-embedding-0.6b", "embed")
-    for version in ("0.5.10.post1", "0.5.23"):
+    for version in SGLANG:
         best = on(machine("3090"), f"sglang=={version}", model=embeds).plans[0]
         assert "--is-embedding" in best.argv
         assert not [name for name in {**PROFILES.engine(f"sglang=={version}").env, **best.env} if name.startswith("VLLM")]

@@ -14,11 +14,12 @@ from gateway.domain import Decision, Engine, Quant
 from gateway.profiles import Profiles
 from tests.conformance import method_questions, sglang_method_questions
 from tests.conformance.golden import golden, pairs
-from tests.conformance.method_questions import BLOCKS, CAPABILITIES, VERSIONS, Question
+from tests.conformance.method_questions import BLOCKS, CAPABILITIES, Question
 from tests.support.makers import machine, spec, wish
+from tests.support.versions import SGLANG, VLLM
 
 PROFILES = Profiles()
-ENGINES = {version: PROFILES.engine(f"vllm=={version}") for version in VERSIONS}
+ENGINES = {version: PROFILES.engine(f"vllm=={version}") for version in VLLM}
 
 
 def ours(engine: Engine, question: Question, capability: str, *, parser: bool = True) -> list[str]:
@@ -34,7 +35,7 @@ def ours(engine: Engine, question: Question, capability: str, *, parser: bool = 
     return ["ok", resolved.method]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
     compared, wrong = 0, []
     for capability in CAPABILITIES:
@@ -50,7 +51,7 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
     assert compared > 7900
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_the_answers_are_of_every_kind(version: str) -> None:
     given = {tuple(answer) for row in golden(method_questions, version).values() for answer in row}
     assert {why for state, why in given if state == "refused"} >= {
@@ -65,7 +66,7 @@ def planned(version: str, hardware: str, block: dict[str, object] | None, **want
     return decide(spec(**config), machine(hardware), engines, wish(**wanted), rules=PROFILES.rules(engines))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_a_block_that_its_class_refuses_has_no_plan(version: str) -> None:
     refused = {
         question.block
@@ -142,17 +143,17 @@ def test_no_block_breaks_it(ref: str, method: str, block: dict[str, object], use
         assert resolved.method in engine.quantizations
 
 
-SGLANG = {version: PROFILES.engine(f"sglang=={version}") for version in sglang_method_questions.VERSIONS}
+SGLANG_ENGINES = {version: PROFILES.engine(f"sglang=={version}") for version in SGLANG}
 
 
-@pytest.mark.parametrize("version", sglang_method_questions.VERSIONS)
+@pytest.mark.parametrize("version", SGLANG)
 def test_every_answer_is_sglangs_own(version: str) -> None:
     wrong = []
     for capability in sglang_method_questions.CAPABILITIES:
         for question, theirs in pairs(sglang_method_questions, version, capability):
             if theirs == ["refused", "block"]:
                 continue
-            mine = ours(SGLANG[version], question, capability, parser=False)
+            mine = ours(SGLANG_ENGINES[version], question, capability, parser=False)
             if mine != theirs:
                 wrong.append((capability, question, theirs, mine))
     assert wrong == []

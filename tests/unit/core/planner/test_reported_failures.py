@@ -18,6 +18,7 @@ from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.makers import wish
 from tests.support.published import config
+from tests.support.versions import vllm_since
 
 PROFILES = Profiles()
 
@@ -139,7 +140,7 @@ def test_the_same_weights_in_fp8_run_as_was_reported() -> None:
 
 def test_the_native_format_of_the_same_model_is_padded_and_runs() -> None:
     native = config("gpt-oss-20b", quantization_config=QUANTS["mxfp4"])
-    for engine in ("vllm==0.19.1", "vllm==0.26.0", "vllm==0.33.0"):
+    for engine in (f"vllm=={version}" for version in vllm_since("0.19")):
         assert planned(native, "rtx-pro-6000", engine).plans, engine
     assert planned(config("gpt-oss-20b"), "rtx-pro-6000", "vllm==0.18.0").plans  # 42 GB of bf16 fit
 
@@ -175,7 +176,7 @@ def test_gemma_4_with_dense_layers_of_2112_and_experts_of_704_needs_the_newer_ve
 
 def test_act_order_is_never_given_to_a_kernel_that_ignores_it() -> None:
     ordered = config("llama-3.1-8b", intermediate_size=2112, quantization_config={**QUANTS["gptq-act-order"], "group_size": 32})
-    for engine in ("vllm==0.19.1", "vllm==0.26.0", "vllm==0.33.0"):
+    for engine in (f"vllm=={version}" for version in vllm_since("0.19")):
         decision = planned(ordered, "2x3090", engine, tensor_parallel=1)
         rows = [one for plan in decision.plans for one in plan.kernels]
         assert not [one for one in rows if one.kernel and "Triton" in one.kernel]
@@ -207,7 +208,7 @@ def test_vllm_0_18_drops_a_dflash_drafter_too_and_knows_no_gemma_4() -> None:
     assert refused(gemma, 2).verdict == "unsupported_architecture"
 
 
-@pytest.mark.parametrize("engine", ["vllm==0.26.0", "vllm==0.33.0"])
+@pytest.mark.parametrize("engine", [f"vllm=={version}" for version in vllm_since("0.26")])
 def test_newer_vllm_drafts_eight_tokens_as_the_drafters_config_says(engine: str) -> None:
     best = planned(GEMMA, "2x3090", engine, drafter=DFLASH, tensor_parallel=2).plans[0]
     assert (best.speculation.value, best.num_speculative_tokens.value) == ("dflash", 8)

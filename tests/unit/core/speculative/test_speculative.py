@@ -22,14 +22,15 @@ from gateway.errors import BadModel
 from gateway.profiles import shipped
 from tests.conformance import speculative_questions
 from tests.conformance.golden import pairs
-from tests.conformance.speculative_questions import DRAFTERS, LISTS, VERSIONS, Question
+from tests.conformance.speculative_questions import DRAFTERS, LISTS, Question
 from tests.support.paths import MODELS
+from tests.support.versions import VLLM, since, vllm_before, vllm_since
 
 RULES = {
     version: SpeculativeRules.model_validate(
         yaml.safe_load((shipped() / "engines/vllm" / version / "speculative.yaml").read_text())
     )
-    for version in VERSIONS
+    for version in VLLM
 }
 # Read in their files, which cannot be imported where the answers were asked (speculative.yaml says so).
 UNASKED = {"LlavaForConditionalGeneration", "Mistral3ForConditionalGeneration", "PixtralForConditionalGeneration"}
@@ -96,7 +97,7 @@ def ours(version: str, question: Question) -> Speculation:
     return speculate(spec, None, asked, engine(version), RULES[version], attends, Rank(tp=question.tp))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
     compared = 0
     for question, answer in pairs(speculative_questions, version, "9.0"):
@@ -154,18 +155,18 @@ def gemma(version: str, backends: Any = attends, **fields: Any) -> Speculation:
     return speculate(spec, drafter("dflash gemma-4-31b"), asked, engine(version), RULES[version], backends, Rank(tp=2))
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.33.0"])
+@pytest.mark.parametrize("version", vllm_since("0.26"))
 def test_a_dflash_drafter_gets_its_number_of_tokens_from_its_config(version: str) -> None:
     found = gemma(version)
     assert found.config == {"method": "dflash", "model": "org/drafter", "num_speculative_tokens": 8}
     assert found.tokens is not None
     assert found.tokens.reason == "taken from speculators_config.proposal_methods[0].speculative_tokens = 8"
     assert [(group.kind, group.head_dim, group.causal, group.layers) for group in found.groups] == [("full", 256, False, 5)]
-    assert found.slots == (7 if version == "0.26.0" else 0)
+    assert found.slots == (0 if since(version, "0.33") else 7)
     assert found.warnings == ()
 
 
-@pytest.mark.parametrize("version", ["0.18.0", "0.19.1"])
+@pytest.mark.parametrize("version", vllm_before("0.26"))
 def test_a_version_without_the_method_serves_the_target_alone(version: str) -> None:
     found = gemma(version)
     assert found.method.value == "none"
@@ -184,7 +185,7 @@ def test_a_drafter_without_a_backend_is_dropped_with_every_reason() -> None:
     assert found.warnings[0].startswith("The model is served without speculative decoding")
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.33.0"])
+@pytest.mark.parametrize("version", vllm_since("0.26"))
 @pytest.mark.parametrize("capability", ["8.6", "9.0", "12.0"])
 def test_the_attention_rules_have_a_backend_for_it(version: str, capability: str) -> None:
     found = gemma(version, by_rules(version, capability, "auto"))
