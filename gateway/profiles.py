@@ -2,7 +2,7 @@
 
     engines/KIND/VERSION.yaml   -> Engine
     failures.yaml               -> Signature list
-    gpus.yaml                   -> GpuTable: what follows from a GPU's capability and name
+    gpus.yaml                   -> GpuTable: what follows from a GPU's capability
     facts.yaml                  -> Fact list: what passes every rule and still fails
     xids.yaml                   -> XidTable: what the error numbers of NVIDIA's driver mean
     hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
@@ -169,14 +169,13 @@ class Profiles:
 
     @cached_property
     def gpus(self) -> GpuTable:
-        """What follows from a GPU's capability and name; a user's file adds to ours and goes first."""
+        """What follows from a GPU's capability; a user's file adds to ours and goes first."""
         paths = [root / "gpus.yaml" for root in self.roots]
         tables = [_validate(path, GpuTable, self._yaml(path)) for path in paths if path.is_file()]
         return GpuTable(
             sources={name: source for table in reversed(tables) for name, source in table.sources.items()},
             capabilities={name: traits for table in reversed(tables) for name, traits in table.capabilities.items()},
             schemes={kind: wanted for table in reversed(tables) for kind, wanted in table.schemes.items()},
-            bandwidths=tuple(entry for table in tables for entry in table.bandwidths),
         )
 
     @cached_property

@@ -34,8 +34,8 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(None, description="bearer key for /v1 only")
     hf_token: SecretStr | None = Field(None, description="for downloads only; engines never get it")
     hf_endpoint: str | None = Field(None, description="another Hugging Face Hub; default: the public one")
-    host_kind: Literal["auto", "docker", "process", "memory"] = Field(
-        "auto", description="where engines run; auto: Docker where it runs, else processes; memory: pretended ones"
+    host_kind: Literal["auto", "docker", "process"] = Field(
+        "auto", description="where engines run; auto: Docker where it runs, else processes"
     )
     docker_network: str = Field("fitserve-engines", description="internal network of the engines' containers")
     start_timeout_s: float = Field(1800, gt=0, description="longest time without a new log line until a start counts as failed")

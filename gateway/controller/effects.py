@@ -113,7 +113,9 @@ class Effects:
             await bringing
         except FitserveError as error:
             kind = "host_error" if isinstance(error, HostError) else "download"
-            failure = Failure(kind=kind, phase=replica.progress or "launching", message=error.message, advice=error.hint)
+            failure = Failure(
+                kind=kind, phase=replica.progress or "launching", message=error.message, advice=error.hint, proves="nothing"
+            )
             if replica.attempt is attempt:
                 await self.fail(replica, attempt, failure)
         finally:

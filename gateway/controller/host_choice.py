@@ -21,10 +21,6 @@ async def choose_host(settings: Settings, instance: str) -> Host:
 
         if kind == "docker" or await asyncio.to_thread(listening):
             return DockerHost(network=settings.docker_network, instance=instance)
-    if kind == "memory":
-        from gateway.hosts.memory.host import MemoryHost
-
-        return MemoryHost()
     from gateway.hosts.process.host import ProcessHost
 
     return ProcessHost(settings.data)

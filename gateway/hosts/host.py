@@ -26,7 +26,7 @@ an instance that is not ours is never listed, stopped or removed.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 from gateway.domain import EngineRef, Instance, LaunchSpec
 
@@ -36,7 +36,7 @@ MAX_LINE = 16 * 1024
 class Host(Protocol):
     """See the module's docstring: it is the specification, and `tests/contract/test_host.py` tests every host against it."""
 
-    kind: Literal["docker", "process", "memory"]
+    kind: str  # "docker" or "process"
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
         """Make the engine's image or environment ready. Raises HostError."""

@@ -22,12 +22,12 @@ from gateway.errors import HostError
 from gateway.hosts.docker.client import ping, socket_path
 from gateway.hosts.docker.container import container_name
 from gateway.hosts.docker.host import DockerHost
-from tests.support.paths import FAKE_ENGINE, ROOT
+from tests.support.paths import FAKE_ENGINE
 from tests.support.patience import HANG_S
 
 BASE_IMAGE = os.environ.get("BASE_IMAGE", "fitserve-base:bookworm")
 TEST_LABEL = "fitserve-test"
-PROGRAM = (FAKE_ENGINE, ROOT / "gateway/hosts/memory/scripted_engine.py")
+PROGRAM = (FAKE_ENGINE, FAKE_ENGINE.with_name("scripted_engine.py"))
 
 
 class DockerHarness:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gateway.domain import EngineRef, LaunchSpec
-from gateway.hosts.memory.host import MemoryHost, World
-from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.support.fake_engine import parse
+from tests.support.memory_host import MemoryHost, World
+from tests.support.scripted_engine import EngineScript
 
 
 class MemoryHarness:

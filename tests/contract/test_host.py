@@ -10,8 +10,8 @@ import pytest
 
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.host import MAX_LINE
-from gateway.hosts.memory.scripted_engine import DEAF
 from tests.support.patience import HANG_S
+from tests.support.scripted_engine import DEAF
 
 from .harness import Harness, answering, exited, find, get, request, until
 

@@ -1,7 +1,6 @@
 """A scripted engine as a real program: `python fake_engine.py --port N --model NAME [--exit-code 3 ...]`.
 
-Standard library only. Needs `gateway/hosts/memory/scripted_engine.py`: from the repository around it, or as `scripted_engine.py` beside it, so that a
-bare container gets by with these two files. Flags of real engines that it does not know are ignored.
+Standard library only. Needs `scripted_engine.py` beside it, so that a bare container gets by with these two files. Flags of real engines that it does not know are ignored.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-HERE = Path(__file__).resolve().parent
-if TYPE_CHECKING or not (HERE / "scripted_engine.py").exists():
-    sys.path.append(str(HERE.parents[1]))
-    from gateway.hosts.memory.scripted_engine import DEAF, EngineScript, FakeEngine
+if TYPE_CHECKING:
+    from tests.support.scripted_engine import DEAF, EngineScript, FakeEngine
 else:
-    sys.path.append(str(HERE))
+    sys.path.append(str(Path(__file__).resolve().parent))
     from scripted_engine import DEAF, EngineScript, FakeEngine
 
 WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"

@@ -14,8 +14,6 @@ import uvicorn
 import yaml
 
 from gateway.domain import Hardware, LaunchSpec
-from gateway.hosts.memory.host import MemoryHost, World
-from gateway.hosts.memory.scripted_engine import EngineScript
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.machine.nvml import Nvml
 from gateway.serve.app import create_app
@@ -23,7 +21,9 @@ from gateway.serve.server import listen, server_config
 from gateway.settings import Settings
 from tests.support.fake_nvml import FakeNvml
 from tests.support.makers import LLAMA_8B, engine
+from tests.support.memory_host import MemoryHost, World
 from tests.support.patience import HANG_S
+from tests.support.scripted_engine import EngineScript
 
 SMALL = {
     **LLAMA_8B,

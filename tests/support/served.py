@@ -49,7 +49,7 @@ def served(folder: Path, models: Mapping[str, list[str]], admin_key: str | None 
     """A gateway whose models are engines that run elsewhere, by base URL; it is ended after, and must end well."""
     port = free_port()
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
-    own = {"FITSERVE_PORT": str(port), "FITSERVE_DATA_DIR": str(folder / "data"), "FITSERVE_HOST_KIND": "memory"}
+    own = {"FITSERVE_PORT": str(port), "FITSERVE_DATA_DIR": str(folder / "data"), "FITSERVE_HOST_KIND": "process"}
     own |= {"FITSERVE_ADMIN_KEY": admin_key} if admin_key else {}
     log_file = folder / "gateway.log"
     with log_file.open("wb") as log:

@@ -13,21 +13,6 @@ from gateway.core.failures.log_reader import LogReader
 from gateway.core.failures.signatures import Signatures
 from gateway.domain import Failure, Instance
 
-# Causes outside the plan: the same plan may work the next time, so nothing is learned about it. The first hang of a plan counts too.
-ENVIRONMENTAL = frozenset(
-    {
-        "killed",
-        "exited",
-        "port_in_use",
-        "gpu_shared",
-        "ram_shared",
-        "gpu_lost",
-        "host_error",
-        "disk_full",
-        "download",
-        "stalled",
-    }
-)
 # Causes that no plan and no engine version cures: somebody must act first.
 HOPELESS = frozenset({"weights_gated", "needs_remote_code"})
 # Where a start is, and the same as users read it.
@@ -42,8 +27,8 @@ PHASES = {
 
 
 def environmental(failure: Failure) -> bool:
-    """Whether the same plan may be started again."""
-    return failure.kind in ENVIRONMENTAL or failure.proves == "nothing"
+    """Whether the cause lies outside the plan, which may then be started again. A hang proves nothing the first time."""
+    return failure.proves == "nothing"
 
 
 def diagnose(pieces: Iterable[bytes], signatures: Signatures, engine: str | None = None) -> tuple[Failure, LogReader]:
@@ -84,4 +69,5 @@ def ended(instance: Instance, phase: str, tail: Iterable[str], *, was_ready: boo
         line=last,
         culprit={} if code is None else {"exit_code": code},
         advice="Read the whole log with `fitserve logs`.",
+        proves="plan" if kind == "unknown" else "nothing",
     )

@@ -27,7 +27,7 @@ class Signature(Value):
     weak: often the consequence of something else: any other proof goes before it.
     warned: a line that the engine prints as a warning, though it is the end of it.
     when: `always` is believed of an engine that serves, whatever users write into its log.
-    proves: what is learned from it (core/learn.py). versions: those whose own source has the text; empty: not theirs.
+    proves: what is learned from it (core/learn.py).
     """
 
     kind: str | None = None
@@ -43,7 +43,6 @@ class Signature(Value):
     phase: str | None = None
     proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = "plan"
     engines: tuple[str, ...] = ()
-    versions: tuple[str, ...] = ()
     message: str = ""
     advice: str = ""
     source: str = ""

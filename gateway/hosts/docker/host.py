@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from gateway.domain import EngineRef, Instance, LaunchSpec
@@ -54,7 +54,7 @@ _PULL_SILENCE_S = 600.0
 class DockerHost:
     """See the module's docstring and `Host`. `instance` tells this installation of the gateway from others."""
 
-    kind: Literal["docker", "process", "memory"] = "docker"
+    kind: str = "docker"
 
     def __init__(self, network: str, instance: str, base_url: str | None = None, *, timeout_s: float = 10) -> None:
         self._network = network

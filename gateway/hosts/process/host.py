@@ -25,7 +25,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from gateway.domain import EngineRef, Instance, LaunchSpec
@@ -55,7 +55,7 @@ T = TypeVar("T")
 class ProcessHost:
     """See the module's docstring, and `host.py` for the contract."""
 
-    kind: Literal["docker", "process", "memory"] = "process"
+    kind: str = "process"
 
     def __init__(self, data_dir: Path) -> None:
         data_dir = data_dir.absolute()

@@ -14,11 +14,11 @@ import pytest
 
 from gateway.demo.checkpoint import make_model
 from gateway.domain import Decision, Hardware, LaunchSpec
-from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.conformance.layer_cases import QUANTS
 from tests.support.paths import ROOT
 from tests.support.published import config
 from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
 
 # What commands keep between calls, away from that of whoever runs the tests.
 DATA = tempfile.TemporaryDirectory(prefix="fitserve-")

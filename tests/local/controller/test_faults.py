@@ -14,19 +14,19 @@ from gateway.core.failures.diagnose import ended
 from gateway.core.planner.decide import decide
 from gateway.core.reconcile import MakePlan, ReplicaSnapshot, Rest, counted, next_action
 from gateway.domain import Attempt, Failure, Hardware, Instance, LaunchSpec, Policy
-from gateway.hosts.memory.host import World
-from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.support.makers import LLAMA_8B, attempt, engine, machine, spec, wish
+from tests.support.memory_host import World
 from tests.support.paths import LOGS
 from tests.support.patience import HANG_S
 from tests.support.running import model_folder, running
+from tests.support.scripted_engine import EngineScript
 
 DAY = 86_400.0
 START = 1_000_000.0
 
 
 def failed(number: int, at: float, ready_at: float | None = None) -> Attempt:
-    failure = Failure(kind="killed", phase="serving", message="The engine was killed (signal 9).")
+    failure = Failure(kind="killed", phase="serving", message="The engine was killed (signal 9).", proves="nothing")
     return attempt(number, "failed", started_at=at, ended_at=at, ready_at=ready_at, failure=failure)
 
 

@@ -9,12 +9,12 @@ import pynvml
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.hosts.memory.host import World
-from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.support.fake_nvml import FakeNvml, two_3090
 from tests.support.makers import LLAMA_8B, machine
+from tests.support.memory_host import World
 from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
 
 pytestmark = pytest.mark.anyio
 

@@ -10,11 +10,11 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from gateway.errors import HostError
-from gateway.hosts.memory.host import World
-from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.support.dataplane import until
+from tests.support.memory_host import World
 from tests.support.patience import HANG_S, Clock
 from tests.support.running import model_folder, running
+from tests.support.scripted_engine import EngineScript
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.hosts.memory.host import World
-from gateway.hosts.memory.scripted_engine import EngineScript
+from tests.support.memory_host import World
 from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
 
 pytestmark = pytest.mark.anyio
 

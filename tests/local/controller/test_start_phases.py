@@ -12,13 +12,13 @@ from gateway.controller.engine_logs import log_path
 from gateway.core.failures.diagnose import PHASES
 from gateway.core.failures.log_reader import LogReader
 from gateway.domain import EngineRef, LaunchSpec
-from gateway.hosts.memory.host import MemoryEngine, MemoryHost, World
-from gateway.hosts.memory.scripted_engine import Answer, EngineScript, FakeEngine
 from gateway.profiles import Profiles
 from tests.support.dataplane import until
+from tests.support.memory_host import MemoryEngine, MemoryHost, World
 from tests.support.paths import LOGS
 from tests.support.patience import HANG_S, Clock
 from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import Answer, EngineScript, FakeEngine
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from gateway.controller.verify import alive
-from gateway.hosts.memory.scripted_engine import EngineScript, FakeEngine
 from tests.support.dataplane import until
 from tests.support.makers import plan
+from tests.support.scripted_engine import EngineScript, FakeEngine
 
 pytestmark = pytest.mark.anyio
 

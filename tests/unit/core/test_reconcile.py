@@ -36,7 +36,9 @@ def instance(one: Attempt, state: str = "running", **fields: Any) -> Instance:
 
 
 def failed(number: int, kind: str, ended_at: float = NOW - 1, **fields: Any) -> Attempt:
-    failure = Failure(kind=kind, phase="starting", message="it broke")
+    """Of these kinds only `killed` has a cause outside the plan."""
+    proves = "nothing" if kind == "killed" else "plan"
+    failure = Failure.model_validate({"kind": kind, "phase": "starting", "message": "it broke", "proves": proves})
     return attempt(number, "failed", ended_at=ended_at, failure=failure, **fields)
 
 

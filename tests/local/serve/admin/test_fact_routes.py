@@ -11,10 +11,10 @@ import pytest
 
 from gateway.core.facts.scope import gone, holding, standing
 from gateway.domain import Fact, LaunchSpec
-from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.local.cli.test_main import fitserve
 from tests.support.makers import GIB, plan, planned
 from tests.support.running import model_folder, running
+from tests.support.scripted_engine import EngineScript
 
 
 def fact(kind: str, scope: dict[str, str], **fields: Any) -> Fact:

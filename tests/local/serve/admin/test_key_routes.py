@@ -16,10 +16,10 @@ import pytest
 
 from gateway.access.rate_limits import Bucket
 from gateway.domain import LaunchSpec
-from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.local.cli.test_main import fitserve
 from tests.support.dataplane import until
 from tests.support.running import Running, running
+from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.domain import Decision, Hardware, LaunchSpec
-from gateway.hosts.memory.scripted_engine import EngineScript
 from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
 
 pytestmark = pytest.mark.anyio
 

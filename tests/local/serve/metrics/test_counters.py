@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.hosts.memory.scripted_engine import EngineScript
 from gateway.serve.metrics.counters import METRICS, MOST_SERIES, Metrics, _Series, render
 from tests.support.dataplane import ASK, CHAT, Gateway, event, http_client, model, refused_url, stage, until
 from tests.support.paths import ROOT
 from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call
 
 PAGE = ROOT / "docs" / "metrics.md"

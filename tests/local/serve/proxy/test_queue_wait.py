@@ -15,11 +15,11 @@ import openai
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.hosts.memory.host import MemoryHost
-from gateway.hosts.memory.scripted_engine import EngineScript
 from gateway.serve.proxy.queue_wait import BufferedAnswer
 from tests.support.dataplane import Gateway, event, model, until
+from tests.support.memory_host import MemoryHost
 from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.hosts.memory.scripted_engine import EngineScript, FakeEngine
 from tests.support.fake_engine import parse
 from tests.support.patience import HANG_S
+from tests.support.scripted_engine import EngineScript, FakeEngine
 
 pytestmark = pytest.mark.anyio
 

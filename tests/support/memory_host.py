@@ -20,7 +20,7 @@ from typing import Literal
 from gateway.domain import EngineRef, Instance, LaunchSpec
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.host import MAX_LINE
-from gateway.hosts.memory.scripted_engine import DEAF, EngineScript, FakeEngine
+from tests.support.scripted_engine import DEAF, EngineScript, FakeEngine
 
 Method = Literal["prepare", "start", "list", "stop", "follow", "allocate_port"]
 SIGKILLED = -9
@@ -160,7 +160,7 @@ class World:
 class MemoryHost:
     """See the module's docstring. `script` says what the engine of a spec does; default: it serves `spec.model`."""
 
-    kind: Literal["docker", "process", "memory"] = "memory"
+    kind: str = "memory"
 
     def __init__(self, script: Callable[[LaunchSpec], EngineScript] | None = None, world: World | None = None) -> None:
         self.world = world if world is not None else World()

@@ -10,9 +10,9 @@ import pytest
 from gateway.domain import EngineRef, LaunchSpec
 from gateway.errors import HostError
 from gateway.hosts.host import Host
-from gateway.hosts.memory.host import MemoryHost, World
-from gateway.hosts.memory.scripted_engine import EngineScript
+from tests.support.memory_host import MemoryHost, World
 from tests.support.patience import HANG_S
+from tests.support.scripted_engine import EngineScript
 
 pytestmark = pytest.mark.anyio
 

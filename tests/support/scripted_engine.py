@@ -220,7 +220,7 @@ class Reply:
     async def tokens(self) -> AsyncIterator[str]:
         for number in range(0 if self.script.empty else self.max_tokens):
             await asyncio.sleep(1 / self.script.tokens_per_second if self.script.tokens_per_second else 0)
-            while number and self.script.hold is not None and self.script.hold.exists():  # noqa: ASYNC110
+            while number and self.script.hold is not None and self.script.hold.exists():
                 await asyncio.sleep(_HOLD_POLL_S)
             self.completion_tokens += 1
             yield "!" if self.script.gibberish else " " + WORDS[number % len(WORDS)]

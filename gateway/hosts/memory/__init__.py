@@ -1,1 +1,0 @@
-"""Engines in this process: the twin of the real hosts that scripts faults."""
