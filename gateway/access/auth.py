@@ -38,7 +38,7 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A caller. `models`: those it may ask, None for all; `limit`: None where there is none at all."""
+    """A caller. `models`: the models that the caller may ask, None for all; `limit`: None for no limits."""
 
     name: str
     digest: bytes = field(repr=False)
@@ -66,7 +66,7 @@ def key_of(grant: Grant, digest: bytes) -> Key:
 class KeyTable:
     """All keys in force, by their SHA-256 digests only: a memory dump or a traceback does not give them away.
 
-    `closed`: what was kept of keys cannot be read, so nobody is let in who is not known for sure.
+    `closed`: the stored keys cannot be read, so only the keys of the settings are good.
     """
 
     keys: Mapping[bytes, Key]
@@ -74,12 +74,12 @@ class KeyTable:
 
     @property
     def scopes(self) -> frozenset[Scope]:
-        """Those that some key has."""
+        """The scopes that at least one key has."""
         return frozenset(scope for key in self.keys.values() for scope in key.scopes)
 
 
 class Keys:
-    """The keys: those of the settings, and those that were made. The table is swapped whole, so that keys change while requests come."""
+    """The keys of the settings, and the keys that were made here. The table is swapped whole, so that keys can change while requests come."""
 
     def __init__(
         self, admin: str | None, api: str | None, made: Iterable[Key] = (), failed_logins: FailedLogins | None = None
@@ -93,7 +93,7 @@ class Keys:
         self.swap(made)
 
     def swap(self, made: Iterable[Key], *, closed: bool = False) -> None:
-        """From now on these keys are good, and those of the settings."""
+        """From now on these keys are good, and the keys of the settings."""
         self.table = KeyTable(MappingProxyType({key.digest: key for key in (*made, *self._fixed)}), closed)
         self._open = not self.table.keys and not closed
         self._scopes = self.table.scopes
@@ -112,7 +112,7 @@ class Keys:
         return self._open
 
     def admit(self, headers: Iterable[tuple[bytes, bytes]], need: Scope, address: str = "") -> Key:
-        """Who calls with these (lower-case) ASGI headers, when that one may do what needs `need`. Raises BadRequest and as `who`."""
+        """The caller with these (lower-case) ASGI headers, who must have the scope `need`. Raises BadRequest, and the errors of `who`."""
         found: dict[bytes, bytes] = {}
         for name, value in headers:
             if name in (b"authorization", b"host", b"origin"):
@@ -142,7 +142,7 @@ class Keys:
         token = token.strip()
         if scheme.lower() != b"bearer" or not token:
             raise Unauthorized("The Authorization header is not a bearer key.", hint="Send `Authorization: Bearer KEY`.")
-        # What the time of the look-up could tell is about the digest of what was sent, and leads nobody nearer to a key.
+        # The time of the look-up depends on the digest of the token that was sent, not on the token. So the time leads nobody nearer to a key.
         digest = digest_of(token)
         key = self.table.keys.get(digest)
         if not hmac.compare_digest(digest, _NOBODY if key is None else key.digest) or key is None:

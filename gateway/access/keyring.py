@@ -1,8 +1,8 @@
-"""The keys that were made here: kept in the store, put in force, and told once more beside the database, as DATA_DIR/keys.json.
+"""The keys that were made here. They are kept in the store, and once more in a file beside the database, DATA_DIR/keys.json.
 
-Both have digests only. The file never has a key that somebody holds and the database does not: where it does, the database was lost
-or set back, and is taught by it. So a gateway that was locked does not open when its database is damaged; where the file cannot be
-read either, only the keys of the settings are good.
+Both have digests only. Both have the same keys; where the file has keys and the database has none, the database was lost or set back, and
+takes the keys of the file. So a gateway with keys does not open to everybody when its database is damaged. Where the file cannot be read
+either, only the keys of the settings are good.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = structlog.get_logger("fitserve.keys")
 
 
 class StoredKey(Value):
-    """A key as it is kept: what it may do, and its digest in hexadecimal digits."""
+    """A stored key: its grant, and its digest in hexadecimal digits."""
 
     grant: Grant
     digest: str
@@ -48,7 +48,7 @@ class Keyring:
         self._lock = threading.Lock()
 
     def load(self) -> None:
-        """Puts in force what is kept."""
+        """Makes the stored keys good."""
         kept = tuple(StoredKey(grant=grant, digest=digest.hex(), created_at=at) for grant, digest, at in self._store.grants())
         closed = False
         if not kept:
@@ -87,7 +87,7 @@ class Keyring:
         return key
 
     def remove(self, name: str) -> None:
-        """From now on it is good for nothing; what it asked for until now is finished. Raises NotFound, Conflict, StoreError."""
+        """From now on the key is good for nothing; its requests under way are finished. Raises NotFound, Conflict, StoreError."""
         self._store.changeable()
         with self._lock:
             if name in FROM_SETTINGS:

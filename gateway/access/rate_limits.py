@@ -87,7 +87,7 @@ class Account:
         return error
 
     def headers(self, shape: Shape, now: float) -> Headers:
-        """How much is left, as OpenAI and Anthropic tell it."""
+        """How much is left, in the headers of OpenAI or Anthropic."""
         lines: list[tuple[bytes, bytes]] = []
         for bucket, what in ((self.requests, b"requests"), (self.tokens, b"tokens")):
             if bucket is None:
@@ -117,7 +117,7 @@ class Permit:
 
 
 class RateLimiter:
-    """The accounts of all keys with limits. Only the event loop that serves requests touches it."""
+    """The accounts of all keys with limits. Only the event loop that serves requests calls these methods."""
 
     def __init__(self) -> None:
         self._accounts: dict[bytes, Account] = {}

@@ -1,4 +1,4 @@
-"""The surface: the one table of what clients may call under which path. Everything else is 404, and no engine hears of it.
+"""The endpoints: the only table of the paths that clients may call. Every other path is answered with 404, and no engine hears of the request.
 
 Engines expose unauthenticated control endpoints (/sleep, /update_weights, /invocations), so a path that reaches one is written from
 this table, never from the client's bytes.
@@ -29,7 +29,7 @@ _QUERY = re.compile(rb"(?:stream=\w{1,5}|starting_after=\d{1,9})(?:&(?:stream=\w
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One row. `path` is what the engine is asked for; `name` is short, for metrics."""
+    """One row. `path` is the path at the engine; `name` is short, for metrics."""
 
     name: str
     method: str
@@ -60,7 +60,7 @@ class Endpoint:
 
 _TEXT = frozenset({"generate"})
 _VECTORS = frozenset({"embed"})
-# Language models score too (SGLang), and hear (vLLM): where one cannot, its engine says so.
+# Language models can score (SGLang) and hear (vLLM). Where a model cannot, its engine says so.
 _ANY = _TEXT | _VECTORS
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -95,7 +95,7 @@ def is_inference(path: str) -> bool:
 def split(target: bytes) -> tuple[str, bytes]:
     """The decoded path and the raw query of a request target. Raises HttpParserInvalidURLError."""
     url = httptools.parse_url(target)
-    # As uvicorn decodes `scope["path"]`, so that no spelling means one thing here and another there.
+    # The same decoding as uvicorn's of `scope["path"]`, so that a path means the same here and in FastAPI.
     path = (url.path or b"").decode("ascii")
     return urllib.parse.unquote(path) if "%" in path else path, url.query or b""
 

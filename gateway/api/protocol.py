@@ -69,7 +69,7 @@ class RequestFields(msgspec.Struct):
         return bytes(self.stream) == b"true"
 
     def previous(self) -> str | None:
-        """The response that this one goes on from, for /v1/responses."""
+        """The id of the response from which the new response goes on, for /v1/responses."""
         if self.previous_response_id is _NOTHING:
             return None
         try:
@@ -78,12 +78,12 @@ class RequestFields(msgspec.Struct):
             return None
 
     def names_itself(self) -> bool:
-        """Whether the client has chosen an id for it."""
+        """Whether the client has chosen the id of the response."""
         return bytes(self.request_id) not in (b"", b"null")
 
 
 class UsualFields(msgspec.Struct):
-    """The usual case of `RequestFields`, read in one go: every field has the type that it should have."""
+    """The usual case of `RequestFields`, decoded in one step: every field has its proper type."""
 
     model: str
     stream: bool | None = None
@@ -108,12 +108,12 @@ def known_id(value: bytes | None) -> str | None:
 
 
 def request_id(scope: Scope) -> str:
-    """As `known_id`, for an ASGI request; a new one where there is none."""
+    """As `known_id`, for an ASGI request; a new id where the request has none."""
     return known_id(next((value for key, value in scope["headers"] if key == b"x-request-id"), None)) or new_id()
 
 
 def read_usual_fields(body: bytes | bytearray) -> UsualFields | None:
-    """As `read_request_fields`, cheaper; None where that one has to look."""
+    """As `read_request_fields`, cheaper; None where the body needs `read_request_fields`."""
     try:
         if not body.isascii():
             body.decode()
@@ -140,7 +140,7 @@ def read_fields(body: bytes | bytearray) -> dict[str, msgspec.Raw]:
 def _read(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> Any:
     try:
         if not body.isascii():
-            body.decode()  # values stay raw below, and msgspec does not look into those
+            body.decode()  # below, msgspec leaves values raw and does not check their UTF-8
         return decoder.decode(body)
     except msgspec.ValidationError:
         raise BadRequest("The request body is JSON, but not an object.", hint=_OBJECT_HINT) from None
@@ -164,7 +164,7 @@ def too_large(limit_bytes: int) -> TooLarge:
 
 
 def dump(value: Any) -> bytes:
-    # json rather than msgspec: it escapes what a hostile name may hold and UTF-8 cannot (lone surrogates).
+    # json rather than msgspec: json escapes lone surrogates, which a hostile name may hold and UTF-8 cannot.
     return json.dumps(value, separators=(",", ":")).encode()
 
 

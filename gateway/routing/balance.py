@@ -1,4 +1,4 @@
-"""Which replica a call goes to: arithmetic over what is outstanding, nothing else.
+"""Which replica a call goes to: arithmetic over the outstanding tokens, nothing else.
 
 Each call weighs as many tokens as it may cost (`weigh`). Of the replicas whose outstanding tokens are at most BOUND times the mean, the
 one is taken to which the beginning of the prompt hashes: what was asked there before is in that engine's KV cache. Since the least
@@ -20,7 +20,7 @@ BOUND = 1.25
 USUAL_TOKENS = 512
 MOST_TOKENS = 32_768
 BYTES_PER_TOKEN = 4
-# A shorter beginning fills few blocks of a KV cache: it is not worth an uneven load.
+# A shorter beginning fills few blocks of a KV cache, which are not worth an uneven load.
 LEAST_BYTES = 256
 # How far the messages are searched for the first answer, and how much of a plain text counts as its beginning.
 MESSAGES_BYTES = 64 * 1024
@@ -50,7 +50,7 @@ def prefix(asked: RequestFields) -> int | None:
             lead = _lead(raw)
             length += len(lead)
             if len(lead) > 2 * _END_BYTES:
-                # Its ends tell it from others: the middle of a long one would cost more to read than it tells.
+                # Both ends tell a long text from other texts; to hash its middle too would cost more than it helps.
                 lead = lead[:_END_BYTES] + lead[-_END_BYTES:]
             key = zlib.crc32(lead, key)
     return key ^ length if length >= LEAST_BYTES else None
@@ -68,7 +68,7 @@ def _lead(raw: Raw) -> bytes:
 
 
 def least(loads: Sequence[int], turns: Sequence[int]) -> int:
-    """The position of the least loaded replica; among equals that of the one picked longest ago."""
+    """The position of the least loaded replica; among equals, of the replica that was picked longest ago."""
     return min(range(len(loads)), key=lambda position: (loads[position], turns[position]))
 
 

@@ -25,7 +25,7 @@ _LONGEST_S = 60
 
 
 class Waiter(Protocol):
-    """Who waits. It leaves by `Routes.forget`, or by one of these two, which are called once and must not raise."""
+    """A request that waits. It leaves the queue by `Routes.forget`, or when one of these methods is called: once, and the method must not raise."""
 
     call: Call
     avoid: str | None
@@ -48,7 +48,7 @@ class Pace:
         now = time.monotonic()
         self._gone += 1
         if now - self._since > _WINDOW_S:
-            # Half of the window is forgotten, and half of what went in it.
+            # Half of the window is forgotten, and half of the requests that went in this time.
             self._since = (self._since + now) / 2
             self._gone /= 2
 
@@ -60,19 +60,19 @@ class Pace:
 
 
 class Queue:
-    """Those who wait for one model, in order of coming. It exists while somebody waits."""
+    """The requests that wait for one model, in order of coming. A queue exists only while a request waits."""
 
     def __init__(self) -> None:
         self.waiting: dict[Waiter, None] = {}
         self.pace = Pace()
 
     def retry_after_s(self) -> int:
-        """When half of those who wait will have gone: by then there is room, and the engines still have work."""
+        """The time until half of the waiting requests will have gone: then the queue has room, and the engines still have work."""
         return self.pace.seconds(len(self.waiting) / 2)
 
 
 def places(route: ModelRoute, most: int | None) -> int:
-    """How many may wait for a model. `most`: what the settings say; None: twice what its replicas take at once."""
+    """How many requests may wait for a model. `most`: the number in the settings; None: twice as many as its replicas take at once."""
     if most is not None:
         return most
     return max(LEAST_PLACES, 2 * sum(replica.capacity or 0 for replica in route.replicas))

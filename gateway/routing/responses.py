@@ -1,4 +1,4 @@
-"""Whose a response of `/v1/responses` is, and which replica made it: only that one can go on from it, and only for that key."""
+"""Who owns a response of `/v1/responses`, and which replica made the response: only this replica can go on from the response, and only for the same key."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Responses:
         self._table = table or SharedTable(RESPONSES)
 
     def made(self, response: bytes, key: Key, replica: int) -> None:
-        """replica: the seed of the one that made it."""
+        """replica: the seed of the replica that made the response."""
         self._table.put(response + key.digest, replica, int(time.monotonic()))
 
     def maker_of(self, response: str, key: Key) -> int:
-        """The seed of the replica that made it for who has `key`. Raises NotFound, also where it was made for another."""
+        """The seed of the replica that made the response. Raises NotFound, also where the response was made for another key."""
         maker, when = self._table.get(response.encode(errors="replace") + key.digest)
         if not when:
             raise no_response(response)

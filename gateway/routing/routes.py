@@ -18,7 +18,7 @@ from gateway.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
 
 @dataclass(slots=True)
 class _Load:
-    """What one replica has to do. `heard`: when it last gave a client a byte, or began to work."""
+    """The work of one replica. `heard`: when the replica last gave a client a byte, or began to work."""
 
     requests: int
     tokens: int
@@ -60,9 +60,9 @@ class Routes:
     # --- choosing ---
 
     def pick(self, route: ModelRoute, call: Call, avoid: str | None = None) -> RoutedReplica | None:
-        """The replica for a call, `avoid` excepted; None: it has to `wait`. Raises NotReady, Overloaded.
+        """The replica for a call, but not `avoid`; None: the call has to `wait`. Raises NotReady, Overloaded.
 
-        What goes on from a response goes to the replica that made it: no other one knows it.
+        A call that goes on from a response goes to the replica that made the response: no other replica knows it.
         """
         if len(route.replicas) == 1 and avoid is None and not self._queues and self._has_room(route.replicas[0]):
             return route.replicas[0]
@@ -109,11 +109,11 @@ class Routes:
     # --- waiting ---
 
     def wait(self, waiter: Waiter) -> None:
-        """For who got no replica from `pick`: `waiter.go` is called with one when it can."""
+        """For a call that got no replica from `pick`. Later `waiter.go` is called with a replica."""
         queue = self._queues.setdefault(waiter.call.model, Queue())
         queue.waiting[waiter] = None
         if len(queue.waiting) > 1:
-            self._call()  # those before it may wait for one replica only, while another has room
+            self._call()  # the requests before may wait for one replica only, while another replica has room
 
     def forget(self, waiter: Waiter) -> None:
         """It does not wait any more."""
@@ -133,7 +133,7 @@ class Routes:
         return overloaded(route, queue.retry_after_s() if queue is not None else 1, why)
 
     def _call(self) -> None:
-        """Something has changed: those who wait are called, but not from within what changed it."""
+        """Something has changed: the queues are looked at soon, but not from within the call that made the change."""
         if self._queues and not self._called:
             self._called = True
             asyncio.get_running_loop().call_soon(self._call_queues)
@@ -159,7 +159,7 @@ class Routes:
                     break
 
     def model_of(self, response: str, maker: int) -> str:
-        """The model of the replica that made the response. Raises NotFound where it is gone."""
+        """The model of the replica that made the response. Raises NotFound where the replica is gone."""
         for route in self._table.models.values():
             if any(replica.seed == maker for replica in route.replicas):
                 return route.name
@@ -193,7 +193,7 @@ class Routes:
             load.heard = time.monotonic()
 
     def silent_s(self, replica_id: str) -> float | None:
-        """Seconds since the replica gave any client a byte; None while nobody waits for one."""
+        """Seconds since the replica gave any client a byte; None while no client waits."""
         load = self._loads.get(replica_id)
         return time.monotonic() - load.heard if load is not None else None
 

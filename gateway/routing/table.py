@@ -14,7 +14,7 @@ from gateway.access.auth import ANYONE, Key
 from gateway.errors import ModelNotFound, NotReady
 
 SHOWN_NAME = 200
-# They take no place in an engine's batch, so they never wait for one.
+# These endpoints take no place in an engine's batch, so their calls never wait.
 _LIGHT = frozenset({"tokenize", "detokenize", "count_tokens"})
 
 
@@ -37,7 +37,7 @@ class RoutedReplica:
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
-    """A model that clients may ask for. It is routed while it has replicas; until then `state` and `detail` say why not.
+    """A model that clients may ask for. The model is routed while it has replicas; without replicas, `state` and `detail` say why.
 
     `task` is "generate" or "embed"; None when nobody knows, as for an engine that we did not start. `wait_s`: how long a request may
     wait for the first replica; 0 where that is not wanted, or where none can be expected.
@@ -63,7 +63,7 @@ class ModelRoute:
 
 
 class Call(msgspec.Struct):
-    """What the choice of a replica looks at. `body` is the whole request in JSON, empty where it is a form or has none; `maker`: the
+    """The part of a request that the choice of a replica needs. `body` is the whole request in JSON, empty where it is a form or has none; `maker`: the
     seed of the replica that made the response from which this goes on; `tokens` and `prefix`: see `gateway.routing.balance`."""
 
     endpoint: str
@@ -76,7 +76,7 @@ class Call(msgspec.Struct):
 
     @property
     def light(self) -> bool:
-        """It costs the engine next to nothing: a count of tokens, or a look at a response."""
+        """Whether the call costs the engine nearly nothing: a count of tokens, or a look at a response."""
         return self.endpoint in _LIGHT or (self.maker is not None and not self.body)
 
 
@@ -90,7 +90,7 @@ class RouteTable:
         object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
 
     def find(self, name: str, key: Key = ANYONE) -> ModelRoute:
-        """The route of `name`, for who has `key`. Raises ModelNotFound, also where that one may not know of it."""
+        """The route of the model `name`. Raises ModelNotFound, also where `key` may not know of the model."""
         route = self.models.get(name)
         if route is None or not key.sees(name):
             shown = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."

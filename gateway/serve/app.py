@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from gateway.serve.workers.supervisor import Workers
 
-# The loop looks at the world at least this often; longer silence means that it hangs.
+# The loop looks at the world at least this often; a longer silence means that the loop hangs.
 _STALE_S = 15.0
 
 

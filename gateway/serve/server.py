@@ -22,6 +22,7 @@ from gateway.serve.app import GatewayApp, create_app
 from gateway.serve.proxy.client_connection import client_protocol
 from gateway.serve.proxy.limits import hold_little
 from gateway.serve.proxy.upstream_connection import watch_peer
+from gateway.serve.uvicorn_config import uvicorn_config
 from gateway.settings import Settings
 
 log = structlog.get_logger("fitserve")
@@ -92,16 +93,7 @@ def allow_connections(settings: Settings) -> None:
 
 def server_config(settings: Settings, app: GatewayApp) -> uvicorn.Config:
     """How uvicorn serves `app`: every connection is a `ClientConnection`, which answers inference itself."""
-    return uvicorn.Config(
-        app,
-        http=client_protocol(app.plane),
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=round(settings.stop_grace_s),
-    )
+    return uvicorn_config(app, client_protocol(app.plane), lifespan="on", grace_s=settings.stop_grace_s)
 
 
 def _listen(settings: Settings) -> socket.socket:

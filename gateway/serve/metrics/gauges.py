@@ -1,4 +1,4 @@
-"""What is read when metrics are asked for: the state of models, engines, GPUs and of this process. And the page /metrics itself."""
+"""The page /metrics, and the gauges that are read for it: the state of models, engines, GPUs and of this process."""
 
 from __future__ import annotations
 

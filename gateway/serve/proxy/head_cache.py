@@ -1,9 +1,9 @@
-"""Heads that come again: who keeps a connection says the same head each time, but for the length of the body.
+"""Heads that come again: a client that keeps its connection sends the same head each time, but for the length of the body.
 
-A head that was read is remembered, and one that differs from it in nothing but the digits of `content-length` is not read again: the
-same bytes in the same place mean the same, whatever they mean. That holds for a request that comes in one piece to a connection that
-waits for one, and for an answer that comes in one piece; any other is read in full. A request's head, in which there is a key, is
-compared in constant time, and is kept no longer than its connection.
+The last head of a connection is remembered. A new head that differs only in the digits of `content-length` is not parsed again: the same
+bytes in the same place mean the same. That holds for a request that comes in one piece while the connection is idle, and for an answer
+that comes in one piece; other heads are parsed in full. The head of a request has a key in it, so it is compared in constant time, and is
+kept no longer than its connection. What this saves: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.serve.proxy.heads import Headers, passed
 
 _MOST_BYTES = 4096
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n", re.IGNORECASE).search
-# What is another one in each request, or says that more than head and body are to come.
+# Headers whose value is new in each request, or which announce more than a head and a body.
 _CHANGING = frozenset({b"x-request-id", b"traceparent", b"tracestate", b"expect", b"transfer-encoding"})
 
 # Where the digits of a content-length begin and end, and where the head does.
@@ -37,7 +37,7 @@ class ReadRequest(Protocol):
 
 
 class KnownRequestHead:
-    """The head of a request, and what was found out about it. `keys`: those in force then; with others it is to be read anew."""
+    """The head of a request, and its meaning. `keys`: the keys in force when the head was read; with other keys it is to be read anew."""
 
     __slots__ = ("_head", "_places", "endpoint", "found", "key", "keys", "lines")
 
@@ -51,14 +51,14 @@ class KnownRequestHead:
         self._head = data[:at] + data[after:end]
 
     def body(self, data: bytes) -> bytes | None:
-        """Of a request that is whole and has this head again; None: it is to be read."""
+        """The body of a request that is whole and has this head again; None: the request is to be parsed."""
         at, after, end = self._places
         same = data[at:after] == b"%d" % (len(data) - end) and hmac.compare_digest(data[:at] + data[after:end], self._head)
         return data[end:] if same else None
 
 
 class KnownAnswerHead:
-    """The head of an engine's answer. `lines`: those of its headers that are passed on."""
+    """The head of an engine's answer. `lines`: the headers that are passed on."""
 
     __slots__ = ("_after", "_before", "_places", "lines", "status")
 
@@ -69,14 +69,14 @@ class KnownAnswerHead:
         self._before, self._after = data[:at], data[after:end]
 
     def body(self, data: bytes) -> bytes | None:
-        """Of an answer that is whole and has this head again; None: it is to be read."""
+        """The body of an answer that is whole and has this head again; None: the answer is to be parsed."""
         at, after, end = self._places
         same = data[at:after] == b"%d" % (len(data) - end) and data[after:end] == self._after and data.startswith(self._before)
         return data[end:] if same else None
 
 
 def remember(data: bytes, exchange: ReadRequest, keys: object) -> KnownRequestHead | None:
-    """The head of `exchange`, which is all that `data` holds beside its body; None where it cannot come again, or is not as simple."""
+    """The head of `exchange`: `data` holds this head and the body, nothing else. None where the head cannot come again, or is not as simple."""
     places = _find(data, exchange.found.get(b"content-length"))
     if places is None or not exchange.keep or not exchange.chunks or not _CHANGING.isdisjoint(exchange.found):
         return None
@@ -84,7 +84,7 @@ def remember(data: bytes, exchange: ReadRequest, keys: object) -> KnownRequestHe
 
 
 def remember_answer(data: bytes, status: int, headers: Headers, length: bytes | None) -> KnownAnswerHead | None:
-    """As `remember`, of an answer that leaves its connection good for another one."""
+    """As `remember`, for an answer that leaves its connection reusable."""
     places = _find(data, length)
     lines, events = passed(headers)
     # An event stream is framed anew, whatever its length.

@@ -9,7 +9,7 @@
     the connection is kept, without a request      Limits.keep_alive_s closed
     the rest of a refused body is thrown away      LINGER_S            closed
 
-All connections are looked at twice a second (`DataPlane`): one timer for all of them costs less than one each.
+`DataPlane` looks at all connections twice a second: one timer for all costs less than a timer for each connection.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BODY_S = 30.0
 STALL_S = 120.0
 LINGER_S = 5.0
 SWEEP_S = 0.5
-# What waits in the kernel for a client that reads slowly, beside what is on its way.
+# Bytes that may wait in the kernel for a client that reads slowly, beside the bytes that are on their way.
 UNSENT_BYTES = 128 * 1024
 # A body up to here needs nothing of the `BodyBudget`.
 SMALL_BYTES = 1024 * 1024
@@ -44,7 +44,7 @@ SMALL_BYTES = 1024 * 1024
 PIPELINED = 16
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
-# The headers that something here reads; the first few decide about access or framing, so a second one of them is refused.
+# The headers that are read here. The first group decides about access or framing, so a second header of the same name is refused.
 _ONCE = frozenset({b"host", b"authorization", b"origin", b"x-api-key", b"content-type", b"content-length", b"expect"})
 _READ = _ONCE | {b"accept", b"traceparent", b"tracestate", b"x-request-id", b"transfer-encoding"}
 _ESTABLISHED = 1
@@ -113,7 +113,7 @@ def has_left(transport: asyncio.BaseTransport) -> bool:
 
 
 class Stall:
-    """A client that has not taken what was written to it: whether it takes anything at all."""
+    """Watches a client that has not taken all bytes that were written: whether the client takes any."""
 
     def __init__(self, transport: asyncio.Transport, now: float) -> None:
         self._transport = transport
@@ -160,7 +160,7 @@ class BodyBudget:
         return True
 
     def leave(self, who: object) -> None:
-        """`who` needs it no longer, or had none."""
+        """`who` needs no memory any more, or had none."""
         self._waiting.pop(who, None)
         self._left += self._given.pop(who, 0)
         while self._waiting:

@@ -34,7 +34,7 @@ _BUFFERED_BYTES = 64 * 1024
 
 
 class Writer(Protocol):
-    """What an engine's answer is written to."""
+    """The side that an engine's answer is written to: the client's transport, or a `BufferedAnswer`."""
 
     def write(self, data: Data, /) -> None: ...
 
@@ -42,7 +42,7 @@ class Writer(Protocol):
 
 
 class BufferedAnswer:
-    """An answer that is no event stream, for a client that was promised one."""
+    """Keeps an answer that is no event stream, for a client that was promised an event stream."""
 
     def __init__(self) -> None:
         self._data = bytearray()

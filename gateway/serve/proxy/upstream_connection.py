@@ -23,7 +23,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP
 
 
 def watch_peer(connection: socket.socket) -> None:
-    """Has the kernel ask a silent peer whether it is still there. What a socket accepts that listens is watched as it is itself."""
+    """Lets the kernel ask a silent peer whether it is still there. Connections that a listening socket accepts inherit this."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -89,7 +89,7 @@ class UpstreamConnection(asyncio.Protocol):
     `exchange` is the request it works for, None while it waits in the pool and after it was dropped. `heard`: the engine said
     something since the last sweep. `over`: the answer is complete. `headers`: those that may be passed on; `length`: its
     content-length. `sized`: the engine says where its answer ends. `framed`: the client gets it in chunks. `sent`: body bytes so far.
-    `out`: what one read gave for the client, written at once, for a write costs more than all that is done here.
+    `out`: the bytes for the client from one read; they are written in one call, because a write costs more than all other work here.
     """
 
     __slots__ = (
@@ -170,7 +170,7 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
         if exchange is None:
-            self.transport.abort()  # it talks unasked
+            self.transport.abort()  # the engine sends bytes that nobody asked for
             return
         self.heard = True
         if self._between and self._is_chunk(data):
@@ -207,7 +207,7 @@ class UpstreamConnection(asyncio.Protocol):
                 exchange.broke(self, "the head of its answer has no end")
 
     def _is_chunk(self, data: bytes) -> bool:
-        """Whether that is one chunk, written as plainly as they are written here: it needs neither be parsed nor framed anew."""
+        """Whether `data` is exactly one chunk, framed as plainly as `on_body` frames: then it is neither parsed nor framed anew."""
         at = data.find(b"\r\n", 1, 8)
         size = len(data) - at - 4
         if size <= 0 or not data.startswith(b"%x\r\n" % size) or not data.endswith(b"\r\n"):

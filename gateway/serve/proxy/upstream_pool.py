@@ -34,12 +34,12 @@ class UpstreamPool:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._loop = loop
         self.connections: set[UpstreamConnection] = set()
-        self._idle: list[UpstreamConnection] = []  # those used last at the end
-        self._good_s = IDLE_S  # for which one is good that is idle
+        self._idle: list[UpstreamConnection] = []  # in the order of their last use
+        self._good_s = IDLE_S  # how long an idle connection is known to stay good
         self._dials: set[asyncio.Task[None]] = set()
 
     def take(self) -> UpstreamConnection | None:
-        """A connection that waits for work; the one used last, so that the others may grow old."""
+        """An idle connection: the connection that was used last, so that the others grow old."""
         idle = self._idle
         while idle:
             connection = idle.pop()
@@ -80,11 +80,11 @@ class UpstreamPool:
                 self.connections.discard(connection)  # uvloop closes a cancelled connection without a word to its protocol
 
     def distrust(self) -> None:
-        """The engine has closed one that was idle."""
+        """The engine has closed an idle connection."""
         self._good_s = IDLE_S
 
     def sweep(self, now: float) -> bool:
-        """Closes what has waited too long. Whether anything is left."""
+        """Closes connections that were idle for too long. Whether any connection is left."""
         self._idle = [connection for connection in self._idle if not connection.transport.is_closing()]
         while self._idle and now - self._idle[0].idle_since >= KEPT_S:
             self._idle.pop(0).drop()

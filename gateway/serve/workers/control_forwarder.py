@@ -1,7 +1,7 @@
-"""What a worker does with requests that are not inference: it passes them to the control process, over its Unix socket.
+"""How a worker forwards requests that are not inference to the control process, over its Unix socket.
 
-Pieces go both ways as they come, so that a log that is followed streams; a client that leaves ends the request over there too. The
-control process checks the key. It is told the client's address in a header, which it believes because nobody else can reach the socket.
+Pieces go both ways as they come, so that a log that is followed streams; a client that leaves ends the request in the control process too.
+The control process checks the key. A header tells it the client's address; it believes the header because nobody else can reach the socket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.errors import NotReady
 from gateway.serve.workers.sockets import short
 
 _ADDRESS = b"x-fitserve-client"
-# Said anew on each connection.
+# Headers of one connection, written anew on the next.
 _OF_CONNECTION = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"),
@@ -30,7 +30,7 @@ _PIECE_BYTES = 64 * 1024
 
 
 class ControlForwarder:
-    """The application of a worker."""
+    """The application of a worker: forwards every request."""
 
     def __init__(self, control: Path) -> None:
         self._path = short(control)
@@ -66,7 +66,7 @@ def _away() -> NotReady:
 async def _ask(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> None:
     """Writes the request; then ends the connection when the client leaves.
 
-    It is not said that the connection is closed after the answer: one that comes before the end of the body would be lost with it.
+    No `connection: close` is sent: an answer that comes before the end of the body would be lost.
     """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     names = {name for name, _ in headers}
@@ -91,7 +91,7 @@ def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> bool:
-    """Reads the answer, and passes it on; whether there was one. One that breaks off is broken off: uvicorn closes what an application leaves unfinished."""
+    """Reads the answer and passes it on; whether there was an answer. Where the answer breaks off, uvicorn closes the client's connection, because the application ends before its answer."""
     answer = _ForwardedAnswer(head_only=scope["method"] == "HEAD")
     with contextlib.suppress(OSError):
         while not answer.over and (data := await reader.read(_PIECE_BYTES)):
@@ -134,7 +134,7 @@ class _ForwardedAnswer:
 
 
 class ForwardedAddress:
-    """Around the application of the control process: whom a passed request came from."""
+    """Around the application of the control process: takes the client's address from the header of a forwarded request."""
 
     def __init__(self, inner: ASGIApp) -> None:
         self._inner = inner

@@ -7,6 +7,7 @@ import socket
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.serve.uvicorn_config import uvicorn_config
 from gateway.serve.workers.control_forwarder import ForwardedAddress
 from gateway.serve.workers.sockets import forget
 from gateway.serve.workers.supervisor import Workers
@@ -14,21 +15,10 @@ from gateway.settings import Settings
 
 
 class ControlServer(uvicorn.Server):
-    """When it stops, the workers stop: they finish what they are answering, and it what they have passed to it."""
+    """The server. When it stops, the workers stop too: they finish their answers, and this server the requests that they have passed on."""
 
     def __init__(self, settings: Settings, app: ASGIApp, workers: Workers) -> None:
-        super().__init__(
-            uvicorn.Config(
-                ForwardedAddress(app),
-                http="httptools",
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=round(settings.stop_grace_s),
-            )
-        )
+        super().__init__(uvicorn_config(ForwardedAddress(app), "httptools", lifespan="on", grace_s=settings.stop_grace_s))
         self._workers = workers
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 def end_orphaned_workers(data: Path) -> bool:
     """Ends the workers of a gateway on `data` that is gone: they finish what they are answering. Whether there were any.
 
-    Only for who holds the lock of `data`. A pid file descriptor makes sure that no other process gets the signal.
+    Only the holder of the lock of `data` may call this. A pid file descriptor makes sure that no other process gets the signal.
     """
     found = False
     for entry in Path("/proc").iterdir():

@@ -1,8 +1,8 @@
-"""Limits of keys where several workers serve: what each admits is counted in memory that all of them share, so they are those of one.
+"""Limits of keys where several workers serve: requests are counted in shared memory, so a key has the same limits as with one process.
 
 row of a key    used of its minute's requests, and when that was so; the same of tokens; requests under way at each worker
 
-The control process gives the rows to keys. A key for which none is left (there are `memory.ROWS`) has its limits at each worker.
+The control process gives the rows to keys. A key for which none is left (there are `shared_memory.ROWS`) has its limits at each worker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LimitRows:
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
         self._of: dict[bytes, int] = {}
-        # One that was given back is the last to be given again: what its key had under way has ended by then.
+        # A row that was given back is the last to be given again: by then the requests of its former key have ended.
         self._free = deque(range(ROWS))
 
     def of(self, keys: Iterable[Key]) -> dict[bytes, int]:
@@ -43,13 +43,13 @@ class LimitRows:
         return dict(self._of)
 
     def forget(self, worker: int) -> None:
-        """It is dead, and what it had under way has ended."""
+        """The worker is dead, and its requests under way have ended."""
         for row in self._of.values():
             _COUNT.pack_into(_row(self._memory, row), _COUNTS_AT + worker * _COUNT.size, 0)
 
 
 class SharedRateLimiter(RateLimiter):
-    """A worker's. `rows`: by digest of the key, as the control process says."""
+    """The limiter of a worker. `rows`: by digest of the key, given by the control process."""
 
     def __init__(self, memory: SharedMemory, worker: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class SharedRateLimiter(RateLimiter):
 
 
 class _Bucket(Bucket):
-    """In memory stands how much is used of it, so that nothing is a full one."""
+    """The shared memory holds the used part, so that zeros are a full bucket."""
 
     __slots__ = ("_memory",)
 

@@ -49,11 +49,11 @@ from gateway.shared_memory import SharedMemory
 log = structlog.get_logger("fitserve.workers")
 
 HUNG_S = 30.0
-# A worker that lived shorter died at once.
+# A worker that lived for less time died at once.
 _YOUNG_S = 3.0
 _BACKOFF_S = 0.05
 _BACKOFF_MAX_S = 10.0
-# Of what a worker has counted, this does not end with it.
+# Metrics of a worker that remain after its end.
 _LASTING = frozenset(metric.name for metric in METRICS if metric.kind != "gauge")
 
 
@@ -247,7 +247,7 @@ class Workers:
                 worker.samples = worker.samples if report.samples is None else report.samples
 
     async def _ended(self, worker: _Worker) -> int:
-        """Once it has: its streams have ended with it, what it has counted remains."""
+        """After the end of a worker: its streams have ended with it, its counts remain."""
         try:
             code = await asyncio.wait_for(worker.process.wait(), 2)
         except TimeoutError:
@@ -262,7 +262,7 @@ class Workers:
         return code
 
     async def _tend(self) -> None:
-        """Tells each worker what the others have in flight, and ends those that hang."""
+        """Tells each worker the requests in flight at the others, and ends workers that hang."""
         while not self._drained.is_set():
             await asyncio.sleep(REPORT_S)
             for worker in self._running.values():

@@ -32,6 +32,7 @@ from gateway.serve.metrics.access_log import AccessLog
 from gateway.serve.metrics.counters import Metrics, Sample
 from gateway.serve.proxy.client_connection import client_protocol
 from gateway.serve.proxy.data_plane import DataPlane
+from gateway.serve.uvicorn_config import uvicorn_config
 from gateway.serve.workers.channel import (
     REPORT_S,
     Begin,
@@ -49,7 +50,7 @@ from gateway.shared_memory import SharedMemory
 
 log = logging.getLogger("fitserve.worker")
 
-# A control process that reads nothing hangs, and is told no more until it reads.
+# A control process that reads nothing hangs. The worker reports no more until it reads.
 _MOST_UNREAD_BYTES = 4 * 1024 * 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -86,7 +87,7 @@ class SharedRoutes(Routes):
 
 
 class Worker:
-    """What the control process says is done; what it wants to know is told."""
+    """Does what the control process says, and reports to it."""
 
     def __init__(self, index: int, begin: Begin, memory: SharedMemory) -> None:
         self.routes = SharedRoutes(begin, memory)
@@ -146,7 +147,7 @@ class Worker:
 
 
 class WorkerServer(uvicorn.Server):
-    """uvicorn's, which listens to the control process beside its clients."""
+    """A uvicorn server that also listens to the control process."""
 
     def __init__(self, config: uvicorn.Config, worker: Worker, end: socket.socket) -> None:
         super().__init__(config)
@@ -160,7 +161,7 @@ class WorkerServer(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn; then what is still being answered is told so, in the time it takes to write that."""
+        """As uvicorn; then the clients whose answers are unfinished are told so, in the time that these writes take."""
         await super().shutdown(sockets)
         connections = self._worker.plane.connections
         self._worker.plane.close()
@@ -191,16 +192,8 @@ def main() -> None:
         sys.exit(f"fitserve: worker and control process are not of the same version: {error}")
     configure_logging(begin.log_level)
     worker = Worker(index, begin, memory)
-    config = uvicorn.Config(
-        ControlForwarder(Path(begin.control)),
-        http=client_protocol(worker.plane),
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=round(begin.grace_s),
-    )
+    app, protocol = ControlForwarder(Path(begin.control)), client_protocol(worker.plane)
+    config = uvicorn_config(app, protocol, lifespan="off", grace_s=begin.grace_s)
     WorkerServer(config, worker, end).run(sockets=[listener])
 
 

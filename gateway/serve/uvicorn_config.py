@@ -1,0 +1,25 @@
+"""How uvicorn serves: the same for a gateway of one process, a worker and the control process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import uvicorn
+from starlette.types import ASGIApp
+
+
+def uvicorn_config(
+    app: ASGIApp, http: type[asyncio.Protocol] | Literal["httptools"], *, lifespan: Literal["on", "off"], grace_s: float
+) -> uvicorn.Config:
+    """`http`: the protocol of client connections; grace_s: how long requests may go on when the server stops."""
+    return uvicorn.Config(
+        app,
+        http=http,
+        lifespan=lifespan,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=round(grace_s),
+    )
