@@ -1,4 +1,4 @@
-"""What the command line prints: tables and plans for people. The facts come from `core/explain.py`."""
+"""What the command line prints: tables and plans for people. The facts come from `core/planner/explain.py`."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Engine(Value):
     default_seqs: int = 256
     block_size: int = 16
     head_dims: tuple[int, ...] = Field((), description="head sizes its attention can compute; empty: not known to be limited")
-    traits: tuple[str, ...] = Field((), description="what this version builds differently; core/layers.py names them")
+    traits: tuple[str, ...] = Field((), description="what this version builds differently; core/layers/build.py names them")
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
     quantizations: dict[str, Method] = Field({})
     method_rules: tuple[MethodRule, ...] = Field((), description="in the order in which the engine asks them")

@@ -30,7 +30,7 @@ class Fact(Value):
     this size away from this kernel, which other layers get. engine_fails: this engine version cannot do what its
     scope names of capability, architecture and quantization. needs_memory: `value` bytes of each device were in use before
     there was a KV cache. spare_memory: `value` bytes more of each device had to be left free beside the engine's share.
-    peers_fail: these `gpus` cannot reach each other `by` one of the ways of core/peers.py.
+    peers_fail: these `gpus` cannot reach each other `by` one of the links of core/facts/peers.py.
     """
 
     kind: FactKind

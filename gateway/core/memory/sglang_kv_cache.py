@@ -1,4 +1,4 @@
-"""SGLang's pools of KV cache and recurrent states, in the words of core/kv.py. Pure."""
+"""SGLang's pools of KV cache and recurrent states, in the words of core/memory/vllm_kv_cache.py. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What fills a GPU: weights per rank, KV cache, and what an engine needs beside them.
 
-Weights and KV cache follow from shapes (core/weights.py, core/kv.py); activations, graphs and overhead are estimates, which
+Weights and KV cache follow from shapes (core/layers/weights.py, core/memory/vllm_kv_cache.py); activations, graphs and overhead are estimates, which
 is why a Memory has a band (`low`, `high`) around everything but the KV cache.
 
 The constants were read in 33 starts of vLLM 0.26.0 (CUDA 13.0, dummy weights) on H200 GPUs, driver 580.159.04, on 2026-11-21;

@@ -2,7 +2,7 @@
 
     blueprint: Blueprint = families.blueprint(config)      (one function per model family, in core/families/)
 
-Quantization is not in it: core/layers.py adds the scheme of each layer.
+Quantization is not in it: core/layers/build.py adds the scheme of each layer.
 """
 
 from __future__ import annotations

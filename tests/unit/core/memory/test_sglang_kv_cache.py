@@ -1,4 +1,4 @@
-"""SGLang's pool of KV cache in the words of core/kv.py, and what its memory settings ask of a model."""
+"""SGLang's pool of KV cache in the words of core/memory/vllm_kv_cache.py, and what its memory settings ask of a model."""
 
 from __future__ import annotations
 

@@ -1,0 +1,65 @@
+"""Files that documents and comments name are there: a rename that forgets a mention fails here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import PurePosixPath
+
+import pytest
+
+from tests.support.paths import ROOT
+
+FILES = frozenset(subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines())
+NAMES = frozenset(PurePosixPath(name).name for name in FILES)
+FOLDERS = sorted({name.split("/")[1] for name in FILES if name.startswith("gateway/") and name.count("/") > 1})
+# `core/planner/decide.py`, from the root or from within the package; not the paths of engines, which begin with vllm/ or sglang/.
+PATH = re.compile(
+    rf"(?<![\w./{{-])(?:gateway|tests|benchmarks|scripts|profiles|docs|{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|md|yaml|json)\b"
+)
+MODULE = re.compile(rf"\bgateway\.(?:{'|'.join(FOLDERS)})\.[a-z_.]*[a-z_]")
+BARE = re.compile(r"`(\w+\.py)`")
+# Stands for a name that varies: KIND, VERSION, NAME.
+VARIES = re.compile(r"\b[A-Z]{2,}\b")
+
+# The log of what was, and files that are being written anew for the folders.
+REWRITTEN = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "gateway/serve/proxy/front.py",
+    "gateway/shared_memory.py",
+)
+
+
+def texts() -> list[str]:
+    """Documents, and what has comments: our code and profiles. The logs of engines name files of engines."""
+    code = ("gateway/", "tests/", "benchmarks/", "scripts/", "profiles/")
+    return sorted(
+        name
+        for name in FILES
+        if (name.endswith(".md") and (name.startswith("docs/") or "/" not in name) and name not in REWRITTEN)
+        or (name.startswith(code) and name.endswith((".py", ".yaml")) and not name.startswith("tests/logs/"))
+    )
+
+
+def exists(path: str) -> bool:
+    return any(name == path or name.endswith(f"/{path}") for name in FILES)
+
+
+def is_module(dotted: str) -> bool:
+    """Whether it is a module, or a name in a module."""
+    parts = dotted.split(".")
+    starts = ["/".join(parts[:size]) for size in range(2, len(parts) + 1)]
+    return (
+        any(f"{start}.py" in FILES for start in starts) or exists(f"{'/'.join(parts)}/__init__.py") or parts[-1] == "__path__"
+    )
+
+
+@pytest.mark.parametrize("name", texts())
+def test_what_is_named_is_there(name: str) -> None:
+    text = (ROOT / name).read_text()
+    missing = [path for path in PATH.findall(text) if not VARIES.search(path) and not exists(path)]
+    missing += [module for module in MODULE.findall(text) if not is_module(module)]
+    missing += [bare for bare in BARE.findall(text) if bare not in NAMES]
+    assert not missing
