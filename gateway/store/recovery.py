@@ -21,7 +21,8 @@ import structlog
 
 from gateway.errors import StoreError
 from gateway.store import atomic_file
-from gateway.store.store import OtherVersion, Store
+from gateway.store.database import OtherVersion
+from gateway.store.store import Store
 
 log = structlog.get_logger("fitserve.store")
 

@@ -1,65 +1,27 @@
 """What must survive: models that were asked for, attempts that were made, facts that were learned. SQLite.
 
-Every method is one transaction and returns after it is on the disk (WAL, synchronous=FULL), so what was
-acknowledged is never lost. Calls block for the time of a disk write; the loop and the API make them in a thread.
+Every method is one transaction and returns after it is on the disk, so an acknowledged change is never lost. Calls block for the time of a disk write; the loop and the API make them in a thread.
 
 `open_store` of store/recovery.py opens one, also where the file is damaged or cannot be written.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
 import sqlite3
-import threading
-import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from gateway.domain import Attempt, Fact, Failure, Plan, Wish
 from gateway.domain.key import Grant
 from gateway.errors import Conflict, NotFound, StoreError
+from gateway.store.database import Database
 
-VERSION = 3
-_SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE models (
-    name TEXT PRIMARY KEY, wish TEXT NOT NULL, created_at REAL NOT NULL, deleting INTEGER NOT NULL DEFAULT 0,
-    forgiven_at REAL NOT NULL DEFAULT 0
-) STRICT;
-CREATE TABLE attempts (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, replica INTEGER NOT NULL, state TEXT NOT NULL,
-    plan TEXT NOT NULL, fingerprint TEXT NOT NULL, port INTEGER NOT NULL, started_at REAL NOT NULL, ready_at REAL,
-    ended_at REAL, failure TEXT
-) STRICT;
-CREATE INDEX attempts_of ON attempts (model, replica, id);
-CREATE TABLE facts (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, fact TEXT NOT NULL UNIQUE, attempt INTEGER, learned_at REAL NOT NULL
-) STRICT;
-"""
-# `digest` is the SHA-256 of a key, in hexadecimal digits; the key itself is nowhere.
-_KEYS = """
-CREATE TABLE IF NOT EXISTS keys (
-    name TEXT PRIMARY KEY, digest TEXT NOT NULL UNIQUE, may TEXT NOT NULL, created_at REAL NOT NULL
-) STRICT;
-"""
-# What brings a database of an older version to the next one.
-_UPGRADES = {1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0", 2: _KEYS}
 # Attempts kept per model: enough to see a crash loop, bounded over years.
 _KEEP_ATTEMPTS = 50
-# Free bytes without which the next change would fail again.
-_ROOM_BYTES = 1024 * 1024
-
-
-class OtherVersion(StoreError):
-    """The database was written by another fitserve."""
 
 
 class Store:
-    """One connection behind one lock. Raises StoreError when the database cannot be opened or written.
+    """Raises StoreError when the database cannot be opened, read or written.
 
     copy: a connection to use instead of the file, which is then neither read nor written. problem: why no change
     that a user asks for can be kept; `changeable` raises it.
@@ -68,76 +30,37 @@ class Store:
     def __init__(self, path: Path, *, copy: sqlite3.Connection | None = None, problem: str | None = None) -> None:
         self.path = path
         self.problem = problem
-        self.failing: str | None = None
+        self._database = Database(path, copy)
+
+    @property
+    def failing(self) -> str | None:
         """Why the last change could not be written."""
-        self._lock = threading.Lock()
-        if copy is not None:
-            self._db = copy
-            self._prepare()
-            return
-        with self._translated("opened"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            existed = path.exists()
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
-            try:
-                self._open(existed)
-            except BaseException:
-                self._db.close()
-                raise
-            if not existed:
-                os.chmod(path, 0o600)  # noqa: PTH101 - wishes may name private paths
+        return self._database.failing
+
+    def check(self) -> None:
+        """Write something that changes nothing, to learn whether writing works again. Raises StoreError."""
+        self._database.check()
 
     def changeable(self) -> None:
         """Raises StoreError where a change could not be kept."""
         if self.problem is not None:
             raise StoreError(f"Nothing can be changed now: {self.problem}.", hint="What runs goes on; see the gateway's log.")
 
-    def _open(self, existed: bool) -> None:
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        version = self._prepare()
-        if version and existed and self._db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-            raise StoreError(f"The database {self.path} is damaged.", hint="Move it aside to start with an empty one.")
-        with self._change() as db:
-            # SQLite opens a file that cannot be written without an error, and refuses the first change.
-            db.execute("UPDATE meta SET value=value WHERE key='instance'")
-
-    def _prepare(self) -> int:
-        """Make the tables, or bring them to this version; the version that was there, 0: none."""
-        version: int = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            with self._change() as db:
-                for statement in (_SCHEMA + _KEYS).split(";"):
-                    db.execute(statement)
-                db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
-                db.execute(f"PRAGMA user_version={VERSION}")
-        elif version not in _UPGRADES and version != VERSION:
-            raise OtherVersion(
-                f"The database {self.path} has version {version}, and this fitserve reads version {VERSION}.",
-                hint="Use the fitserve that wrote it, or another FITSERVE_DATA_DIR.",
-            )
-        for older in range(version or VERSION, VERSION):
-            with self._change() as db:
-                db.execute(_UPGRADES[older])
-                db.execute(f"PRAGMA user_version={older + 1}")
-        return version
-
     @property
     def instance(self) -> str:
         """The id of this installation, which marks everything it starts."""
-        with self._translated("read"), self._lock:
-            return str(self._db.execute("SELECT value FROM meta WHERE key='instance'").fetchone()[0])
+        return str(self._database.rows("SELECT value FROM meta WHERE key='instance'")[0][0])
 
     # --- models ---
 
     def models(self) -> list[tuple[Wish, float, bool, float]]:
         """(wish, created_at, deleting, forgiven_at) of every model, by name."""
-        rows = self._rows("SELECT wish, created_at, deleting, forgiven_at FROM models ORDER BY name")
+        rows = self._database.rows("SELECT wish, created_at, deleting, forgiven_at FROM models ORDER BY name")
         return [(Wish.model_validate_json(row[0]), row[1], bool(row[2]), row[3]) for row in rows]
 
     def add_model(self, wish: Wish, now: float) -> None:
         """Raises Conflict when the name is taken."""
-        with self._translated("written"), self._lock, self._change() as db:
+        with self._database.change() as db:
             row = db.execute("SELECT deleting FROM models WHERE name=?", (wish.name,)).fetchone()
             if row is not None:
                 doing = "is still being removed" if row[0] else "exists already"
@@ -151,7 +74,7 @@ class Store:
 
     def mark_deleting(self, name: str) -> None:
         """Raises NotFound. The loop removes the row when nothing of the model runs any more."""
-        with self._translated("written"), self._lock, self._change() as db:
+        with self._database.change() as db:
             if db.execute("UPDATE models SET deleting=1 WHERE name=?", (name,)).rowcount == 0:
                 raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
 
@@ -160,7 +83,7 @@ class Store:
 
         Facts about limits and kernels stay. Raises NotFound.
         """
-        with self._translated("written"), self._lock, self._change() as db:
+        with self._database.change() as db:
             if db.execute("UPDATE models SET forgiven_at=? WHERE name=?", (now, name)).rowcount == 0:
                 raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
             _forget_failed_plans(db, name)
@@ -168,7 +91,7 @@ class Store:
     def restore(self, wish: Wish, created_at: float, attempt: Attempt) -> None:
         """Enter a running model again that this database does not know, with the attempt that started it."""
         row = (attempt.id, attempt.model, attempt.replica, attempt.plan.model_dump_json(), attempt.fingerprint, attempt.port)
-        with self._translated("written"), self._lock, self._change() as db:
+        with self._database.change() as db:
             db.execute(
                 "INSERT OR IGNORE INTO models (name, wish, created_at) VALUES (?, ?, ?)",
                 (wish.name, wish.model_dump_json(), created_at),
@@ -182,7 +105,7 @@ class Store:
     def remove_model(self, name: str) -> None:
         """Forget the model and its attempts. Facts about limits stay. Where a plan worked, the facts about failed plans stay too:
         added again, the model gets the working plan at once. Where no plan worked, all may be tried again."""
-        with self._translated("written"), self._lock, self._change() as db:
+        with self._database.change() as db:
             db.execute("DELETE FROM models WHERE name=? AND deleting=1", (name,))
             if db.execute("SELECT 1 FROM attempts WHERE model=? AND ready_at IS NOT NULL", (name,)).fetchone() is None:
                 _forget_failed_plans(db, name)
@@ -192,7 +115,7 @@ class Store:
 
     def add_attempt(self, model: str, replica: int, plan: Plan, port: int, now: float) -> Attempt:
         """Record a start before it is made, so that a crash leaves no engine that nobody knows."""
-        with self._translated("written"), self._lock, self._change() as db:
+        with self._database.change() as db:
             cursor = db.execute(
                 "INSERT INTO attempts (model, replica, state, plan, fingerprint, port, started_at) VALUES (?, ?, 'starting', ?, ?, ?, ?)",
                 (model, replica, plan.model_dump_json(), plan.fingerprint, port, now),
@@ -217,7 +140,7 @@ class Store:
     def save_attempt(self, attempt: Attempt, *facts: Fact) -> None:
         """Write state, times and failure, and the facts that the failure taught, in one transaction."""
         failure = attempt.failure.model_dump_json() if attempt.failure else None
-        with self._translated("written"), self._lock, self._change() as db:
+        with self._database.change() as db:
             db.execute(
                 "UPDATE attempts SET state=?, ready_at=?, ended_at=?, failure=? WHERE id=?",
                 (attempt.state, attempt.ready_at, attempt.ended_at, failure, attempt.id),
@@ -229,7 +152,7 @@ class Store:
     def attempts(self, model: str | None = None) -> list[Attempt]:
         """Attempts of one model, or of all, oldest first."""
         where, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
-        rows = self._rows(
+        rows = self._database.rows(
             f"SELECT id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure FROM attempts {where} ORDER BY id",  # noqa: S608
             values,
         )
@@ -257,11 +180,13 @@ class Store:
 
     def numbered_facts(self) -> list[tuple[int, Fact]]:
         """What was learned, oldest first, with the number by which it can be dropped."""
-        return [(row[0], Fact.model_validate_json(row[1])) for row in self._rows("SELECT id, fact FROM facts ORDER BY id")]
+        return [
+            (row[0], Fact.model_validate_json(row[1])) for row in self._database.rows("SELECT id, fact FROM facts ORDER BY id")
+        ]
 
     def add_facts(self, facts: Iterable[Fact]) -> int:
         """Add facts of another gateway; returns how many were new. The numbers of its attempts mean nothing here, so they are dropped."""
-        with self._translated("written"), self._lock, self._change() as db:
+        with self._database.change() as db:
             before = db.total_changes
             for fact in facts:
                 alone = fact.evolve(attempt=None)
@@ -272,80 +197,36 @@ class Store:
 
     def remove_fact(self, number: int) -> None:
         """Raises NotFound."""
-        with self._translated("written"), self._lock, self._change() as db:
+        with self._database.change() as db:
             if db.execute("DELETE FROM facts WHERE id=?", (number,)).rowcount == 0:
                 raise NotFound(f"There is no fact {number}.", hint="`fitserve facts ls` lists them.")
 
     def fact_counts(self) -> dict[str, int]:
         """How many facts of each kind were learned."""
-        return dict(self._rows("SELECT json_extract(fact, '$.kind'), count(*) FROM facts GROUP BY 1"))
+        return dict(self._database.rows("SELECT json_extract(fact, '$.kind'), count(*) FROM facts GROUP BY 1"))
 
     # --- keys ---
 
     def grants(self) -> list[tuple[Grant, bytes, float]]:
         """(grant, digest, created_at) of every key, by name."""
-        rows = self._rows("SELECT may, digest, created_at FROM keys ORDER BY name")
+        rows = self._database.rows("SELECT may, digest, created_at FROM keys ORDER BY name")
         return [(Grant.model_validate_json(row[0]), bytes.fromhex(row[1]), row[2]) for row in rows]
 
     def add_key(self, grant: Grant, digest: bytes, now: float) -> None:
         """Raises Conflict when the name is taken."""
-        with self._translated("written"), self._lock, self._change() as db:
+        with self._database.change() as db:
             row = (grant.name, digest.hex(), grant.model_dump_json(), now)
             if db.execute("INSERT OR IGNORE INTO keys (name, digest, may, created_at) VALUES (?, ?, ?, ?)", row).rowcount == 0:
                 raise Conflict(f"There is a key {grant.name} already.", hint="Remove it first, or use another name.")
 
     def remove_key(self, name: str) -> None:
         """Raises NotFound."""
-        with self._translated("written"), self._lock, self._change() as db:
+        with self._database.change() as db:
             if db.execute("DELETE FROM keys WHERE name=?", (name,)).rowcount == 0:
                 raise NotFound(f"There is no key {name}.", hint="`fitserve keys ls` lists them.")
 
     def close(self) -> None:
-        with self._lock:
-            self._db.close()
-
-    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        with self._translated("read"), self._lock:
-            return self._db.execute(sql, values).fetchall()
-
-    @contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._db
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-        try:
-            self._db.execute("COMMIT")
-        except sqlite3.Error:
-            # A full disk refuses the commit and leaves the transaction open: the next change must not join it.
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-
-    def check(self) -> None:
-        """Write something that changes nothing, to learn whether writing works again. Raises StoreError."""
-        with self._translated("written"), self._lock, self._change() as db:
-            # A journal that was longer before has free space inside: that it can be written says nothing about the next change.
-            if shutil.disk_usage(self.path.parent).free < _ROOM_BYTES:
-                raise OSError(errno.ENOSPC, "the disk is still full")
-            db.execute("UPDATE meta SET value=value WHERE key='instance'")
-
-    @contextmanager
-    def _translated(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-            if doing == "written":
-                self.failing = None
-        except (sqlite3.Error, OSError) as error:
-            if doing == "written":
-                self.failing = str(error)
-            raise StoreError(
-                f"The database {self.path} could not be {doing}: {error}. Nothing was changed.",
-                hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR, then try again.",
-            ) from None
+        self._database.close()
 
 
 def _forget_failed_plans(db: sqlite3.Connection, name: str) -> None:

@@ -38,8 +38,11 @@ def texts() -> list[str]:
     return sorted(
         name
         for name in FILES
-        if (name.endswith(".md") and (name.startswith("docs/") or "/" not in name) and name not in REWRITTEN)
-        or (name.startswith(code) and name.endswith((".py", ".yaml")) and not name.startswith("tests/logs/"))
+        if name not in REWRITTEN
+        and (
+            (name.endswith(".md") and (name.startswith("docs/") or "/" not in name))
+            or (name.startswith(code) and name.endswith((".py", ".yaml")) and not name.startswith("tests/logs/"))
+        )
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import StoreError
+from gateway.store.database import Database
 from gateway.store.recovery import installation_id, open_store
 from gateway.store.running_engines import RunningEngine, RunningEngines, restore_running
 from gateway.store.store import Store
@@ -83,11 +84,11 @@ def test_a_newer_one_is_left_alone(path: Path) -> None:
 
 
 def test_one_that_cannot_be_written_is_copied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Store, existed: bool) -> None:
+    def refuse(self: Database, existed: bool) -> None:
         raise sqlite3.OperationalError("attempt to write a readonly database")
 
     # A read-only folder needs another user or file system than tests have; tests/e2e has the real full disk.
-    monkeypatch.setattr(Store, "_open", refuse)
+    monkeypatch.setattr(Database, "_open", refuse)
     store = open_store(path)
     assert [one.name for one, *_ in store.models()] == ["a"]
     assert store.problem is not None

@@ -31,8 +31,8 @@ def test_models_survive_a_reopening(store: Store) -> None:
 
 
 def test_the_database_is_durable_and_private(store: Store) -> None:
-    assert store._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
-    assert store._db.execute("PRAGMA synchronous").fetchone()[0] == 2
+    assert store._database.connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert store._database.connection.execute("PRAGMA synchronous").fetchone()[0] == 2
     assert store.path.stat().st_mode & 0o077 == 0
 
 
@@ -91,13 +91,13 @@ def test_history_is_bounded(store: Store) -> None:
 
 def test_a_full_disk_refuses_the_change_and_keeps_what_was(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
-    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
-    store._db.execute(f"PRAGMA max_page_count={pages}")
+    pages = store._database.connection.execute("PRAGMA page_count").fetchone()[0]
+    store._database.connection.execute(f"PRAGMA max_page_count={pages}")
     with pytest.raises(StoreError, match="Nothing was changed") as caught:
         for number in range(1000):
             store.add_model(wish(name=f"b{number}", args={"x": "y" * 4000}), 1.0)
     assert "FITSERVE_DATA_DIR" in str(caught.value)
-    store._db.execute("PRAGMA max_page_count=1000000")
+    store._database.connection.execute("PRAGMA max_page_count=1000000")
     store.add_model(wish(name="z"), 1.0)
     assert {one.name for one, *_ in store.models()} >= {"a", "z"}
 
@@ -117,7 +117,7 @@ def test_garbage_is_not_a_database(tmp_path: Path) -> None:
 
 
 def test_a_database_of_another_version_is_left_alone(store: Store) -> None:
-    store._db.execute("PRAGMA user_version=99")
+    store._database.connection.execute("PRAGMA user_version=99")
     store.close()
     with pytest.raises(StoreError, match="version 99"):
         Store(store.path)
@@ -153,8 +153,8 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
 
 def test_a_database_of_the_first_version_is_brought_to_this_one(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
-    store._db.execute("ALTER TABLE models DROP COLUMN forgiven_at")
-    store._db.execute("PRAGMA user_version=1")
+    store._database.connection.execute("ALTER TABLE models DROP COLUMN forgiven_at")
+    store._database.connection.execute("PRAGMA user_version=1")
     store.close()
     again = Store(store.path)
     assert again.models() == [(wish(name="a"), 1.0, False, 0.0)]
@@ -162,8 +162,8 @@ def test_a_database_of_the_first_version_is_brought_to_this_one(store: Store) ->
 
 
 def test_a_database_of_the_second_version_gets_room_for_keys(store: Store) -> None:
-    store._db.execute("DROP TABLE keys")
-    store._db.execute("PRAGMA user_version=2")
+    store._database.connection.execute("DROP TABLE keys")
+    store._database.connection.execute("PRAGMA user_version=2")
     store.close()
     again = Store(store.path)
     again.add_key(Grant(name="app", models=("m",)), b"d" * 32, 5.0)

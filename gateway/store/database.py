@@ -1,0 +1,162 @@
+"""The SQLite database behind the store: its tables and their versions, one connection, transactions, and its errors.
+
+Every change is on the disk (WAL, synchronous=FULL) when its block ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.errors import StoreError
+
+VERSION = 3
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE models (
+    name TEXT PRIMARY KEY, wish TEXT NOT NULL, created_at REAL NOT NULL, deleting INTEGER NOT NULL DEFAULT 0,
+    forgiven_at REAL NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE attempts (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, replica INTEGER NOT NULL, state TEXT NOT NULL,
+    plan TEXT NOT NULL, fingerprint TEXT NOT NULL, port INTEGER NOT NULL, started_at REAL NOT NULL, ready_at REAL,
+    ended_at REAL, failure TEXT
+) STRICT;
+CREATE INDEX attempts_of ON attempts (model, replica, id);
+CREATE TABLE facts (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, fact TEXT NOT NULL UNIQUE, attempt INTEGER, learned_at REAL NOT NULL
+) STRICT;
+"""
+# `digest` is the SHA-256 of a key, in hexadecimal digits; the key itself is nowhere.
+_KEYS = """
+CREATE TABLE IF NOT EXISTS keys (
+    name TEXT PRIMARY KEY, digest TEXT NOT NULL UNIQUE, may TEXT NOT NULL, created_at REAL NOT NULL
+) STRICT;
+"""
+# What brings a database of an older version to the next one.
+_UPGRADES = {1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0", 2: _KEYS}
+# Free bytes without which the next change would fail again.
+_ROOM_BYTES = 1024 * 1024
+
+
+class OtherVersion(StoreError):
+    """The database was written by another fitserve."""
+
+
+class Database:
+    """One connection behind one lock. Raises StoreError when the database cannot be opened, read or written.
+
+    copy: a connection to use instead of the file, which is then neither read nor written.
+    """
+
+    def __init__(self, path: Path, copy: sqlite3.Connection | None = None) -> None:
+        self.path = path
+        self.failing: str | None = None
+        """Why the last change could not be written."""
+        self._lock = threading.Lock()
+        if copy is not None:
+            self.connection = copy
+            self._prepare()
+            return
+        with self._translated("opened"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            existed = path.exists()
+            self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+            try:
+                self._open(existed)
+            except BaseException:
+                self.connection.close()
+                raise
+            if not existed:
+                os.chmod(path, 0o600)  # noqa: PTH101 - wishes may name private paths
+
+    def rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        with self._translated("read"), self._lock:
+            return self.connection.execute(sql, values).fetchall()
+
+    @contextmanager
+    def change(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: what the block does is written as a whole, or not at all where it raises."""
+        with self._translated("written"), self._lock, self._transaction() as db:
+            yield db
+
+    def check(self) -> None:
+        """Write something that changes nothing, to learn whether writing works again. Raises StoreError."""
+        with self.change() as db:
+            # A journal that was longer before has free space inside: that it can be written says nothing about the next change.
+            if shutil.disk_usage(self.path.parent).free < _ROOM_BYTES:
+                raise OSError(errno.ENOSPC, "the disk is still full")
+            db.execute("UPDATE meta SET value=value WHERE key='instance'")
+
+    def close(self) -> None:
+        with self._lock:
+            self.connection.close()
+
+    def _open(self, existed: bool) -> None:
+        self.connection.execute("PRAGMA journal_mode=WAL")
+        self.connection.execute("PRAGMA synchronous=FULL")
+        version = self._prepare()
+        if version and existed and self.connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+            raise StoreError(f"The database {self.path} is damaged.", hint="Move it aside to start with an empty one.")
+        with self._transaction() as db:
+            # SQLite opens a file that cannot be written without an error, and refuses the first change.
+            db.execute("UPDATE meta SET value=value WHERE key='instance'")
+
+    def _prepare(self) -> int:
+        """Make the tables, or bring them to this version; the version that was there, 0: none."""
+        version: int = self.connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            with self._transaction() as db:
+                for statement in (_SCHEMA + _KEYS).split(";"):
+                    db.execute(statement)
+                db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
+                db.execute(f"PRAGMA user_version={VERSION}")
+        elif version not in _UPGRADES and version != VERSION:
+            raise OtherVersion(
+                f"The database {self.path} has version {version}, and this fitserve reads version {VERSION}.",
+                hint="Use the fitserve that wrote it, or another FITSERVE_DATA_DIR.",
+            )
+        for older in range(version or VERSION, VERSION):
+            with self._transaction() as db:
+                db.execute(_UPGRADES[older])
+                db.execute(f"PRAGMA user_version={older + 1}")
+        return version
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield self.connection
+        except BaseException:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            raise
+        try:
+            self.connection.execute("COMMIT")
+        except sqlite3.Error:
+            # A full disk refuses the commit and leaves the transaction open: the next change must not join it.
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _translated(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+            if doing == "written":
+                self.failing = None
+        except (sqlite3.Error, OSError) as error:
+            if doing == "written":
+                self.failing = str(error)
+            raise StoreError(
+                f"The database {self.path} could not be {doing}: {error}. Nothing was changed.",
+                hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR, then try again.",
+            ) from None
