@@ -20,7 +20,7 @@ from gateway.core.speculative.mtp import Mtp, drafting_bytes, drafting_groups, d
 from gateway.domain import AttentionGroup, Choice, Engine, IntChoice, LayerAttention, ModelSpec, Refusal, StrChoice, Value, Wish
 
 # Which backends compute these layers of a drafter, by the attention rules of the engine version on the GPU at hand:
-# `layer_attention(..., drafter=True)` of core/attention/vllm.py with all but the groups given.
+# `layer_attention(..., drafter=True)` of core/attention/vllm_attention.py with all but the groups given.
 Attends = Callable[[tuple[AttentionGroup, ...]], tuple[LayerAttention, ...]]
 
 # Where no config names a number: few, because each refused token is work lost. Users measure and set their own.
