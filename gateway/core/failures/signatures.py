@@ -27,7 +27,7 @@ class Signature(Value):
     weak: often the consequence of something else: any other proof goes before it.
     warned: a line that the engine prints as a warning, though it is the end of it.
     when: `always` is believed of an engine that serves, whatever users write into its log.
-    proves: what is learned from it (core/learn.py).
+    proves: what is learned from it (core/facts/learn.py).
     """
 
     kind: str | None = None
