@@ -78,6 +78,7 @@ class MoeRules(Value):
     """profiles/engines/KIND/VERSION/moe.yaml. Sources are files of that version, with lines."""
 
     packages: tuple[str, ...]  # what the official image has of what the rules ask for
+    families: tuple[str, ...] = ()  # model types that the rules of methods may name; empty: the engine asks for few by name
     methods: tuple[ExpertMethod, ...]
     backends: dict[str, ExpertBackend]  # by scheme and name: "fp8 TRITON"
 

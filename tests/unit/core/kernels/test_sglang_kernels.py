@@ -275,3 +275,11 @@ def test_the_rules_name_only_runners_that_they_describe_and_describe_none_in_vai
     paths = linear(version).paths
     assert {name for path in paths for name in path.kernels} == set(linear(version).kernels)
     assert all(bool(path.kernels) != bool(path.refuses) for path in paths)
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_a_file_lists_once_the_families_that_the_engine_was_asked_about(version: str) -> None:
+    asked = {expert_traits(published(question.model)).family for question in sglang_moe_questions.questions(version)}
+    assert asked <= set(moe(version).families)
+    named = {name for method in moe(version).methods for name in method.match.root.get("families", ())}
+    assert named <= set(moe(version).families)
