@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.layers.built_model import Linear, per_rank
-from gateway.core.model.blueprint import Blueprint, Built
-from gateway.core.model.families import blueprint
+from gateway.core.model.families.blueprint import Blueprint, Built
+from gateway.core.model.families.registry import blueprint_of
 from gateway.core.model.scheme import Scheme
 from gateway.domain import TensorGroup
 from gateway.errors import BadModel
@@ -39,7 +39,7 @@ def answers(version: str) -> dict[str, dict[str, Any]]:
 
 
 def plan(model: str, version: str) -> Blueprint:
-    found = blueprint(config(model), model, TRAITS[version])
+    found = blueprint_of(config(model), model, TRAITS[version])
     assert found is not None
     return found
 
@@ -160,7 +160,7 @@ def test_any_config_gives_a_blueprint_or_a_bad_model(model: str, data: st.DataOb
     for name in data.draw(st.lists(st.sampled_from(sorted(target)), min_size=1, max_size=3)):
         target[name] = data.draw(VALUES)
     try:
-        found = blueprint(fields, model, data.draw(st.sampled_from(list(TRAITS.values()))))
+        found = blueprint_of(fields, model, data.draw(st.sampled_from(list(TRAITS.values()))))
     except BadModel:
         return
     if found is not None:

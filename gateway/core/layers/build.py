@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Any
 
 from gateway.core.layers.built_model import BuiltModel, Linear
-from gateway.core.model.blueprint import Blueprint, Built, Shard
-from gateway.core.model.families import RENAMES, blueprint, varied
+from gateway.core.model.families.blueprint import Blueprint, Built, Shard
+from gateway.core.model.families.registry import RENAMES, blueprint_of, varied
 from gateway.core.model.scheme import Scheme
 from gateway.core.quantization.block import UNQUANTIZED, Known, Quantization
 from gateway.core.quantization.floating import WEIGHTS_BY_GROUPS
@@ -80,7 +80,7 @@ def _frozen(value: Mapping[str, Any], source: str) -> str:
 
 @lru_cache(maxsize=32)
 def _blueprint(config: str, source: str, traits: frozenset[str]) -> Blueprint | None:
-    return blueprint(json.loads(config), source, traits)
+    return blueprint_of(json.loads(config), source, traits)
 
 
 @lru_cache(maxsize=32)

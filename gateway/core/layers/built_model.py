@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gateway.core.model.blueprint import Shard
+from gateway.core.model.families.blueprint import Shard
 from gateway.core.quantization.block import Known
 from gateway.domain import AttentionGroup, TensorGroup
 

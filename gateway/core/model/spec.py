@@ -1,6 +1,6 @@
 """From config.json and tensor headers to a ModelSpec.
 
-config.json alone is enough for every family that core/families/ knows; of others the headers tell the weights, and the
+config.json alone is enough for every family of families/registry.py; of others the headers tell the weights, and the
 config the attention where it is of keys and values per head. What these rules do not know is a BadModel, never a guess: a
 wrong size here is an engine that runs out of memory later.
 """
@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
-from gateway.core.model.blueprint import Blueprint
-from gateway.core.model.config import WORD, Fields, shown
-from gateway.core.model.families import blueprint, completed
-from gateway.core.model.families.softmax import ENCODERS, HIDDEN, LAYERS, softmax_groups
+from gateway.core.model.families.blueprint import Blueprint
+from gateway.core.model.families.config import WORD, Fields, shown
+from gateway.core.model.families.parts import ENCODERS, HIDDEN, LAYERS, softmax_groups
+from gateway.core.model.families.registry import blueprint_of, completed
 from gateway.core.model.sharding import shard_of
 from gateway.domain import Experts, ModelSpec, Quant, Task, TensorGroup
 from gateway.errors import BadModel
@@ -72,7 +72,7 @@ def read_model(
     fields = completed(Fields(top.mapping("text_config", config), source))
     architecture = top.first_word("architectures")
     family = top.word("model_type")
-    plan = blueprint(config, source)
+    plan = blueprint_of(config, source)
     if plan is None and tensors is None:
         raise BadModel(
             f"The weights of {source} are not here, and its family {family} is not one whose shapes config.json fixes.",

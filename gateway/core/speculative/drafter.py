@@ -17,7 +17,7 @@ from pydantic import Field
 
 from gateway.core.layers.build import build
 from gateway.core.layers.weights import other_bytes, weights_bytes
-from gateway.core.model.config import Fields
+from gateway.core.model.families.config import Fields
 from gateway.core.model.rank import Rank
 from gateway.core.model.spec import Tensor, group_tensors, read_model
 from gateway.domain import AttentionGroup, ModelSpec, Shard, TensorGroup, Value

@@ -8,7 +8,7 @@ from gateway.core.layers.build import build
 from gateway.core.layers.built_model import Linear
 from gateway.core.layers.weights import linear_bytes, other_bytes
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES
-from gateway.core.model.config import Fields
+from gateway.core.model.families.config import Fields
 from gateway.core.model.rank import Rank
 from gateway.domain import AttentionGroup, ModelSpec, TensorGroup, Value
 

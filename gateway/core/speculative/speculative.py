@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gateway.core.model.config import Fields
+from gateway.core.model.families.config import Fields
 from gateway.core.model.rank import Rank
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.mtp import Mtp, drafting_bytes, drafting_groups, drafting_layers

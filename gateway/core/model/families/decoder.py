@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gateway.core.model.blueprint import Blueprint
-from gateway.core.model.config import Fields
-from gateway.core.model.families.parts import attention, ends, layer_numbers, mlp, norms
-from gateway.core.model.families.softmax import heads_of, softmax_groups
+from gateway.core.model.families.blueprint import Blueprint
+from gateway.core.model.families.config import Fields
+from gateway.core.model.families.parts import attention, ends, heads_of, layer_numbers, mlp, norms, softmax_groups
 
 _AROUND = ("input_layernorm", "post_attention_layernorm")
 

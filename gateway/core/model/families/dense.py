@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gateway.core.model.blueprint import Blueprint
-from gateway.core.model.config import Fields
-from gateway.core.model.families.parts import attention, ends, layer_numbers, mlp, norms
-from gateway.core.model.families.softmax import heads_of, softmax_groups
+from gateway.core.model.families.blueprint import Blueprint
+from gateway.core.model.families.config import Fields
+from gateway.core.model.families.parts import attention, ends, heads_of, layer_numbers, mlp, norms, softmax_groups
 
 _GEMMA = {"gemma", "gemma2", "gemma3_text"}
 # Norms after attention and MLP too, before what they add is added.
@@ -51,6 +50,12 @@ def _biases(fields: Fields, family: str) -> tuple[bool, bool, bool]:
     return qkv, named, fields.flag("mlp_bias")
 
 
-FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = dict.fromkeys(
-    ("llama", "mistral", "qwen2", "qwen3", "granite", "gemma", "gemma2", "gemma3_text", "phi3"), dense
-)
+def qwen3_vl(fields: Fields, _: str, path: str) -> Blueprint:
+    """The text model of Qwen3-VL."""
+    return dense(fields, "qwen3", path)
+
+
+FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "granite", "gemma", "gemma2", "gemma3_text", "phi3"), dense),
+    "qwen3_vl_text": qwen3_vl,
+}

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from gateway.core.model.blueprint import Blueprint, Built
-from gateway.core.model.config import Fields
-from gateway.core.model.families.parts import layer_numbers, mlp, norms, tensor
-from gateway.core.model.families.softmax import HEADS, HIDDEN
+from gateway.core.model.families.blueprint import Blueprint, Built
+from gateway.core.model.families.config import Fields
+from gateway.core.model.families.parts import HEADS, HIDDEN, layer_numbers, mlp, norms, tensor
 from gateway.domain import AttentionGroup, Shard, TensorGroup
 
 # vLLM 0.18.0 and 0.19.1: RoBERTa's positions and token types are whole on every rank, unlike BERT's (models/roberta.py).

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.core.model.blueprint import Blueprint, Built
-from gateway.core.model.config import Fields
+from gateway.core.model.families.blueprint import Blueprint, Built
+from gateway.core.model.families.config import Fields
 from gateway.core.model.families.parts import ends, experts, layer_numbers, mlp, norms, router, tensor
 from gateway.domain import AttentionGroup, TensorGroup
 

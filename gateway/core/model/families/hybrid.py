@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.core.model.blueprint import Blueprint, Built
-from gateway.core.model.config import Fields
-from gateway.core.model.families.moe import qwen_mlps
-from gateway.core.model.families.parts import attention, ends, layer_numbers, mlp, norms, tensor
-from gateway.core.model.families.softmax import heads_of
+from gateway.core.model.families.blueprint import Blueprint, Built
+from gateway.core.model.families.config import Fields
+from gateway.core.model.families.parts import attention, ends, heads_of, layer_numbers, mlp, norms, qwen_mlps, tensor
 from gateway.domain import AttentionGroup, Recurrent, TensorGroup
 
 

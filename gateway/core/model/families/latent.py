@@ -1,14 +1,18 @@
-"""Multi-head latent attention (models/deepseek_v2.py): latents are whole on every rank, heads are cut. Pure."""
+"""Multi-head latent attention (models/deepseek_v2.py): latents are whole on every rank, heads are cut; and, in
+DeepSeek V3.2, an indexer that picks the tokens to attend to (Indexer). Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from gateway.core.model.blueprint import Blueprint, Built
-from gateway.core.model.config import Fields
-from gateway.core.model.families.moe import late_moe
-from gateway.core.model.families.parts import ends, layer_numbers, norms
+from gateway.core.model.families.blueprint import Blueprint, Built
+from gateway.core.model.families.config import Fields
+from gateway.core.model.families.parts import ends, late_moe, layer_numbers, norms, tensor
 from gateway.domain import AttentionGroup, TensorGroup
+
+# vLLM 0.18.0 and 0.19.1: two projections of the hidden state, of which one is quantized; one from 0.26.0 on
+# (Indexer in models/deepseek_v2.py).
+SPLIT_INDEXER = "split_indexer"
 
 
 def deepseek(fields: Fields, _: str, path: str) -> Blueprint:
@@ -57,4 +61,23 @@ def latent_attention(fields: Fields, path: str, numbers: Sequence[int]) -> tuple
     return built, others
 
 
+def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[str]) -> Blueprint:
+    """The indexer is whole on every rank."""
+    inner, numbers = deepseek(fields, family, path), layer_numbers(fields)
+    hidden, rank = fields.integer("hidden_size"), fields.integer("q_lora_rank")
+    heads, size = fields.integer("index_n_heads"), fields.integer("index_head_dim")
+    indexer = f"{path}.layers.*.self_attn.indexer"
+    linears = [Built(f"{indexer}.wq_b", numbers, rank, (heads * size,), "replicated")]
+    if SPLIT_INDEXER in traits:
+        linears.append(Built(f"{indexer}.wk", numbers, hidden, (size,), "replicated"))
+        linears.append(Built(f"{indexer}.weights_proj", numbers, hidden, (heads,), "replicated", quantizable=False))
+    else:
+        parts = (size, heads)
+        linears.append(Built(f"{indexer}.wk_weights_proj", numbers, hidden, parts, "replicated", quantizable=False))
+    others = tuple(tensor(f"{indexer}.k_norm.{name}", len(numbers), size, dtype="F32") for name in ("weight", "bias"))
+    attention = tuple(group.evolve(index_dim=size) for group in inner.attention)
+    return Blueprint((*inner.linears, *linears), attention, inner.others + others)
+
+
 FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = dict.fromkeys(("deepseek_v2", "deepseek_v3"), deepseek)
+VARIED: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {"deepseek_v32": deepseek_sparse}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.core.model.blueprint import Blueprint, Built
-from gateway.core.model.config import Fields
-from gateway.core.model.families.parts import attention, ends, experts, layer_numbers, norms, router, tensor
-from gateway.core.model.families.softmax import heads_of
+from gateway.core.model.families.blueprint import Blueprint, Built
+from gateway.core.model.families.config import Fields
+from gateway.core.model.families.parts import attention, ends, experts, heads_of, layer_numbers, norms, router, tensor
 from gateway.domain import AttentionGroup, Recurrent, TensorGroup
 
 # transformers 5 calls them otherwise. Source: remap_legacy_layer_types of transformers.

@@ -5,10 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.core.model.blueprint import Blueprint
-from gateway.core.model.config import Fields
-from gateway.core.model.families.parts import attention, ends, experts, layer_numbers, mlp, norms, router, tensor
-from gateway.core.model.families.softmax import heads_of, softmax_groups
+from gateway.core.model.families.blueprint import Blueprint
+from gateway.core.model.families.config import Fields
+from gateway.core.model.families.parts import (
+    attention,
+    ends,
+    experts,
+    heads_of,
+    layer_numbers,
+    mlp,
+    norms,
+    router,
+    softmax_groups,
+    tensor,
+)
 
 _AROUND = ("input_layernorm", "post_attention_layernorm")
 

@@ -1,16 +1,123 @@
 """Parts that model families share: sizes uncut, names as the engine has them. Pure.
 
+Among them softmax attention (heads, and which layers see a window only) and the MLPs of experts.
 Sources: vllm/model_executor/models/ of 0.19.1 and 0.33.0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from gateway.core.model.blueprint import Built
-from gateway.core.model.config import Fields
-from gateway.core.model.families.softmax import LAYERS, heads_of
-from gateway.domain import Shard, TensorGroup
+from gateway.core.model.families.blueprint import Built
+from gateway.core.model.families.config import Fields, shown
+from gateway.domain import AttentionGroup, Shard, TensorGroup
+from gateway.errors import BadModel
+
+# Spellings of the same size. Source: CONFIG_FIELD_ALIASES in vllm/transformers_utils/config.py, and transformers.
+HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+
+# Encoders attend in both directions and generate nothing, so engines keep no KV cache for them.
+ENCODERS = {"bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert", "nomic_bert"}
+
+# The head size of a config that names none, where it is not hidden size / heads.
+# Source: the defaults of transformers' configuration classes.
+_HEAD_DIMS = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "qwen3": 128, "qwen3_next": 256, "gpt_oss": 64}
+_HEAD_DIMS |= {"qwen3_5_text": 256, "qwen3_5_moe_text": 256}
+
+# Every n-th layer of these is full attention and the rest slide; a config that says so itself has `layer_types`.
+# Source: the defaults of transformers' configuration classes, which fill `layer_types` for the engine.
+_FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "olmo3": 4, "gemma3": 6, "gemma3_text": 6}
+# These slide in all layers. A family that is in neither set counts as full attention, which is never too little.
+_ALL_SLIDE = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
+_LAYER_KINDS = ("full_attention", "attention", "sliding_attention")
+# Fields of models that keep something else than keys and values per head and token: latents, recurrent states.
+_OTHER_STATE = ("kv_lora_rank", "global_head_dim", "block_configs", "is_encoder_decoder")
+_RECURRENT = ("mamba_d_state", "ssm_state_size", "state_size", "layers_block_type", "attn_type_list", "hybrid_override_pattern")
+
+
+def heads_of(fields: Fields, family: str) -> tuple[int, int, int]:
+    """(query heads, KV heads, head size)."""
+    heads, hidden = fields.integer(*HEADS), fields.integer(*HIDDEN)
+    # Multi-query attention has one KV head. Source: FalconModelArchConfigConvertor (vllm/transformers_utils).
+    single = fields.flag("multi_query") and not fields.flag("new_decoder_architecture")
+    kv_heads = 1 if single else fields.integer(*KV_HEADS, default=heads)
+    named = fields.config.get("head_dim") is not None or family in _HEAD_DIMS
+    if heads % kv_heads or (hidden % heads and not named):
+        raise BadModel(
+            f"config.json of {fields.source} has {heads} attention heads, which its {kv_heads} KV heads or its "
+            f"hidden size of {hidden} do not divide into.",
+            hint="Repair config.json, or take the model from where it was published.",
+        )
+    return heads, kv_heads, fields.integer("head_dim", default=_HEAD_DIMS.get(family, max(1, hidden // heads)))
+
+
+def softmax_groups(fields: Fields, family: str, *, sinks: bool = False) -> tuple[AttentionGroup, ...]:
+    """All layers, as full and sliding attention; as encoders' for families that are."""
+    heads, kv_heads, head_dim = heads_of(fields, family)
+    layers = fields.integer(*LAYERS)
+    if family in ENCODERS:
+        kind: Literal["encoder"] = "encoder"
+        return (AttentionGroup(kind=kind, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim, causal=False),)
+    kinds = _layer_kinds(fields, layers)
+    sliding = _sliding_layers(fields, family, layers) if kinds is None else kinds.count("sliding_attention")
+    # Some checkpoints write 0 for no window. Source: vllm/config/model.py.
+    window = fields.integer("sliding_window") if sliding and fields.config.get("sliding_window") != 0 else None
+    # Source: Gemma3TextConfig of transformers, and gemma3.py and llama.py of vllm/model_executor/models/.
+    both_ways = fields.flag("use_bidirectional_attention") or fields.config.get("is_causal") is False
+    if window is not None and family == "gemma3_text" and both_ways:
+        window = window // 2 + 1
+    counts: tuple[tuple[Literal["full", "sliding"], int, int | None], ...] = (("full", layers, None),)
+    if window is not None:
+        counts = (("full", layers - sliding, None), ("sliding", sliding, window))
+    return tuple(
+        AttentionGroup(
+            kind=kind,
+            layers=count,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            window=size,
+            sinks=sinks,
+            causal=not both_ways,
+        )
+        for kind, count, size in counts
+        if count
+    )
+
+
+def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
+    """The checked `layer_types`, or None where the config has none."""
+    kinds = fields.config.get("layer_types")
+    states = _OTHER_STATE if kinds is not None else _OTHER_STATE + _RECURRENT
+    unknown = next((name for name in states if fields.config.get(name)), None)
+    if isinstance(kinds, list) and unknown is None:
+        unknown = next((f"layer_types of {shown(kind)}" for kind in kinds if kind not in _LAYER_KINDS), None)
+    if unknown is not None:
+        raise BadModel(
+            f"{fields.source} keeps a state whose memory these rules do not know yet ({unknown} in config.json).",
+            hint="Serve it by an engine started elsewhere and add that as an endpoint.",
+        )
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
+        raise fields.wrong("layer_types", f"a list with one kind for each of {layers} layers")
+    return kinds
+
+
+def _sliding_layers(fields: Fields, family: str, layers: int) -> int:
+    """How many layers attend to a window only, where `layer_types` does not say so."""
+    if not fields.config.get("sliding_window"):
+        return 0
+    if "use_sliding_window" in fields.config:
+        # Qwen: the layers from `max_window_layers` on.
+        used = fields.flag("use_sliding_window")
+        return layers - min(layers, fields.integer("max_window_layers", default=layers, least=0)) if used else 0
+    if family in _FULL_EVERY:
+        return layers - layers // fields.integer("sliding_window_pattern", default=_FULL_EVERY[family])
+    return layers if family in _ALL_SLIDE else 0
+
 
 # More layers than any model has: what says so is broken, or made to break us.
 _MOST_LAYERS = 2000
@@ -89,3 +196,63 @@ def experts(path: str, numbers: Sequence[int], hidden: int, width: int, count: i
 def router(name: str, numbers: Sequence[int], hidden: int, count: int, *, bias: bool = False) -> Built:
     """Routers are whole on every rank and not quantized."""
     return Built(name, numbers, hidden, (count,), "replicated", quantizable=False, bias=bias)
+
+
+def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -> list[Built]:
+    """The MLPs of Qwen2-MoE and later: experts every `decoder_sparse_step` layers, with one expert that all tokens take."""
+    hidden, path = fields.integer("hidden_size"), f"{layer}.mlp"
+    sparse = _sparse_layers(fields, numbers)
+    rest = [number for number in numbers if number not in sparse]
+    built = mlp(path, rest, hidden, fields.integer("intermediate_size")) if rest else []
+    if not sparse:
+        return built
+    count = fields.integer("num_experts")
+    # Only Qwen3-MoE hands its router the checkpoint's quantization (models/qwen3_moe.py:176 of 0.19.1, :170 of 0.33.0).
+    quantizable = family == "qwen3_moe"
+    built.append(Built(f"{path}.gate", sparse, hidden, (count,), "replicated", quantizable=quantizable))
+    built += experts(path, sparse, hidden, fields.integer("moe_intermediate_size"), count)
+    shared = bool(fields.config.get("shared_expert_intermediate_size"))
+    if shared:
+        built += mlp(f"{path}.shared_expert", sparse, hidden, fields.integer("shared_expert_intermediate_size"))
+    if shared or family != "qwen3_moe":
+        built.append(router(f"{path}.shared_expert_gate", sparse, hidden, 1))
+    return built
+
+
+def _sparse_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
+    """The layers with experts. Source: Qwen3MoeDecoderLayer (models/qwen3_moe.py)."""
+    step, dense = fields.integer("decoder_sparse_step", default=1), fields.config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(number) is int for number in dense):
+        raise fields.wrong("mlp_only_layers", "a list of layer numbers")
+    without = set(dense)
+    return [number for number in numbers if (number + 1) % step == 0 and number not in without]
+
+
+def late_moe(
+    fields: Fields, layer: str, numbers: Sequence[int], *, float_router: bool = False
+) -> tuple[list[Built], list[TensorGroup]]:
+    """Dense MLPs first, then experts, with some that all tokens take (DeepSeek, GLM-4-MoE).
+
+    A router that computes in float32 (Glm4MoE in models/glm4_moe.py) is not one of the linear layers.
+    """
+    hidden, path = fields.integer("hidden_size"), f"{layer}.mlp"
+    first, step = fields.integer("first_k_dense_replace", least=0), fields.integer("moe_layer_freq", default=1)
+    sparse = [number for number in numbers if number >= first and number % step == 0]
+    rest = sorted(set(numbers) - set(sparse))
+    built = mlp(path, rest, hidden, fields.integer("intermediate_size")) if rest else []
+    others: list[TensorGroup] = []
+    if not sparse:
+        return built, others
+    count, width = fields.integer("n_routed_experts"), fields.integer("moe_intermediate_size")
+    if float_router:
+        others.append(tensor(f"{path}.gate.weight", len(sparse), count, hidden, dtype="F32"))
+    else:
+        built.append(router(f"{path}.gate", sparse, hidden, count))
+    if float_router or fields.config.get("topk_method") == "noaux_tc":
+        others.append(tensor(f"{path}.gate.e_score_correction_bias", len(sparse), count, dtype="F32"))
+    built += experts(path, sparse, hidden, width, count)
+    if "n_shared_experts" not in fields.config:
+        raise fields.missing("n_shared_experts")
+    if fields.config["n_shared_experts"]:
+        built += mlp(f"{path}.shared_experts", sparse, hidden, width * fields.integer("n_shared_experts"))
+    return built, others

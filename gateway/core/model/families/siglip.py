@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.core.model.blueprint import Blueprint, Built
-from gateway.core.model.config import Fields
+from gateway.core.model.families.blueprint import Blueprint, Built
+from gateway.core.model.families.config import Fields
 from gateway.core.model.families.parts import layer_numbers, norms, tensor
 from gateway.domain import AttentionGroup
 

@@ -1,18 +1,13 @@
-"""Vision-language models around a text model of another family: Qwen2.5-VL, Qwen3-VL, Mistral 3. Pure.
+"""The vision towers of vision-language models, and their projectors: Qwen2.5-VL, Qwen3-VL, Qwen3.5, Mistral 3. Pure.
 
 Sources: models/qwen2_5_vl.py, qwen3_vl.py, mistral3.py, pixtral.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-from gateway.core.model.blueprint import Blueprint, Built
-from gateway.core.model.config import Fields
-from gateway.core.model.families.dense import dense
-from gateway.core.model.families.moe import qwen_moe
+from gateway.core.model.families.blueprint import Blueprint, Built
+from gateway.core.model.families.config import Fields
 from gateway.core.model.families.parts import layer_numbers, mlp, norms, tensor
-from gateway.core.model.families.qwen_vision import qwen_vision
 from gateway.domain import AttentionGroup, TensorGroup
 
 # Module paths of the checkpoint that the engine's model class names otherwise (hf_to_vllm_mapper of each).
@@ -29,22 +24,13 @@ MISTRAL_PATHS = (
     ("lm_head.", "language_model.lm_head."),
     ("model.", "language_model.model."),
 )
-
-
-def qwen2_vl(fields: Fields, _: str, path: str) -> Blueprint:
-    """The text model, and in a config.json that does not nest it the tower too."""
-    if "vision_config" not in fields.config:
-        return dense(fields, "qwen2", path)
-    text, tower = dense(fields, "qwen2", "language_model.model"), qwen2_tower(fields)
-    return Blueprint(text.linears + tower.linears, text.attention + tower.attention, text.others + tower.others)
-
-
-def qwen3_vl(fields: Fields, _: str, path: str) -> Blueprint:
-    return dense(fields, "qwen3", path)
-
-
-def qwen3_vl_moe(fields: Fields, _: str, path: str) -> Blueprint:
-    return qwen_moe(fields, "qwen3_moe", path)
+QWEN3_PATHS = (
+    ("model.visual.", "visual."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.language_model.", "language_model.model."),
+)
+# More blocks than any tower has.
+_MOST_QWEN_BLOCKS = 2000
 
 
 def _tower(top: Fields) -> Fields:
@@ -78,6 +64,45 @@ def qwen2_tower(top: Fields) -> Blueprint:
     others = norms(path, len(blocks), hidden, "norm1", "norm2") + norms("visual.merger", 1, hidden, "ln_q")
     others.append(tensor("visual.patch_embed.proj.weight", 1, hidden, channels, frames, patch, patch))
     return Blueprint(tuple(linears), (_group(len(blocks), heads, max(1, hidden // heads)),), tuple(others))
+
+
+def qwen_vision(top: Fields) -> Blueprint:
+    """The tower of Qwen3.5 (models/qwen3_vl.py)."""
+    fields = Fields(top.mapping("vision_config", {}), top.source)
+    depth, hidden, width = fields.integer("depth"), fields.integer("hidden_size"), fields.integer("intermediate_size")
+    if depth > _MOST_QWEN_BLOCKS:
+        raise fields.wrong("depth", f"at most {_MOST_QWEN_BLOCKS}")
+    blocks = range(depth)
+    merged = hidden * fields.integer("spatial_merge_size", default=2) ** 2
+    path, heads = "visual.blocks.*", fields.integer("num_heads")
+    out = fields.integer("out_hidden_size")
+    qkv = (hidden, hidden, hidden)
+    linears = (
+        Built(f"{path}.attn.qkv", blocks, hidden, qkv, "qkv", heads=heads, kv_heads=heads, bias=True),
+        Built(f"{path}.attn.proj", blocks, hidden, (hidden,), "row", bias=True),
+        Built(f"{path}.mlp.linear_fc1", blocks, hidden, (width,), "column", bias=True),
+        Built(f"{path}.mlp.linear_fc2", blocks, width, (hidden,), "row", bias=True),
+        Built("visual.merger.linear_fc1", (0,), merged, (merged,), "column", bias=True),
+        Built("visual.merger.linear_fc2", (0,), merged, (out,), "row", bias=True),
+    )
+    others = [tensor(f"{path}.{name}", depth, hidden) for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias")]
+    others += _qwen_patches(fields, hidden)
+    group = AttentionGroup(
+        kind="vision", layers=depth, heads=heads, kv_heads=heads, head_dim=max(1, hidden // heads), causal=False
+    )
+    return Blueprint(linears, (group,), tuple(others))
+
+
+def _qwen_patches(fields: Fields, hidden: int) -> list[TensorGroup]:
+    """Patches in, positions, and the norm before they are merged. Sizes that are not there are Qwen3VLVisionConfig's."""
+    patch, frames = fields.integer("patch_size", default=16), fields.integer("temporal_patch_size", default=2)
+    return [
+        tensor("visual.patch_embed.proj.weight", 1, hidden, fields.integer("in_channels", default=3), frames, patch, patch),
+        tensor("visual.patch_embed.proj.bias", 1, hidden),
+        tensor("visual.pos_embed.weight", 1, fields.integer("num_position_embeddings", default=2304), hidden),
+        tensor("visual.merger.norm.weight", 1, hidden),
+        tensor("visual.merger.norm.bias", 1, hidden),
+    ]
 
 
 def qwen3_tower(top: Fields) -> Blueprint:
@@ -124,10 +149,3 @@ def pixtral_tower(top: Fields) -> Blueprint:
         tensor("multi_modal_projector.patch_merger.merging_layer.weight", 1, hidden, merged),
     ]
     return Blueprint(tuple(linears), (_group(len(blocks), heads, head),), tuple(others))
-
-
-FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = {
-    **dict.fromkeys(("qwen2_5_vl", "qwen2_5_vl_text"), qwen2_vl),
-    "qwen3_vl_text": qwen3_vl,
-    "qwen3_vl_moe_text": qwen3_vl_moe,
-}

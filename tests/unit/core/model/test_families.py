@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from gateway.core.layers.build import build
 from gateway.core.layers.built_model import BuiltModel, per_rank
-from gateway.core.model.families import blueprint
+from gateway.core.model.families.registry import blueprint_of
 from gateway.core.model.spec import Tensor, read_model
 from gateway.domain import AttentionGroup, ModelSpec, Recurrent, TensorGroup
 from gateway.errors import BadModel
@@ -193,7 +193,7 @@ def test_a_family_that_is_not_known_is_its_headers() -> None:
     spec = from_headers("qwen3-8b", headers_of("qwen3-8b"), model_type="unheard")
     found = build(spec)
     assert (found.known, found.linears, found.others, found.attention) == (False, (), spec.tensors, spec.attention)
-    assert blueprint(config("qwen3-8b", model_type="unheard"), "m") is None
+    assert blueprint_of(config("qwen3-8b", model_type="unheard"), "m") is None
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_what_the_quantization_block_does_not_tell_is_said() -> None:
 @given(CONFIGS)
 def test_any_config_has_a_body_or_is_a_bad_model(fields: dict[str, Any]) -> None:
     try:
-        plan = blueprint(fields, "m")
+        plan = blueprint_of(fields, "m")
         spec = read_model("m", None, fields, None, None, (), None)
         found = build(spec)
     except BadModel:

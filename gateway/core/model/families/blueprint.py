@@ -1,6 +1,6 @@
 """What an engine builds for a model, as far as config.json fixes it: layers, attention and the rest, uncut. Pure.
 
-    blueprint: Blueprint = families.blueprint(config)      (one function per model family, in core/families/)
+    blueprint: Blueprint = registry.blueprint_of(config)      (one function for each model family)
 
 Quantization is not in it: core/layers/build.py adds the scheme of each layer.
 """
