@@ -21,14 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from gateway.core.attention.sglang_rules import BackendRules
-from gateway.core.attention.vllm_rules import AttentionRules
-from gateway.core.kernels.expert_kernels import MoeRules
-from gateway.core.kernels.linear import LinearRules
-from gateway.core.memory.sglang_memory import MemoryRules
-from gateway.core.planner.engine_rules import Rules
-from gateway.core.planner.gpus import GpuTable
-from gateway.core.speculative.speculative import SpeculativeRules
+from gateway.core.engines.candidate import EngineRules
+from gateway.core.engines.registry import KINDS
+from gateway.core.engines.vllm_engine import VllmRules
+from gateway.core.kernels.gpus import GpuTable
 from gateway.domain import Engine, Fact, Hardware, Value
 from gateway.errors import BadRequest, NotFound, SettingsError
 from gateway.yaml_cache import Documents
@@ -38,16 +34,6 @@ if TYPE_CHECKING:
     from gateway.domain.hardware import XidTable
 
 V = TypeVar("V", bound=Value)
-
-# The rule files of an engine version, by name.
-_RULES: dict[str, Any] = {
-    "linear": LinearRules,
-    "moe": MoeRules,
-    "attention": AttentionRules,
-    "attention_backends": BackendRules,
-    "speculative": SpeculativeRules,
-    "memory": MemoryRules,
-}
 
 
 def shipped() -> Path:
@@ -66,7 +52,7 @@ class Profiles:
         self.documents = Documents(cache)
         self._engines: dict[str, Engine] = {}
         self._heads: dict[str, dict[str, Any]] = {}
-        self._known_rules: dict[str, Rules | None] = {}
+        self._known_rules: dict[str, EngineRules | None] = {}
 
     @cached_property
     def engine_files(self) -> dict[str, Path]:
@@ -86,19 +72,21 @@ class Profiles:
             self._engines[ref] = _validate(path, Engine, self._merged(path))
         return self._engines[ref]
 
-    def rules(self, engines: Iterable[Engine]) -> dict[str, Rules]:
+    def rules(self, engines: Iterable[Engine]) -> dict[str, EngineRules]:
         """How these engine versions compute, for those of which that is known (a folder beside the profile)."""
         return {engine.ref: found for engine in engines if (found := self._rules(engine.ref)) is not None}
 
-    def _rules(self, ref: str) -> Rules | None:
+    def _rules(self, ref: str) -> EngineRules | None:
         if ref not in self._known_rules:
             folder = self.engine_files[ref].with_suffix("")
-            found = {
-                name: _validate(path, kind, self._yaml(path))
-                for name, kind in _RULES.items()
+            # A kind that is not registered may have the rules of vLLM, which it then is a fork of.
+            kind = KINDS.get(ref.partition("==")[0], VllmRules)
+            found: dict[str, Any] = {
+                name: _validate(path, file, self._yaml(path))
+                for name, file in kind.FILES.items()
                 if (path := folder / f"{name}.yaml").is_file()
             }
-            self._known_rules[ref] = Rules(**found) if found else None
+            self._known_rules[ref] = kind(**found) if found else None
         return self._known_rules[ref]
 
     def install_file(self, engine: Engine) -> Path | None:

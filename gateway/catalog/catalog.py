@@ -17,7 +17,7 @@ from gateway.catalog.files import Files, Folder, Repository, printable
 from gateway.catalog.hub import COMMIT, REPOSITORY, Hub
 from gateway.core.model.spec import Tensor, read_model
 from gateway.core.speculative.drafter import Drafter
-from gateway.core.speculative.drafter import read_drafter as drafter_from
+from gateway.core.speculative.read_drafter import read_drafter as drafter_from
 from gateway.domain import ModelSpec, Task
 from gateway.errors import BadModel
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gateway.core.model.families.blueprint import Shard
+from gateway.core.model.scheme import round_up
 from gateway.core.quantization.block import Known
 from gateway.domain import AttentionGroup, TensorGroup
 
@@ -70,6 +71,11 @@ def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
         repeated = max(1, tp // heads)
         return layer.k, (query + (key + value) * repeated) // tp
     return (layer.k, layer.n // tp) if all(part % tp == 0 for part in layer.parts) else None
+
+
+def padded_vocab(rows: int) -> int:
+    """Rows of an embedding with the engine's padding. Source: vllm/model_executor/layers/vocab_parallel_embedding.py."""
+    return round_up(rows, 64)
 
 
 @lru_cache(maxsize=64)

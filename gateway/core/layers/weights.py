@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from gateway.core.layers.built_model import BuiltModel, Linear, per_rank
+from gateway.core.layers.built_model import BuiltModel, Linear, padded_vocab, per_rank
 from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import Scheme, round_up
 from gateway.core.quantization.block import Unknown
@@ -72,11 +72,6 @@ def other_bytes(tensor: TensorGroup, tp: int, dtype: str, kv_heads: int | None =
     elif tensor.shard in ("column", "expert_column") or (tensor.shard in ("row", "expert_row") and len(tensor.shape) >= 2):
         elements //= tp
     return elements * item * tensor.count
-
-
-def padded_vocab(rows: int) -> int:
-    """Rows of an embedding with the engine's padding. Source: vllm/model_executor/layers/vocab_parallel_embedding.py."""
-    return round_up(rows, 64)
 
 
 def linear_bytes(

@@ -10,12 +10,11 @@ tests/unit/core/memory/measured_memory.json has each start's own figures, docs/p
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from gateway.core.layers.built_model import BuiltModel, per_rank
-from gateway.core.memory.sglang_kv_cache import TokenPool
-from gateway.core.memory.vllm_kv_cache import ITEM_BYTES, Cache
-from gateway.core.model.rank import Rank
+from gateway.core.memory.kv_cache import KvCache
+from gateway.core.memory.vllm_kv_cache import ITEM_BYTES
+from gateway.core.model.workload import Workload
 from gateway.domain import Gpu, Memory, ModelSpec
 from gateway.domain.units import GIB, MIB
 
@@ -56,18 +55,6 @@ _SECOND_RUNNER = frozenset(
         "Qwen2MoeForCausalLM",
     }
 )
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What one rank computes at once. `runner`: the engine's 1st or 2nd model runner."""
-
-    device: str
-    rank: Rank
-    batched_tokens: int
-    seqs: int
-    graphs: bool
-    runner: int = 1
 
 
 def runner_of(spec: ModelSpec, built: BuiltModel, traits: Collection[str]) -> int:
@@ -152,7 +139,7 @@ def _graph_layers(built: BuiltModel) -> int:
 def memory(
     spec: ModelSpec,
     built: BuiltModel,
-    cache: Cache | TokenPool,
+    cache: KvCache,
     load: Workload,
     *,
     weights_bytes: int,

@@ -31,6 +31,16 @@ class Scheme:
         return f"{self.bits}-bit {'symmetric' if self.symmetric else 'with zero points'}"
 
 
+def described(scheme: Scheme) -> str:
+    """A scheme in a word or two: `wna16 4-bit g128 act-order`."""
+    words: list[str] = [scheme.kind]
+    if scheme.kind in ("wna16", "w8a16", "w4a8"):
+        words += [f"{scheme.bits}-bit", "channel" if scheme.group < 0 else f"g{scheme.group}"]
+        words += ["act-order"] if scheme.act_order else []
+        words += [] if scheme.symmetric else ["zero points"]
+    return " ".join(words)
+
+
 @dataclass(frozen=True)
 class LinearShape:
     """One layer as one rank holds it: k inputs, n outputs."""

@@ -1,6 +1,6 @@
 """The planner: hardware, model, engines, wish and facts in; ranked plans and reasons out. Pure.
 
-Every variant (variants.py) of every engine version goes through the same gates (search.py). What passes becomes a Plan
+Every variant (core/engines/variant.py) of every engine version goes through the same gates (search.py). What passes becomes a Plan
 whose every field says why. A failure met in the field comes back as a Fact, so the next call yields the next best plan:
 there is no other fallback code.
 """
@@ -10,21 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gateway.core.layers.built_model import BuiltModel
-from gateway.core.planner.engine_rules import Rules
+from gateway.core.engines.candidate import EngineRules
+from gateway.core.engines.planning_input import PlanningInput
+from gateway.core.engines.refusal import Refused
+from gateway.core.engines.variant import Variant
+from gateway.core.engines.vllm_engine import VllmRules
+from gateway.core.kernels.gpus import GpuTable
 from gateway.core.planner.flags import check_args, check_env
-from gateway.core.planner.gpus import GpuTable
-from gateway.core.planner.planning_input import PlanningInput
-from gateway.core.planner.refusal import Refused
-from gateway.core.planner.search import Search, rejection
+from gateway.core.planner.search import Search, Shared, rejection
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT
-from gateway.core.planner.variants import Variant
 from gateway.core.speculative.drafter import Drafter
 from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rejected, Wish
 from gateway.errors import BadFlag
 
 # A context that is shorter than this, and than what was wished for, helps nobody to keep the weights as they are.
 _LEAST_USEFUL = 4096
+# Of an engine version that nobody has written rules for.
+_NO_RULES = VllmRules()
 
 
 def decide(
@@ -35,7 +37,7 @@ def decide(
     facts: Iterable[Fact] = (),
     claims: Mapping[str, int] | None = None,
     hardware_name: str = "this machine",
-    rules: Mapping[str, Rules] | None = None,
+    rules: Mapping[str, EngineRules] | None = None,
     drafter: Drafter | None = None,
     gpus: GpuTable | None = None,
 ) -> Decision:
@@ -48,7 +50,7 @@ def decide(
     plans: list[Plan] = []
     rejected: list[Rejected] = []
     wrong_flags: list[BadFlag] = []
-    built_models: dict[tuple[frozenset[str], str], BuiltModel] = {}
+    shared = Shared(given)
     for engine in engines:
         try:
             args, env = check_args(engine, wish.args), check_env(engine, wish.env)
@@ -57,7 +59,7 @@ def decide(
             refusal = Refused("bad_flag", str(error), f"profile {engine.ref}")
             rejected.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
             continue
-        search = Search(given, engine, (rules or {}).get(engine.ref), args, env, built_models, drafter)
+        search = Search(given, engine, (rules or {}).get(engine.ref, _NO_RULES), args, env, shared, drafter)
         search.run()
         plans += search.plans
         rejected += search.rejected

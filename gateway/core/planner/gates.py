@@ -8,20 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from gateway.core.engines.candidate import EngineRules
+from gateway.core.engines.evidence import Evidence
+from gateway.core.engines.planning_input import PlanningInput
+from gateway.core.engines.refusal import Refused
+from gateway.core.engines.variant import Variant
 from gateway.core.facts.peers import NCCL, failing
 from gateway.core.facts.scope import holding
 from gateway.core.layers.built_model import BuiltModel
-from gateway.core.memory.sglang_kv_cache import model_of
-from gateway.core.memory.sglang_memory import multimodal
-from gateway.core.planner.engine_rules import Rules
-from gateway.core.planner.evidence import Evidence
 from gateway.core.planner.flags import spelled
 from gateway.core.planner.layer_kernels import Seen
-from gateway.core.planner.parallel import best_group, illegal
-from gateway.core.planner.planning_input import PlanningInput
+from gateway.core.planner.parallel import GpuGroups, illegal
 from gateway.core.planner.quantization_methods import check, resolve
-from gateway.core.planner.refusal import Refused
-from gateway.core.planner.variants import Variant
 from gateway.domain import (
     Choice,
     Engine,
@@ -54,12 +52,12 @@ def gate_model(given: PlanningInput, engine: Engine) -> None:
         )
 
 
-def without_media(given: PlanningInput, engine: Engine, rules: Rules | None, plan: Plan) -> Plan:
+def without_media(given: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
     """An engine that opens whatever a client names serves models that take images only where it is told to refuse media: so it
     is told. Raises Refused where the user says otherwise."""
-    spec, pools = given.spec, rules.memory if rules else None
+    spec = given.spec
     towers = any(group.kind == "vision" for group in spec.attention) or {"vision_config", "audio_config"} & spec.config.keys()
-    takes_media = towers or (pools is not None and multimodal(pools, model_of(spec)))
+    takes_media = towers or rules.takes_media(spec)
     opens = f"{engine.ref} opens local files that a request names as an image, video or sound"
     given_args = {name.removeprefix("--").replace("_", "-"): value for name, value in given.wish.args.items()}
     missing: dict[str, Scalar] = {}
@@ -86,15 +84,14 @@ def _plain(value: Scalar | None) -> object:
         return value
 
 
-def gate_kv(engine: Engine, rules: Rules | None, kv_dtype: str) -> None:
+def gate_kv(engine: Engine, rules: EngineRules, kv_dtype: str) -> None:
     """This version has such a KV cache, and these rules know which backends take it and what a token then needs."""
     flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
     if kv_dtype != "auto" and flag is not None and flag.choices and kv_dtype not in flag.choices:
         reason = f"--kv-cache-dtype of {engine.ref} cannot be {kv_dtype}; it is one of {', '.join(flag.choices)}"
         raise Refused("bad_flag", reason, f"profile {engine.ref}")
-    described = (rules.attention or rules.attention_backends) if rules else None
-    known = described.kv_dtypes if described else _SIZED
-    if kv_dtype not in known:
+    described = rules.kv_dtypes
+    if kv_dtype not in (_SIZED if described is None else described):
         reason = f"which attention backend takes a KV cache in {kv_dtype}, and how large it is, is not known here"
         raise Refused("no_backend", reason, f"profile {engine.ref}")
 
@@ -107,11 +104,11 @@ def gate_peers(given: PlanningInput, engine: Engine, group: tuple[Gpu, ...]) -> 
         raise Refused("known_bad", reason, "fact")
 
 
-def gate_kernels(found: Evidence, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> None:
+def gate_kernels(evidence: Evidence, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> None:
     """Every layer has a kernel and a backend, and none that is known to fail."""
     source = f"profile {engine.ref}"
     facts = tuple(fact for fact in facts if fact.kind == "kernel_fails" and fact.scope.get("engine", engine.ref) == engine.ref)
-    for row in found.kernels:
+    for row in evidence.kernels:
         size = f" (K={row.k}, N={row.n} per rank)" if row.k else ""
         if row.status == "none":
             why = "; ".join(f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in row.refused)
@@ -122,7 +119,7 @@ def gate_kernels(found: Evidence, engine: Engine, facts: tuple[Fact, ...], capab
         if facts and row.kernel is not None and (fact := _failing(row, engine, facts, capability)):
             reason = f"{row.kernel}, which {row.layer}{size} would get, is known to fail here: {fact.source}"
             raise Refused("known_bad", reason, "fact", layer=row.layer, kernel=row.kernel)
-    for layers in found.attention:
+    for layers in evidence.attention:
         if layers.status == "none":
             why = "; ".join(f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in layers.refused)
             reason = f"no attention backend for the {layers.layers} {layers.kind} layers of head size {layers.head_dim}: {why}"
@@ -176,24 +173,25 @@ def _version(text: str) -> list[int]:
     return [int(part) if part.isdecimal() else 0 for part in text.split(".")]
 
 
-def gate_devices(given: PlanningInput, engine: Engine, built: BuiltModel, tp: int, pp: int, *, ep: bool) -> tuple[Gpu, ...]:
-    gpus = given.hardware.gpus
+def gate_devices(
+    given: PlanningInput, engine: Engine, built: BuiltModel, variant: Variant, groups: GpuGroups
+) -> tuple[Gpu, ...]:
+    """The GPUs that this variant takes; none on a CPU."""
+    gpus, tp, pp = given.hardware.gpus, variant.tp, variant.pp
     if engine.device == "cpu":
         if tp * pp > 1:
             raise Refused("illegal_parallelism", "parallelism on a CPU is not planned", "planner")
         return ()
     if len(gpus) < tp * pp:
         raise Refused("no_device", f"{tp * pp} GPU{'s are' if tp * pp > 1 else ' is'} needed and {len(gpus)} are here", "probe")
-    if problem := illegal(given.spec, built, tp, ep=ep):
+    if problem := illegal(given.spec, built, tp, ep=variant.ep):
         reason, layer = problem
         source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
         raise Refused("illegal_parallelism", reason, source, layer=layer)
     layers = sum(group.layers for group in given.spec.attention if group.kind != "vision")
     if pp > layers:
         raise Refused("illegal_parallelism", f"{layers} layers cannot be shared by {pp} stages", "vllm/distributed/utils.py")
-    if tp * pp not in given.groups:
-        given.groups[tp * pp] = best_group(given.hardware, tp * pp, given.claims)
-    group = given.groups[tp * pp]
+    group = groups.best(tp * pp)
     if group is None:
         raise Refused("no_device", f"there are no {tp * pp} GPUs of one kind", "probe")
     if group[0].total_bytes is None:

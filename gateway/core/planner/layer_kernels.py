@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from gateway.core.engines.candidate import EngineRules
 from gateway.core.kernels.expert_kernels import MoeRules, choose_moe
 from gateway.core.kernels.linear import choose
 from gateway.core.layers.built_model import Linear, per_rank
 from gateway.core.layers.weights import undivided
 from gateway.core.model.experts import ExpertTraits
 from gateway.core.model.rank import Rank
-from gateway.core.model.scheme import LinearShape, MoeShape, Scheme
-from gateway.core.planner.engine_rules import Rules
+from gateway.core.model.scheme import LinearShape, MoeShape, Scheme, described
 from gateway.domain import LayerKernel, Refusal
 
 # How the engine was seen to refuse kernels that the rules accept: which (scheme as `described`, k, n, kernel), and the words.
@@ -22,7 +22,7 @@ Seen = tuple[tuple[frozenset[tuple[str, str]], str], ...]
 @lru_cache(maxsize=512)  # a cut that is repaired, or a machine with the same GPUs, asks for the same layers again
 def layer_kernels(
     layers: tuple[Linear, ...],
-    rules: Rules,
+    rules: EngineRules,
     rank: Rank,
     disabled: frozenset[str] = frozenset(),
     forced: str | None = None,
@@ -102,7 +102,7 @@ def _experts(
 
 def _row(
     layer: Linear,
-    rules: Rules,
+    rules: EngineRules,
     rank: Rank,
     disabled: frozenset[str],
     forced: str | None,
@@ -158,13 +158,3 @@ def _plain(layer: Linear, k: int | None, n: int | None, status: str, reason: str
     refused = (Refusal(kernel="", reason=reason),)
     fields = {"layer": layer.name, "count": layer.count, "k": k, "n": n, "scheme": scheme, "kernel": None}
     return LayerKernel.model_validate({**fields, "status": status, "refused": refused})
-
-
-def described(scheme: Scheme) -> str:
-    """A scheme in a word or two: `wna16 4-bit g128 act-order`."""
-    words: list[str] = [scheme.kind]
-    if scheme.kind in ("wna16", "w8a16", "w4a8"):
-        words += [f"{scheme.bits}-bit", "channel" if scheme.group < 0 else f"g{scheme.group}"]
-        words += ["act-order"] if scheme.act_order else []
-        words += [] if scheme.symmetric else ["zero points"]
-    return " ".join(words)

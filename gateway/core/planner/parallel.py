@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 
-from gateway.core.layers.built_model import BuiltModel, per_rank
-from gateway.core.layers.weights import padded_vocab
+from gateway.core.engines.planning_input import available_bytes
+from gateway.core.layers.built_model import BuiltModel, padded_vocab, per_rank
 from gateway.domain import Gpu, Hardware, ModelSpec
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 # Groups are compared one by one, and 12 GPUs have at most 924 of one size.
 _CONSIDERED = 12
 
@@ -48,13 +47,6 @@ def illegal(spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool = False) ->
         if tensor.shard in ("row", "expert_row") and columns % tp:
             return f"{tensor.name} has {columns} columns, which {tp} GPUs cannot split", tensor.name
     return None
-
-
-def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
-    """Bytes that a new engine may count on: what is free now, less what our engines were promised and may not use yet."""
-    total = gpu.total_bytes or 0
-    free = total if gpu.free_bytes is None else gpu.free_bytes
-    return max(0, min(free, total - claims.get(gpu.uuid, 0)))
 
 
 def best_group(hardware: Hardware, tp: int, claims: Mapping[str, int]) -> tuple[Gpu, ...] | None:
@@ -102,3 +94,17 @@ def peers_without_p2p(hardware: Hardware, group: Iterable[Gpu]) -> tuple[int, in
         if link is None or not (link.nvlinks or link.p2p):
             return a.index, b.index
     return None
+
+
+class GpuGroups:
+    """The best group of each size, looked for once for all variants and engine versions."""
+
+    def __init__(self, hardware: Hardware, claims: Mapping[str, int]) -> None:
+        self._hardware, self._claims = hardware, claims
+        self._best: dict[int, tuple[Gpu, ...] | None] = {}
+
+    def best(self, size: int) -> tuple[Gpu, ...] | None:
+        """None: there are not so many GPUs of one kind."""
+        if size not in self._best:
+            self._best[size] = best_group(self._hardware, size, self._claims)
+        return self._best[size]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from gateway.core.engines.candidate import Candidate
 from gateway.core.facts.peers import CUSTOM, P2P, P2P_OFF, failing
 from gateway.core.kernels.linear import DISABLED
 from gateway.core.model.scheme import Scheme
-from gateway.core.planner.advisories import advice
-from gateway.core.planner.candidate import Candidate
 from gateway.core.planner.flags import spelled
 from gateway.core.planner.parallel import peers_without_p2p
 from gateway.core.planner.sizes import Sizes
-from gateway.domain import BoolChoice, Choice, EngineRef, Fact, IntChoice, ModelRef, Plan, Scalar, StrChoice
+from gateway.domain import BoolChoice, Choice, Engine, EngineRef, Fact, IntChoice, ModelRef, Plan, Scalar, StrChoice
+
+# Advisories that a sentence names.
+_MOST_NAMED = 3
 
 
 def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
-    engine, variant, found, speculation = candidate.engine, candidate.variant, candidate.found, candidate.speculation
+    engine, variant, evidence, speculation = candidate.engine, candidate.variant, candidate.evidence, candidate.speculation
     silent = failing(candidate.given.facts, engine, candidate.group)
     reduce = _all_reduce(candidate, silent)
     whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
@@ -50,8 +52,8 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         max_num_batched_tokens=sizes.batch.tokens,
         custom_all_reduce=reduce,
         enforce_eager=sizes.batch.eager,
-        kernels=found.kernels,
-        attention=found.attention,
+        kernels=evidence.kernels,
+        attention=evidence.attention,
         memory=sizes.memory,
         verdict="degraded" if _degraded(candidate) else "ok",
         cost=variant.cost,
@@ -97,7 +99,7 @@ def _drafter(candidate: Candidate) -> ModelRef | None:
 
 
 def _degraded(candidate: Candidate) -> bool:
-    rows = candidate.found.kernels
+    rows = candidate.evidence.kernels
     unsure = candidate.variant.conservative or bool(_replaced(candidate)) or not candidate.built.known
     return unsure or any(row.status == "unknown" or row.note for row in rows)
 
@@ -112,7 +114,7 @@ def _through_the_host(silent: Mapping[str, Fact]) -> list[str]:
 def _without(candidate: Candidate, kernel: str) -> int:
     """How many layers would get this kernel, and do not, because the engine's switch for it knows no layers."""
     passed = [
-        row for row in candidate.found.kernels if any(one.kernel == kernel and one.reason == DISABLED for one in row.refused)
+        row for row in candidate.evidence.kernels if any(one.kernel == kernel and one.reason == DISABLED for one in row.refused)
     ]
     return sum(row.count for row in passed)
 
@@ -124,8 +126,8 @@ def _replaced(candidate: Candidate) -> str:
 
 
 def _warnings(candidate: Candidate) -> list[str]:
-    spec, found, built = candidate.given.spec, candidate.found, candidate.built
-    warnings = [f"{row.layer}: {row.note}." for row in found.kernels if row.note]
+    spec, evidence, built = candidate.given.spec, candidate.evidence, candidate.built
+    warnings = [f"{row.layer}: {row.note}." for row in evidence.kernels if row.note]
     warnings += [f"Not the kernel that the engine would choose: {why}."] if (why := _replaced(candidate)) else []
     warnings += [
         f"The engine can leave out {kernel} for the whole model only: {count} layers go without it, and may be slower."
@@ -133,9 +135,9 @@ def _warnings(candidate: Candidate) -> list[str]:
         if (count := _without(candidate, kernel)) > 1
     ]
     warnings += candidate.speculation.warnings
-    if unknown := [row.layer for row in found.kernels if row.status == "unknown"]:
+    if unknown := [row.layer for row in evidence.kernels if row.status == "unknown"]:
         warnings.append(f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell.")
-    if unknown := sorted({row.kind for row in found.attention if row.status == "unknown"}):
+    if unknown := sorted({row.kind for row in evidence.attention if row.status == "unknown"}):
         warnings.append(f"Which backend computes {', '.join(unknown)} attention is not known; the start will tell.")
     if not built.known:
         sizes = "sizes are those of its files, kernels are not predicted"
@@ -195,7 +197,7 @@ def _replicas(candidate: Candidate) -> Choice[int]:
 
 
 def _loaded_as(candidate: Candidate, named: str) -> str:
-    method = candidate.found.method
+    method = candidate.evidence.method
     other = f"; {candidate.engine.ref} loads it as {method}" if method not in ("", named) else ""
     return f"what the checkpoint says of itself{other}"
 
@@ -237,3 +239,25 @@ def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool
         return BoolChoice(value=True, reason=reason, source="probe")
     reason = f"GPUs {pair[0]} and {pair[1]} have neither NVLink nor proven peer-to-peer access"
     return BoolChoice(value=False, reason=reason, source="probe")
+
+
+# --- published weaknesses of the engine version ---
+
+
+def advice(engine: Engine) -> str:
+    """What is known against this version and which version is without it; "" where nothing is."""
+    known = engine.advisories
+    if not known:
+        return ""
+    named = ", ".join(one.id for one in known[:_MOST_NAMED])
+    more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+    fixes = [one.fixed_in for one in known if one.fixed_in]
+    cure = f"from {max(fixes, key=_version_parts)} on it has none of them" if fixes else ""
+    if len(fixes) < len(known):
+        unfixed = len(known) - len(fixes)
+        cure = f"of {unfixed} no fixed version is known"
+    return f"Known weaknesses of {engine.ref}: {named}{more}; {cure}."
+
+
+def _version_parts(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdecimal()]

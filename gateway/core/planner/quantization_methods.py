@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.planner.refusal import Refused
+from gateway.core.engines.refusal import Refused
 from gateway.domain import Engine, Method, MethodRule, Quant
 
 # The words with which engines refuse; tests compare them with the engines' answers.

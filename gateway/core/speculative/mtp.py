@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from collections.abc import Callable
 
-from gateway.core.layers.build import build
-from gateway.core.layers.built_model import Linear
+from gateway.core.layers.built_model import BuiltModel, Linear
 from gateway.core.layers.weights import linear_bytes, other_bytes
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES
 from gateway.core.model.families.config import Fields
 from gateway.core.model.rank import Rank
-from gateway.domain import AttentionGroup, ModelSpec, TensorGroup, Value
+from gateway.core.speculative.speculative_rules import Mtp
+from gateway.domain import AttentionGroup, ModelSpec, TensorGroup
 
 # Modules that a drafting layer does not have: it is a layer with softmax attention, and experts where the model has any.
 _RECURRENT = ("linear_attn", "mamba", "mixer.in_proj", "mixer.out_proj")
 _DENSE = ("mlp.gate_up_proj", "mlp.down_proj")
-
-
-class Targets(Value):
-    """Models that may have such layers, by model_type or architecture, and the field of config.json that counts them."""
-
-    types: tuple[str, ...] = ()
-    architectures: tuple[str, ...] = ()
-    field: str
-    default: int | None = Field(None, description="layers where the config has no such field; None: then there are none")
-
-
-class Mtp(Value):
-    source: str
-    targets: tuple[Targets, ...]
 
 
 def drafting_layers(spec: ModelSpec, rules: Mtp) -> int | None:
@@ -49,7 +35,7 @@ def drafting_groups(spec: ModelSpec, layers: int) -> tuple[AttentionGroup, ...]:
     return () if group is None else (group.evolve(layers=layers),)
 
 
-def drafting_bytes(spec: ModelSpec, layers: int, rank: Rank) -> int | None:
+def drafting_bytes(spec: ModelSpec, layers: int, rank: Rank, build: Callable[[ModelSpec], BuiltModel]) -> int | None:
     """Bytes on one rank: of their tensors, else as many as such a layer of the model has; None: not known.
 
     The embedding and the head are the model's own (vllm/v1/spec_decode/llm_base_proposer.py, _maybe_share_lm_head), but for a
@@ -61,7 +47,7 @@ def drafting_bytes(spec: ModelSpec, layers: int, rank: Rank) -> int | None:
             other_bytes(_cut(tensor), rank.tp, rank.dtype, heads) for tensor in spec.draft_tensors if tensor.shard != "vocab"
         )
     alike = [linear for linear in build(spec).linears if _drafts(linear, spec)]
-    sizes = [linear_bytes(linear, rank) for linear in alike]
+    sizes = [linear_bytes(linear, Rank(tp=rank.tp, dtype=rank.dtype)) for linear in alike]
     if not sizes or None in sizes:
         return None
     each = sum((size or 0) // linear.count for size, linear in zip(sizes, alike, strict=True))

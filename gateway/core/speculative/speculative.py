@@ -1,6 +1,6 @@
 """Speculative decoding: which drafter an engine version runs for a model, with what settings, or why none. Pure.
 
-    SpeculativeRules (speculative.yaml) + model + Drafter + Wish -> Speculation
+    SpeculativeRules (speculative.yaml) + Target + Drafter + Wish -> Speculation
 
 A drafter that cannot run never refuses the model: it is dropped with every reason, and the model is served alone. Without a wish
 nothing is drafted, because what that gains depends on the prompts: it is for the user to measure.
@@ -9,19 +9,17 @@ nothing is drafted, because what that gains depends on the prompts: it is for th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import dataclass
 
-from pydantic import Field
-
+from gateway.core.layers.built_model import BuiltModel
+from gateway.core.layers.weights import other_bytes, weights_bytes
 from gateway.core.model.families.config import Fields
 from gateway.core.model.rank import Rank
 from gateway.core.speculative.drafter import Drafter
-from gateway.core.speculative.mtp import Mtp, drafting_bytes, drafting_groups, drafting_layers
-from gateway.domain import AttentionGroup, Choice, Engine, IntChoice, LayerAttention, ModelSpec, Refusal, StrChoice, Value, Wish
-
-# Which backends compute these layers of a drafter, by the attention rules of the engine version on the GPU at hand:
-# `layer_attention(..., drafter=True)` of core/attention/vllm_attention.py with all but the groups given.
-Attends = Callable[[tuple[AttentionGroup, ...]], tuple[LayerAttention, ...]]
+from gateway.core.speculative.mtp import drafting_bytes, drafting_groups, drafting_layers
+from gateway.core.speculative.speculation import Speculation
+from gateway.core.speculative.speculative_rules import SpeculativeRules
+from gateway.domain import AttentionGroup, Choice, Engine, IntChoice, LayerAttention, ModelSpec, Refusal, StrChoice, Wish
 
 # Where no config names a number: few, because each refused token is work lost. Users measure and set their own.
 _TOKENS = 3
@@ -30,58 +28,24 @@ _NGRAM = 5
 _READ_HIDDEN_STATES = ("eagle3", "dflash", "dspark")
 
 
-# --- the rules, as speculative.yaml has them ---
+@dataclass(frozen=True)
+class Target:
+    """The model that drafted tokens are for, as one rank computes it.
 
+    build: what engines build of a model, by its config. attends: which backends compute such layers of a drafter on the GPU at
+    hand, by the attention rules of the engine version.
+    """
 
-class Hidden(Value):
-    """Targets that hand out the hidden states of their layers, which EAGLE3, DFlash and DSpark read."""
-
-    source: str
-    types: tuple[str, ...] = Field((), description="a model_type has to contain one of these; empty: any")
-    architectures: tuple[str, ...]
-
-
-class SpeculativeRules(Value):
-    methods: dict[str, str] = Field(description="method -> where the version names it")
-    parallel: tuple[str, ...] = Field(
-        (), description="methods for which a batch reserves all drafted tokens but one per sequence"
-    )
-    speculators: dict[str, dict[str, str]] = Field(
-        description="speculators_model_type -> model_type of its layers ('*': any) -> the class that loads it"
-    )
-    architectures: tuple[str, ...] = Field(description="classes that load drafters")
-    hidden_states: Hidden
-    mtp: Mtp
-
-
-# --- the answer ---
-
-
-class Speculation(Value):
-    """`config` is the value of --speculative-config; its `model` is where the drafter was read, not where an engine finds it."""
-
-    method: Choice[str]
-    tokens: Choice[int] | None = None
-    config: dict[str, Any] = Field({}, description="empty: nothing is drafted")
-    weights_bytes: int = Field(0, description="per rank, beside the target's")
-    weights_from: Literal["headers", "config"] = "headers"
-    groups: tuple[AttentionGroup, ...] = Field((), description="attention of the drafter, which keeps a KV cache too")
-    attention: tuple[LayerAttention, ...] = ()
-    slots: int = Field(0, description="tokens of each sequence that a batch (max_num_batched_tokens) reserves for drafting")
-    refused: tuple[Refusal, ...] = ()
-    warnings: tuple[str, ...] = ()
+    spec: ModelSpec
+    rank: Rank
+    build: Callable[[ModelSpec], BuiltModel]
+    attends: Callable[[tuple[AttentionGroup, ...]], tuple[LayerAttention, ...]]
 
 
 def speculate(
-    spec: ModelSpec,
-    drafter: Drafter | None,
-    wish: Wish,
-    engine: Engine,
-    rules: SpeculativeRules | None,
-    attends: Attends,
-    rank: Rank,
+    target: Target, drafter: Drafter | None, wish: Wish, engine: Engine, rules: SpeculativeRules | None
 ) -> Speculation:
-    """What this engine version drafts with for the model on such ranks; `drafter` is the drafter that the wish names."""
+    """What this engine version drafts with for the target; `drafter` is the drafter that the wish names."""
     asked = "drafter" if drafter is not None else wish.speculative
     if asked is None:
         return _none("nobody asked for it, and what it gains depends on the prompts: measure it", "planner")
@@ -90,10 +54,18 @@ def speculate(
     if rules is None:
         return _dropped(asked, engine, [_refusal(asked, f"what {engine.ref} can draft with is not known here")])
     if drafter is not None:
-        return _with_drafter(spec, drafter, wish, engine, rules, attends, rank)
+        return _with_drafter(target, drafter, wish, engine, rules)
     if asked == "ngram":
         return _with_ngrams(wish, engine, rules)
-    return _with_own_layers(spec, wish, engine, rules, attends, rank)
+    return _with_own_layers(target, wish, engine, rules)
+
+
+def drafter_bytes(drafter: Drafter, rank: Rank, build: Callable[[ModelSpec], BuiltModel]) -> int:
+    """Bytes of the drafter on one rank, after the engine's cast to the rank's dtype."""
+    if drafter.plain is not None:
+        return weights_bytes(build(drafter.plain), Rank(tp=rank.tp, dtype=rank.dtype)) or 0
+    heads = drafter.attention[0].kv_heads if drafter.attention else 1
+    return sum(other_bytes(tensor, rank.tp, rank.dtype, heads) for tensor in drafter.tensors)
 
 
 def _with_ngrams(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Speculation:
@@ -107,10 +79,9 @@ def _with_ngrams(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Specula
     )
 
 
-def _with_own_layers(
-    spec: ModelSpec, wish: Wish, engine: Engine, rules: SpeculativeRules, attends: Attends, rank: Rank
-) -> Speculation:
+def _with_own_layers(target: Target, wish: Wish, engine: Engine, rules: SpeculativeRules) -> Speculation:
     """MTP: layers of the target's own checkpoint draft."""
+    spec = target.spec
     known = drafting_layers(spec, rules.mtp)
     reason = ""
     if "mtp" not in rules.methods or known is None:
@@ -120,7 +91,7 @@ def _with_own_layers(
     elif spec.tensors_from == "headers" and not spec.draft_tensors:
         reason = "the weight files hold no layers that draft"
     groups = () if reason else drafting_groups(spec, known or 1)
-    rows = attends(groups)
+    rows = target.attends(groups)
     failed = (
         [_refusal("mtp", reason)] if reason else [refusal for row in rows if row.status == "none" for refusal in row.refused]
     )
@@ -137,7 +108,7 @@ def _with_own_layers(
         warnings.append(f"{tokens.value} tokens are drafted by {layers} layers in turn; later ones are accepted less often.")
     if spec.tensors_from == "config":
         warnings.append("Whether the weight files hold the layers that draft is only known once they are here.")
-    size = drafting_bytes(spec, layers, Rank(tp=rank.tp, dtype=rank.dtype))
+    size = drafting_bytes(spec, layers, target.rank, target.build)
     if size is None:
         warnings.append("How large the layers that draft are is not known; memory may turn out scarcer than planned.")
     why = "the checkpoint has layers that draft" if wish.speculative == "auto" else "set by the user"
@@ -153,15 +124,8 @@ def _with_own_layers(
     )
 
 
-def _with_drafter(
-    spec: ModelSpec,
-    drafter: Drafter,
-    wish: Wish,
-    engine: Engine,
-    rules: SpeculativeRules,
-    attends: Attends,
-    rank: Rank,
-) -> Speculation:
+def _with_drafter(target: Target, drafter: Drafter, wish: Wish, engine: Engine, rules: SpeculativeRules) -> Speculation:
+    spec = target.spec
     tokens = _tokens(
         wish,
         drafter.tokens or _TOKENS,
@@ -170,10 +134,10 @@ def _with_drafter(
         else "the drafter names none; a few are a start",
         "config.json of the drafter" if drafter.tokens else "planner",
     )
-    rows = attends(drafter.attention) if drafter.method in rules.methods else ()
+    rows = target.attends(drafter.attention) if drafter.method in rules.methods else ()
     failed = [
         *_unloadable(spec, drafter, engine, rules),
-        *_unfit(spec, drafter, rank.tp),
+        *_unfit(spec, drafter, target.rank.tp),
         *(refusal for row in rows if row.status == "none" for refusal in row.refused),
     ]
     if failed:
@@ -188,7 +152,7 @@ def _with_drafter(
         method=StrChoice(value=drafter.method, reason=f"the drafter {drafter.source} was named", source="user"),
         tokens=tokens,
         config=config,
-        weights_bytes=drafter.rank_bytes(rank),
+        weights_bytes=drafter_bytes(drafter, target.rank, target.build),
         weights_from=drafter.tensors_from,
         groups=drafter.attention,
         attention=rows,

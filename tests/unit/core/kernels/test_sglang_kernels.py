@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gateway.core.engines.refusal import Refused
+from gateway.core.engines.sglang_engine import SglangRules
+from gateway.core.engines.variant import Variant
 from gateway.core.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
 from gateway.core.kernels.linear import KernelChoice, LinearRules, choose
 from gateway.core.layers.build import build
@@ -18,8 +21,7 @@ from gateway.core.model.scheme import LinearShape, MoeShape, Scheme
 from gateway.core.model.spec import read_model
 from gateway.core.planner.layer_kernels import layer_kernels
 from gateway.core.planner.quantization_methods import MethodRefused, check, resolve
-from gateway.core.planner.refusal import Refused
-from gateway.core.planner.variants import Variant, repairs
+from gateway.core.planner.repairs import repairs
 from gateway.domain import Engine, Quant
 from gateway.profiles import Profiles
 from tests.conformance import sglang_linear_questions, sglang_memory_questions, sglang_moe_questions
@@ -253,7 +255,7 @@ def test_weights_that_do_not_fit_are_not_quantized_while_they_load_because_they_
     offered = {
         engine.kind: [
             variant.quantization
-            for variant in repairs(Variant(), refusal, engine, None, 1, (), quantized=False)
+            for variant in repairs(Variant(), refusal, engine, SglangRules(), 1, (), quantized=False)
             if variant.quantization
         ]
         for engine in (ENGINES[version], PROFILES.engine("vllm==0.33.0"))

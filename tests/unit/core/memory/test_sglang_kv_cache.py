@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.engines.sglang_engine import SglangRules
 from gateway.core.layers.build import build
 from gateway.core.memory.sglang_kv_cache import TokenPool, model_of
 from gateway.core.planner.decide import decide
@@ -24,9 +25,10 @@ GIB = 1024**3
 
 
 def pool(name: str, version: str = "0.5.23", tp: int = 1, element_bytes: int = 2) -> TokenPool:
-    rules = PROFILES.rules([PROFILES.engine(f"sglang=={version}")])[f"sglang=={version}"].memory
-    assert rules is not None
-    return TokenPool(rules, build(published(name)).attention, tp, element_bytes)
+    rules = PROFILES.rules([PROFILES.engine(f"sglang=={version}")])[f"sglang=={version}"]
+    assert isinstance(rules, SglangRules)
+    assert rules.memory is not None
+    return TokenPool(rules.memory, build(published(name)).attention, tp, element_bytes)
 
 
 @cache

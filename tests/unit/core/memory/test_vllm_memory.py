@@ -16,9 +16,10 @@ from gateway.core.layers.build import build
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.layers.weights import weights_bytes
 from gateway.core.memory.vllm_kv_cache import Cache, cache
-from gateway.core.memory.vllm_memory import Workload, activation_bytes, driver_bytes, memory, position_bytes, runner_of
+from gateway.core.memory.vllm_memory import activation_bytes, driver_bytes, memory, position_bytes, runner_of
 from gateway.core.model.rank import Rank
 from gateway.core.model.spec import read_model
+from gateway.core.model.workload import Workload
 from gateway.core.planner.decide import decide
 from gateway.domain import Gpu, GpuProcess, Hardware, Link, Memory, ModelSpec, Plan
 from gateway.domain.units import GIB

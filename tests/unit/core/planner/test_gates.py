@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.core.facts.learn import proved
-from gateway.core.planner.advisories import advice
 from gateway.core.planner.decide import decide
+from gateway.core.planner.propose import advice
 from gateway.domain import Advisory, Decision, Engine, Fact, Flag, Hardware, Plan
 from gateway.profiles import Profiles
 from tests.support.makers import attempt, engine, machine, planned, spec, wish

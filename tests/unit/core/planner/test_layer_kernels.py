@@ -6,10 +6,10 @@ from gateway.core.layers.build import build
 from gateway.core.layers.built_model import Linear, per_rank
 from gateway.core.model.experts import ExpertTraits
 from gateway.core.model.rank import Rank
-from gateway.core.model.scheme import Scheme
+from gateway.core.model.scheme import Scheme, described
 from gateway.core.model.spec import Tensor, read_model
 from gateway.core.planner.decide import decide
-from gateway.core.planner.layer_kernels import described, layer_kernels
+from gateway.core.planner.layer_kernels import layer_kernels
 from gateway.domain import Decision, LayerKernel, ModelSpec
 from gateway.profiles import Profiles
 from tests.support.makers import LLAMA_8B, machine, wish

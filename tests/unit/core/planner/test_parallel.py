@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.engines.planning_input import available_bytes
 from gateway.core.layers.build import build
 from gateway.core.model.spec import read_model
 from gateway.core.planner import parallel
-from gateway.core.planner.parallel import available_bytes, best_group, peers_without_p2p
+from gateway.core.planner.parallel import best_group, peers_without_p2p
 from gateway.domain import Gpu, Hardware, Link, ModelSpec
 from gateway.errors import BadModel
 from tests.support.published import CONFIGS, TENSORS, config, published, tensors

@@ -12,7 +12,7 @@ import pytest
 from gateway.core.model.spec import read_model
 from gateway.core.planner.decide import decide
 from gateway.core.planner.matrix import Cell
-from gateway.core.speculative.drafter import read_drafter
+from gateway.core.speculative.read_drafter import read_drafter
 from gateway.domain import Choice, Decision, LayerAttention, LayerKernel, Memory, ModelRef, Plan, Rejected
 from gateway.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from gateway.core.model.spec import read_model
 from gateway.core.planner.decide import decide
-from gateway.core.speculative.drafter import read_drafter
+from gateway.core.speculative.read_drafter import read_drafter
 from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Wish
 from gateway.errors import BadModel, FitserveError
 from gateway.profiles import Profiles, shipped

@@ -11,7 +11,8 @@ import pytest
 
 from gateway.core.model.spec import read_model
 from gateway.core.planner.decide import decide
-from gateway.core.speculative.drafter import Drafter, read_drafter
+from gateway.core.speculative.drafter import Drafter
+from gateway.core.speculative.read_drafter import read_drafter
 from gateway.domain import Decision, LayerKernel, Rejected
 from gateway.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS

@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 
 from gateway.core.attention.vllm_attention import layer_attention
 from gateway.core.attention.vllm_rules import AttentionRules
+from gateway.core.layers.build import build
 from gateway.core.model.rank import Rank
 from gateway.core.model.spec import Tensor, read_model
-from gateway.core.speculative.drafter import Drafter, read_drafter
+from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.mtp import drafting_bytes
-from gateway.core.speculative.speculative import Speculation, SpeculativeRules, speculate
+from gateway.core.speculative.read_drafter import read_drafter
+from gateway.core.speculative.speculation import Speculation
+from gateway.core.speculative.speculative import Target, drafter_bytes, speculate
+from gateway.core.speculative.speculative_rules import SpeculativeRules
 from gateway.domain import AttentionGroup, Engine, LayerAttention, ModelSpec, Refusal, TensorGroup, Wish
 from gateway.errors import BadModel
 from gateway.profiles import shipped
@@ -80,6 +84,12 @@ def wish(**fields: Any) -> Wish:
     return Wish(name="model", source="org/model", **fields)
 
 
+def speculated(
+    spec: ModelSpec, drafter: Drafter | None, asked: Wish, engine: Any, rules: SpeculativeRules | None, attends: Any, rank: Rank
+) -> Speculation:
+    return speculate(Target(spec, rank, build, attends), drafter, asked, engine, rules)
+
+
 def drafter(name: str, spec: ModelSpec | None = None) -> Drafter:
     found = read_drafter("org/EAGLE-drafter" if name == "eagle llama" else "org/drafter", None, DRAFTERS[name])
     # Engines compare these sizes only when weights are loaded, or never: they are ours to compare.
@@ -92,9 +102,9 @@ def ours(version: str, question: Question) -> Speculation:
     if question.drafter:
         named = drafter(question.drafter, spec if question.method != "draft_model" else None)
         asked = wish(drafter="org/drafter", num_speculative_tokens=question.tokens)
-        return speculate(spec, named, asked, engine(version), RULES[version], attends, Rank(tp=question.tp))
+        return speculated(spec, named, asked, engine(version), RULES[version], attends, Rank(tp=question.tp))
     asked = wish(speculative=question.method, num_speculative_tokens=question.tokens)
-    return speculate(spec, None, asked, engine(version), RULES[version], attends, Rank(tp=question.tp))
+    return speculated(spec, None, asked, engine(version), RULES[version], attends, Rank(tp=question.tp))
 
 
 @pytest.mark.parametrize("version", VLLM)
@@ -129,7 +139,9 @@ def test_bytes_of_a_drafter_are_those_the_engine_allocates(version: str) -> None
     for question, answer in pairs(speculative_questions, version, "9.0"):
         if not question.drafter or answer[0] in ("error", "unanswered") or answer[3] is None or question.target != "qwen3-8b":
             continue
-        assert drafter(question.drafter).rank_bytes(Rank(tp=question.tp)) == pytest.approx(sum(answer[3]), rel=1e-4), question
+        assert drafter_bytes(drafter(question.drafter), Rank(tp=question.tp), build) == pytest.approx(
+            sum(answer[3]), rel=1e-4
+        ), question
         compared += 1
     assert compared >= 10
 
@@ -141,7 +153,7 @@ def test_layers_that_draft_are_as_large_as_the_engine_builds_them(name: str) -> 
         if question.target == name and question.layers is None and answer[0] == "mtp":
             # These two have a head in the drafting layer, which is the target's own where the files have none.
             head = spec.vocab * spec.hidden * 2 // question.tp if name in ("deepseek-v3", "glm-4.5-air") else 0
-            found = drafting_bytes(spec, 1, Rank(tp=question.tp))
+            found = drafting_bytes(spec, 1, Rank(tp=question.tp), build)
             assert found is not None
             assert found + head == pytest.approx(answer[3][0], rel=0.02), question
 
@@ -152,7 +164,7 @@ def test_layers_that_draft_are_as_large_as_the_engine_builds_them(name: str) -> 
 def gemma(version: str, backends: Any = attends, **fields: Any) -> Speculation:
     spec = target("gemma-4-31b", drafting=False)
     asked = wish(drafter="org/drafter", **fields)
-    return speculate(spec, drafter("dflash gemma-4-31b"), asked, engine(version), RULES[version], backends, Rank(tp=2))
+    return speculated(spec, drafter("dflash gemma-4-31b"), asked, engine(version), RULES[version], backends, Rank(tp=2))
 
 
 @pytest.mark.parametrize("version", vllm_since("0.26"))
@@ -208,7 +220,7 @@ def test_the_user_decides_the_number_of_tokens() -> None:
 
 def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
     for fields in ({}, {"speculative": "off"}):
-        found = speculate(target("glm-4.5-air"), None, wish(**fields), engine("0.33.0"), RULES["0.33.0"], attends, Rank())
+        found = speculated(target("glm-4.5-air"), None, wish(**fields), engine("0.33.0"), RULES["0.33.0"], attends, Rank())
         assert found.method.value == "none"
         assert not found.warnings
 
@@ -224,28 +236,30 @@ def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
 )
 def test_auto_drafts_with_the_checkpoints_own_layers_only(name: str, drafting: bool, method: str, why: str) -> None:
     spec = target(name, drafting=drafting)
-    found = speculate(spec, None, wish(speculative="auto"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1))
+    found = speculated(spec, None, wish(speculative="auto"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1))
     assert found.method.value == method
     assert why in found.method.reason
     assert not found.warnings
-    asked = speculate(spec, None, wish(speculative="mtp"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1))
+    asked = speculated(spec, None, wish(speculative="mtp"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=1))
     assert asked.method.value == method
     assert bool(asked.warnings) == (method == "none")
 
 
 def test_an_engine_without_rules_serves_the_target_alone() -> None:
-    found = speculate(target("qwen3-8b"), None, wish(speculative="ngram"), engine("9.9"), None, attends, Rank(tp=1))
+    found = speculated(target("qwen3-8b"), None, wish(speculative="ngram"), engine("9.9"), None, attends, Rank(tp=1))
     assert found.method.value == "none"
     assert "not known here" in found.warnings[0]
 
 
 def test_a_drafter_for_another_model_is_dropped() -> None:
     asked = wish(drafter="org/drafter")
-    found = speculate(
+    found = speculated(
         target("llama-3.1-8b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, Rank()
     )
     assert "reads a vocabulary of 151936 tokens, and the target has 128256" in found.warnings[0]
-    found = speculate(target("gpt-oss-20b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, Rank())
+    found = speculated(
+        target("gpt-oss-20b"), drafter("eagle3 llama"), asked, engine("0.33.0"), RULES["0.33.0"], attends, Rank()
+    )
     assert "made for a target of hidden size 4096, and this one has 2880" in found.warnings[0]
 
 
@@ -290,7 +304,7 @@ def test_headers_win_over_shapes_from_the_config() -> None:
         "layers.0.self_attn.k_proj.weight": Tensor("BF16", (64, 8)),
     }
     found = read_drafter("org/drafter", None, DRAFTERS["eagle3 llama"], tensors)
-    assert found.rank_bytes(Rank(tp=2)) == 80 + 512
+    assert drafter_bytes(found, Rank(tp=2), build) == 80 + 512
 
 
 def test_a_sliding_drafter_needs_a_window() -> None:
@@ -342,4 +356,4 @@ def test_no_config_raises_anything_but_bad_model(name: str, field: str, value: A
         found = read_drafter("org/drafter", None, config)
     except BadModel:
         return
-    speculate(target("qwen3-8b"), found, wish(drafter="a/b"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=2))
+    speculated(target("qwen3-8b"), found, wish(drafter="a/b"), engine("0.33.0"), RULES["0.33.0"], attends, Rank(tp=2))

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from gateway.core.engines.refusal import Refused
+from gateway.core.engines.variant import Variant, plain
+from gateway.core.engines.vllm_engine import VllmRules
 from gateway.core.kernels.linear import LinearRules
-from gateway.core.planner.engine_rules import Rules
-from gateway.core.planner.refusal import Refused
-from gateway.core.planner.variants import Variant, has, plain, repairs
+from gateway.core.planner.repairs import has, repairs
 from gateway.domain import Engine, Flag, Scalar
 from tests.support.makers import engine
 
@@ -23,7 +24,9 @@ FLAGS: dict[str, Flag] = {
     "moe-backend": Flag(type="str", choices=("auto", "marlin", "triton")),
 }
 ENGINE = engine(flags=FLAGS, user_env=("VLLM_DISABLED_KERNELS",))
-RULES = Rules(linear=LinearRules(packages=(), backends={"marlin": ("Marlin",), "triton": ("Triton",)}, paths=(), kernels={}))
+RULES = VllmRules(
+    linear=LinearRules(packages=(), backends={"marlin": ("Marlin",), "triton": ("Triton",)}, paths=(), kernels={})
+)
 
 
 def cures(

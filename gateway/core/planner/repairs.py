@@ -1,97 +1,33 @@
-"""The variants of a model on an engine: how it is laid out on GPUs, and what may be changed after a refusal. Pure.
+"""What may be changed in a variant after a refusal. Pure.
 
-    plain(...) -> the variants as the engine would run them       repairs(variant, refusal, ...) -> variants that may cure the refusal
+    repairs(variant, refusal, ...) -> variants that may cure the refusal
 
 A repair changes one thing. What a user set is never changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
-from gateway.core.model.rank import Rank
-from gateway.core.planner.engine_rules import Rules
-from gateway.core.planner.parallel import SIZES
-from gateway.core.planner.refusal import Refused
-from gateway.domain import Engine, Scalar
+from gateway.core.engines.candidate import EngineRules
+from gateway.core.engines.refusal import Refused
+from gateway.core.engines.variant import Variant
+from gateway.domain import Engine
 
 # A trait of engine versions that hold all weights in 16 bits before they quantize the first: SGLang, load_weights_and_postprocess in
 # srt/model_loader/loader.py:697 of 0.5.10.post1, :1028 of 0.5.23.
 QUANTIZES_LATE = "quantizes_late"
 
-# How destructive each change is; a plan's changes add up, and of two plans that else are equal the smaller sum wins.
-_COST = {"disabled": 1, "backends": 1, "ep": 1, "pp": 1, "dtype": 2, "kv_dtype": 3, "conservative": 4, "quantization": 8}
 # Changes of one variant; more would be a search for its own sake.
 _MOST_CHANGES = 3
-
-
-@dataclass(frozen=True)
-class Variant:
-    """tp, pp: ranks of tensor and pipeline parallelism; ep: experts are split whole over the tensor parallel ranks.
-
-    dtype, quantization: "" as the checkpoint has them. disabled: kernels for VLLM_DISABLED_KERNELS. backends: engine flags
-    that force a kernel. conservative: no graphs and a small batch. because: why each of these differs from the plain variant.
-    """
-
-    tp: int = 1
-    pp: int = 1
-    ep: bool = False
-    dtype: str = ""
-    kv_dtype: str = "auto"
-    quantization: str = ""
-    disabled: tuple[str, ...] = ()
-    backends: tuple[tuple[str, str], ...] = ()
-    conservative: bool = False
-    because: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, hash=False)
-
-    @property
-    def cost(self) -> int:
-        return sum(_COST[name] for name in self.because)
-
-    def rank(self, dtype: str, capability: str | None) -> Rank:
-        """One of its ranks, with activations in `dtype`."""
-        return Rank(self.tp, self.pp, self.tp if self.ep else 1, dtype, self.kv_dtype, capability or "")
-
-    def backend(self, flag: str) -> str | None:
-        return dict(self.backends).get(flag)
-
-    def changed(self, name: str, value: object, reason: str, source: str) -> Variant:
-        """This variant with one thing changed, and why."""
-        return replace(self, because={**self.because, name: (reason, source)}, **{name: value})  # type: ignore[arg-type]
-
-
-def plain(
-    engine: Engine, gpus: int, args: Mapping[str, Scalar], tensor_parallel: int | None, kv_dtype: str = "auto"
-) -> tuple[Variant, ...]:
-    """The variants with nothing changed but what the user set (`args` are flags by their canonical names). kv_dtype: the checkpoint's."""
-    set_by_user = Variant(
-        pp=int(args.get("pipeline-parallel-size", 1)),
-        ep=bool(args.get("enable-expert-parallel", False)),
-        kv_dtype=_kv_dtype(str(args.get("kv-cache-dtype", "auto")), kv_dtype),
-        quantization=str(args.get("quantization", "")),
-        backends=tuple(
-            (name, str(args[name])) for name in ("linear-backend", "moe-backend") if args.get(name, "auto") != "auto"
-        ),
-    )
-    wanted = args.get("tensor-parallel-size", tensor_parallel)
-    if wanted is not None:
-        return (replace(set_by_user, tp=int(wanted)),)
-    if engine.device == "cpu":
-        return (set_by_user,)
-    most = max(1, gpus // set_by_user.pp)
-    return tuple(replace(set_by_user, tp=size) for size in SIZES if size <= most)
-
-
-def _kv_dtype(users: str, declared: str) -> str:
-    return declared if users == "auto" else users
 
 
 def repairs(
     variant: Variant,
     refusal: Refused,
     engine: Engine,
-    rules: Rules | None,
+    rules: EngineRules,
     gpus: int,
     args: Collection[str],
     *,
@@ -133,9 +69,8 @@ def repairs(
             "pp", variant.tp, f"whole layers on each GPU, because a cut one has no kernel: {why}", refusal.source
         )
         yield replace(whole, tp=1)
-    server = rules.attention_backends if rules else None
-    if refusal.verdict == "no_backend" and server and not variant.backend("attention-backend") and not _forced(args):
-        for name in server.repairs:
+    if refusal.verdict == "no_backend" and not variant.backend("attention-backend") and not _forced(args):
+        for name in rules.attention_repairs:
             backends = (*variant.backends, ("attention-backend", name))
             yield variant.changed(
                 "backends", backends, f"the engine's own choice of a backend would fail: {why}", refusal.source
@@ -173,10 +108,10 @@ def has(engine: Engine, flag: str) -> bool:
 
 
 def _other_kernel(
-    variant: Variant, kernel: str, engine: Engine, rules: Rules | None, args: Collection[str], *, experts: bool, why: str
+    variant: Variant, kernel: str, engine: Engine, rules: EngineRules, args: Collection[str], *, experts: bool, why: str
 ) -> Iterator[Variant]:
     """The same variant without this kernel, by the flags and variables that the engine version has for that."""
-    if rules is None:
+    if not rules.known:
         return
     if not experts and "VLLM_DISABLED_KERNELS" in engine.user_env:
         yield variant.changed("disabled", (*variant.disabled, kernel), f"{kernel} is left out: {why}", "fact")
@@ -184,7 +119,7 @@ def _other_kernel(
     known = engine.flags.get(engine.spelling.get(flag, flag))
     if flag in args or known is None or variant.backend(flag):
         return
-    # What a backend does with experts is known of those that some method can be forced to.
+    # The rules of experts describe those backends only that some quantization method can be forced to take.
     forced = {name for method in rules.moe.methods for name in method.forced} if experts and rules.moe else None
     for name in known.choices or ():
         if forced is not None and name not in forced:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from gateway.domain import LayerAttention, LayerKernel, Memory
 
 
-@dataclass
+@dataclass(frozen=True)
 class Evidence:
-    """What was computed of a variant, also of a refused variant."""
+    """`method`: of quantization, by the engine's own name."""
 
     kernels: tuple[LayerKernel, ...] = ()
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory | None = None
-    method: str = ""  # of quantization, by the engine's own name
+    method: str = ""

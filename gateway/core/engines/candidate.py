@@ -1,0 +1,185 @@
+"""A variant that passed the gates, before it is sized, and the contract of an engine kind's rules, which size it. Pure.
+
+Candidate -> Footprint (its bytes and its batch) -> Budget -> Memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from gateway.core.engines.evidence import Evidence
+from gateway.core.engines.planning_input import PlanningInput, available_bytes
+from gateway.core.engines.variant import Variant
+from gateway.core.kernels.expert_kernels import MoeRules
+from gateway.core.kernels.linear import LinearRules
+from gateway.core.layers.built_model import BuiltModel, stage
+from gateway.core.memory.kv_cache import KvCache
+from gateway.core.model.rank import Rank
+from gateway.core.model.workload import Workload
+from gateway.core.speculative.drafter import Drafter
+from gateway.core.speculative.speculation import Speculation
+from gateway.core.speculative.speculative_rules import SpeculativeRules
+from gateway.domain import AttentionGroup, Choice, Engine, Gpu, LayerAttention, Memory, ModelSpec, Quant, Scalar
+from gateway.domain.units import MIB
+
+# Free bytes left alone on each GPU: what other processes and the driver may take between our look and the start.
+_HEADROOM = 256 * MIB
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`args` are the user's flags by canonical names; `evidence` has the kernels and backends of its layers."""
+
+    given: PlanningInput
+    engine: Engine
+    rules: EngineRules
+    built: BuiltModel
+    variant: Variant
+    group: tuple[Gpu, ...]
+    dtype: Choice[str]
+    args: Mapping[str, Scalar]
+    speculation: Speculation
+    evidence: Evidence
+
+    @property
+    def source(self) -> str:
+        return f"profile {self.engine.ref}"
+
+    @cached_property
+    def rank(self) -> Rank:
+        return self.variant.rank(self.dtype.value, self.group[0].capability if self.group else None)
+
+    @cached_property
+    def gpu_bytes(self) -> int:
+        """What the smallest device has."""
+        return min((gpu.total_bytes or 0 for gpu in self.group), default=self.given.hardware.ram_total_bytes)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What an engine may take of each GPU."""
+        return min(available_bytes(gpu, self.given.claims) for gpu in self.group) - _HEADROOM
+
+    @cached_property
+    def stage(self) -> BuiltModel:
+        """What one rank's stage has of the model; all of it without pipeline parallelism."""
+        return stage(self.built, self.variant.pp)
+
+    @cached_property
+    def scope(self) -> dict[str, str]:
+        """What a fact about its sizes is about, but for the budget."""
+        spec, variant, group = self.given.spec, self.variant, self.group
+        scope = {
+            "engine": self.engine.ref,
+            "model": f"{spec.source}@{spec.revision}" if spec.revision else spec.source,
+            "device": f"{group[0].name} sm_{group[0].capability}" if group else f"cpu {self.given.hardware.arch}",
+            "tensor_parallel": str(variant.tp),
+            "pipeline_parallel": str(variant.pp),
+            "dtype": self.dtype.value,
+            "kv_cache_dtype": variant.kv_dtype,
+            "quantization": variant.quantization or "as stored",
+        }
+        return scope | ({"capability": group[0].capability} if group and group[0].capability else {})
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """A candidate with what one rank of it holds, keeps and computes: all that its memory follows from."""
+
+    candidate: Candidate
+    weights_bytes: int
+    cache: KvCache
+    load: Workload
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes per device, the flags that say so, and the same in `words` (also a fact's scope)."""
+
+    bytes: int
+    flags: dict[str, Scalar]
+    words: str
+
+
+# A number that an engine takes by itself, the reason, and where that stands.
+Default = tuple[int, str, str]
+
+
+class EngineRules(Protocol):
+    """What differs between kinds of engines. One object for each engine version, made of the version's rule files.
+
+    The planner knows a kind by this contract alone; registry.py lists the kinds. Methods raise Refused for what the rules do not
+    know.
+    """
+
+    def __hash__(self) -> int:
+        """By identity: answers are remembered for each."""
+
+    @property
+    def known(self) -> bool:
+        """Whether there are rules of this version at all. Without them no kernel is predicted, and quantized weights are refused."""
+
+    @property
+    def linear(self) -> LinearRules | None:
+        """Which kernels compute linear layers; None: not known."""
+
+    @property
+    def moe(self) -> MoeRules | None:
+        """Which kernels compute experts; None: not known."""
+
+    @property
+    def speculative(self) -> SpeculativeRules | None:
+        """What can draft tokens; None: not known."""
+
+    @property
+    def kv_dtypes(self) -> Collection[str] | None:
+        """KV cache dtypes that the rules of attention describe; None: there are no such rules."""
+
+    @property
+    def attention_repairs(self) -> tuple[str, ...]:
+        """Values of --attention-backend to try where the engine's own choice fails."""
+
+    def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
+        """The KV cache dtype that the engine takes over from the checkpoint; "auto": none."""
+
+    def takes_media(self, spec: ModelSpec) -> bool:
+        """Whether the engine takes the model for one that reads images, although nothing in its config says so."""
+
+    def layer_attention(
+        self, groups: tuple[AttentionGroup, ...], rank: Rank, spec: ModelSpec, args: Mapping[str, Scalar], gpu_bytes: int
+    ) -> tuple[LayerAttention, ...]:
+        """Which backend computes the attention of the model; empty: not known. `args`: flags by canonical names."""
+
+    def drafter_attention(
+        self,
+        groups: tuple[AttentionGroup, ...],
+        rank: Rank,
+        spec: ModelSpec,
+        drafter: Drafter | None,
+        args: Mapping[str, Scalar],
+    ) -> tuple[LayerAttention, ...]:
+        """The same of layers that draft: the drafter's, or (None) the model's own."""
+
+    def cache(self, candidate: Candidate) -> KvCache:
+        """What one rank of the candidate keeps of sequences."""
+
+    def default_seqs(self, candidate: Candidate) -> Default:
+        """Sequences that the engine computes at once."""
+
+    def default_tokens(self, candidate: Candidate) -> Default:
+        """Tokens of one batch."""
+
+    def runner(self, candidate: Candidate) -> int:
+        """Which of the engine's model runners serves the model."""
+
+    def budget(self, footprint: Footprint, context: int) -> Budget:
+        """What the engine may take of each device. `context`: tokens that a user would be content with, where nothing else bounds
+        the KV cache (on a CPU)."""
+
+    def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
+        """How one rank divides its budget."""
+
+    def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
+        """Bytes of this memory beside the KV cache, within the budget."""

@@ -1,0 +1,28 @@
+"""What the planner decides from, for all engine versions alike. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gateway.core.kernels.gpus import GpuTable
+from gateway.domain import Fact, Gpu, Hardware, ModelSpec, Wish
+
+
+@dataclass(frozen=True)
+class PlanningInput:
+    """What all variants share. `claims`: bytes per GPU UUID that other engines were promised."""
+
+    spec: ModelSpec
+    hardware: Hardware
+    wish: Wish
+    facts: tuple[Fact, ...] = ()
+    claims: Mapping[str, int] = field(default_factory=dict)
+    gpus: GpuTable | None = None
+
+
+def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
+    """Bytes that a new engine may count on: what is free now, less what our engines were promised and may not use yet."""
+    total = gpu.total_bytes or 0
+    free = total if gpu.free_bytes is None else gpu.free_bytes
+    return max(0, min(free, total - claims.get(gpu.uuid, 0)))

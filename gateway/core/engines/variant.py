@@ -1,0 +1,79 @@
+"""A variant of a model on an engine: how it is laid out on GPUs, and what is changed in it. Pure.
+
+plain(...) -> the variants as the engine would run them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from gateway.core.model.rank import Rank
+from gateway.domain import Engine, Scalar
+
+# Sizes of tensor parallelism that are tried.
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
+
+# How destructive each change is; a plan's changes add up, and of two plans that else are equal the smaller sum wins.
+_COST = {"disabled": 1, "backends": 1, "ep": 1, "pp": 1, "dtype": 2, "kv_dtype": 3, "conservative": 4, "quantization": 8}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """tp, pp: ranks of tensor and pipeline parallelism; ep: experts are split whole over the tensor parallel ranks.
+
+    dtype, quantization: "" as the checkpoint has them. disabled: kernels for VLLM_DISABLED_KERNELS. backends: engine flags
+    that force a kernel. conservative: no graphs and a small batch. because: why each of these differs from the plain variant.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: bool = False
+    dtype: str = ""
+    kv_dtype: str = "auto"
+    quantization: str = ""
+    disabled: tuple[str, ...] = ()
+    backends: tuple[tuple[str, str], ...] = ()
+    conservative: bool = False
+    because: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, hash=False)
+
+    @property
+    def cost(self) -> int:
+        return sum(_COST[name] for name in self.because)
+
+    def rank(self, dtype: str, capability: str | None) -> Rank:
+        """One of its ranks, with activations in `dtype`."""
+        return Rank(self.tp, self.pp, self.tp if self.ep else 1, dtype, self.kv_dtype, capability or "")
+
+    def backend(self, flag: str) -> str | None:
+        return dict(self.backends).get(flag)
+
+    def changed(self, name: str, value: object, reason: str, source: str) -> Variant:
+        """This variant with one thing changed, and why."""
+        return replace(self, because={**self.because, name: (reason, source)}, **{name: value})  # type: ignore[arg-type]
+
+
+def plain(
+    engine: Engine, gpus: int, args: Mapping[str, Scalar], tensor_parallel: int | None, kv_dtype: str = "auto"
+) -> tuple[Variant, ...]:
+    """The variants with nothing changed but what the user set (`args` are flags by their canonical names). kv_dtype: the checkpoint's."""
+    set_by_user = Variant(
+        pp=int(args.get("pipeline-parallel-size", 1)),
+        ep=bool(args.get("enable-expert-parallel", False)),
+        kv_dtype=_kv_dtype(str(args.get("kv-cache-dtype", "auto")), kv_dtype),
+        quantization=str(args.get("quantization", "")),
+        backends=tuple(
+            (name, str(args[name])) for name in ("linear-backend", "moe-backend") if args.get(name, "auto") != "auto"
+        ),
+    )
+    wanted = args.get("tensor-parallel-size", tensor_parallel)
+    if wanted is not None:
+        return (replace(set_by_user, tp=int(wanted)),)
+    if engine.device == "cpu":
+        return (set_by_user,)
+    most = max(1, gpus // set_by_user.pp)
+    return tuple(replace(set_by_user, tp=size) for size in SIZES if size <= most)
+
+
+def _kv_dtype(users: str, declared: str) -> str:
+    return declared if users == "auto" else users

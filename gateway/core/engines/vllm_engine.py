@@ -1,0 +1,238 @@
+"""What vLLM does with a candidate: attention by layer, a paged KV cache, a share of each GPU for everything. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from gateway.core.attention.vllm_attention import layer_attention
+from gateway.core.attention.vllm_rules import AttentionRules
+from gateway.core.engines.candidate import Budget, Candidate, Default, Footprint
+from gateway.core.engines.refusal import Refused
+from gateway.core.facts.scope import holding
+from gateway.core.kernels.expert_kernels import MoeRules
+from gateway.core.kernels.linear import LinearRules
+from gateway.core.memory import vllm_memory
+from gateway.core.memory.kv_dtype import declared
+from gateway.core.memory.vllm_kv_cache import Cache, cache, stored_dtype
+from gateway.core.model.rank import Rank
+from gateway.core.speculative.drafter import Drafter
+from gateway.core.speculative.speculative_rules import SpeculativeRules
+from gateway.domain import AttentionGroup, Engine, LayerAttention, Memory, ModelSpec, Quant, Scalar, Value
+from gateway.domain.units import GIB, gib
+from gateway.errors import BadFlag
+
+# The part of its share that a conservative plan leaves free, because the plan that failed may have lacked it.
+_CONSERVATIVE = 0.05
+# A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside it.
+GRAPHS_IN_BUDGET = "graphs_in_budget"
+_DEFAULTS = "vllm/engine/arg_utils.py get_batch_defaults"
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: answers are remembered for each
+class VllmRules:
+    """The files of profiles/engines/vllm/VERSION/, each of which may be missing: then what it decides is not known.
+
+    Without any, an engine is sized like this too: a version that somebody wrote a profile for, and no rules.
+    """
+
+    FILES: ClassVar[Mapping[str, type[Value]]] = {
+        "linear": LinearRules,
+        "moe": MoeRules,
+        "attention": AttentionRules,
+        "speculative": SpeculativeRules,
+    }
+
+    linear: LinearRules | None = None
+    moe: MoeRules | None = None
+    attention: AttentionRules | None = None
+    speculative: SpeculativeRules | None = None
+
+    @property
+    def known(self) -> bool:
+        return any((self.linear, self.moe, self.attention, self.speculative))
+
+    @property
+    def kv_dtypes(self) -> Collection[str] | None:
+        return self.attention.kv_dtypes if self.attention else None
+
+    @property
+    def attention_repairs(self) -> tuple[str, ...]:
+        """None: it tries one backend after the other by itself."""
+        return ()
+
+    def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
+        return declared(quant, engine)
+
+    def takes_media(self, spec: ModelSpec) -> bool:
+        return False
+
+    # --- attention ---
+
+    def layer_attention(
+        self, groups: tuple[AttentionGroup, ...], rank: Rank, spec: ModelSpec, args: Mapping[str, Scalar], gpu_bytes: int
+    ) -> tuple[LayerAttention, ...]:
+        if self.attention is None:
+            return ()
+        forced = args.get("attention-backend")
+        return layer_attention(
+            groups,
+            self.attention,
+            rank,
+            block_size=_block_size(args),
+            forced=None if forced is None else str(forced),
+            architecture=spec.architecture,
+            config=spec.config,
+        )
+
+    def drafter_attention(
+        self,
+        groups: tuple[AttentionGroup, ...],
+        rank: Rank,
+        spec: ModelSpec,
+        drafter: Drafter | None,
+        args: Mapping[str, Scalar],
+    ) -> tuple[LayerAttention, ...]:
+        """A drafter takes no backend over from its target."""
+        if self.attention is None:
+            return ()
+        return layer_attention(
+            groups,
+            self.attention,
+            rank,
+            block_size=_block_size(args),
+            drafter=True,
+            architecture=drafter.architecture if drafter else spec.architecture,
+            config=None if drafter else spec.config,
+        )
+
+    # --- KV cache ---
+
+    def cache(self, candidate: Candidate) -> Cache:
+        """Raises Refused for layers that one cache cannot hold."""
+        prefixes = candidate.args.get("enable-prefix-caching")
+        rows = candidate.evidence.attention
+        latent = next((row.backend for row in rows if row.kind == "mla" and row.backend), "")
+        # The user's block, or the least that the engine and every backend take: update_block_size_for_backend in
+        # vllm/platforms/interface.py.
+        block = _block_size(candidate.args) or max((row.block or 0 for row in rows), default=0) or candidate.engine.block_size
+        kept = cache(
+            (*candidate.stage.attention, *candidate.speculation.groups),
+            replace(candidate.rank, kv_dtype=stored_dtype(candidate.variant.kv_dtype, latent)),
+            block,
+            frozenset(candidate.engine.traits),
+            prefixes=None if prefixes is None else bool(prefixes),
+        )
+        if kept.refused:
+            raise Refused("no_backend", f"one KV cache cannot hold its layers: {kept.refused}", candidate.source)
+        return kept
+
+    # --- batch: the engine's own defaults, which are what its authors measured ---
+
+    def default_seqs(self, candidate: Candidate) -> Default:
+        if _big(candidate, 70):
+            return 1024, "the engine's default for GPUs of 70 GiB and more", _DEFAULTS
+        return candidate.engine.default_seqs, "the engine's default", candidate.source
+
+    def default_tokens(self, candidate: Candidate) -> Default:
+        engine, given = candidate.engine, candidate.given
+        if all(group.kind in ("encoder", "vision") for group in candidate.built.attention):
+            longest = max(engine.default_batched_tokens, given.wish.max_context or given.spec.max_position)
+            return longest, "an encoder reads a whole input at once", "vllm/config/scheduler.py"
+        if _big(candidate, 160):
+            return 16384, "the engine's default for GPUs of 160 GiB and more", _DEFAULTS
+        if _big(candidate, 70):
+            return 8192, "the engine's default for GPUs of 70 GiB and more", _DEFAULTS
+        return engine.default_batched_tokens, "the engine's default", candidate.source
+
+    def runner(self, candidate: Candidate) -> int:
+        # The second runner cannot do ngram (_get_v2_model_runner_unsupported_features, vllm/config/vllm.py).
+        if candidate.speculation.method.value == "ngram":
+            return 1
+        return vllm_memory.runner_of(candidate.given.spec, candidate.built, candidate.engine.traits)
+
+    # --- memory ---
+
+    def budget(self, footprint: Footprint, context: int) -> Budget:
+        candidate = footprint.candidate
+        if candidate.engine.device == "cpu":
+            return self._of_ram(footprint, context)
+        total = candidate.gpu_bytes
+        # The engine takes its share of what CUDA says the card has, which is less than NVML says.
+        sizes = (size - vllm_memory.driver_bytes(gpu) for gpu in candidate.group if (size := gpu.total_bytes))
+        seen = min(sizes, default=0)
+        if "gpu-memory-utilization" in candidate.args:
+            share = float(candidate.args["gpu-memory-utilization"])
+            return Budget(round(seen * share), {}, f"utilization {share:.2f}, set by the user")
+        spared = _CONSERVATIVE if candidate.variant.conservative else 0
+        most = candidate.engine.default_utilization - _spared(candidate) / total - spared
+        room = candidate.usable_bytes - vllm_memory.beside_bytes(
+            candidate.given.spec, candidate.stage, footprint.load, graphs_in_budget=_counts_graphs(candidate)
+        )
+        share = max(0.0, min(math.floor(most * 100) / 100, room * 100 // total / 100))
+        return Budget(round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
+
+    def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
+        candidate = footprint.candidate
+        return vllm_memory.memory(
+            candidate.given.spec,
+            candidate.stage,
+            footprint.cache,
+            footprint.load,
+            weights_bytes=footprint.weights_bytes,
+            device_bytes=candidate.gpu_bytes,
+            budget_bytes=budget_bytes,
+            graphs_in_budget=_counts_graphs(candidate),
+        )
+
+    def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
+        used = memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
+        counted = _counts_graphs(footprint.candidate) and footprint.load.runner == 1
+        return used + (memory.graph_bytes if counted else 0)
+
+    def _of_ram(self, footprint: Footprint, context: int) -> Budget:
+        """Weights and activations, and a KV cache for four requests of the wanted length, within half of the RAM."""
+        candidate = footprint.candidate
+        fixed = self.divided(footprint, 0)
+        used = fixed.weights_bytes + fixed.activation_bytes + fixed.overhead_bytes
+        wanted = 4 * footprint.cache.bytes_for(context, footprint.load.batched_tokens)
+        if "kv-cache-memory-bytes" in candidate.args:
+            kv = int(candidate.args["kv-cache-memory-bytes"])
+        elif space := candidate.given.wish.env.get("VLLM_CPU_KVCACHE_SPACE"):
+            if not space.isdecimal():
+                raise BadFlag(
+                    f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it is a whole number of GiB.", hint="Correct it.", param="env"
+                )
+            kv = int(space[:6]) * GIB
+        else:
+            spare = candidate.given.hardware.ram_total_bytes // 2 - used
+            kv = _coarse(min(max(wanted, GIB // 4), spare)) if wanted else 0
+        return Budget(used + kv, {}, f"{gib(kv)} of KV cache")
+
+
+def _block_size(args: Mapping[str, Scalar]) -> int | None:
+    return int(args["block-size"]) if "block-size" in args else None
+
+
+def _big(candidate: Candidate, least_gib: int) -> bool:
+    if not candidate.group:
+        return False
+    name = candidate.group[0].name.lower()
+    return (candidate.group[0].total_bytes or 0) >= least_gib * GIB and "a100" not in name and "gb10" not in name
+
+
+def _counts_graphs(candidate: Candidate) -> bool:
+    return GRAPHS_IN_BUDGET in candidate.engine.traits
+
+
+def _spared(candidate: Candidate) -> int:
+    """Bytes that an engine turned out to need beside its share, when it ran out of memory while it served."""
+    facts = holding(candidate.given.facts, "spare_memory", candidate.scope)
+    return max((fact.value or 0 for fact in facts), default=0)
+
+
+def _coarse(count: int) -> int:
+    """Down to a quarter of a GiB: a machine's RAM reads a little different after each boot, and facts must go on to hold."""
+    return max(0, count // (GIB // 4)) * (GIB // 4)

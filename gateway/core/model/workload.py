@@ -1,0 +1,19 @@
+"""What one rank of an engine computes at once. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.core.model.rank import Rank
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`runner`: the 1st or 2nd model runner of vLLM."""
+
+    device: str
+    rank: Rank
+    batched_tokens: int
+    seqs: int
+    graphs: bool
+    runner: int = 1

@@ -1,0 +1,185 @@
+"""The sizes of a candidate: batch, memory budget, KV cache, context. Pure.
+
+Candidate -> Batch -> Footprint -> Budget -> Memory -> the largest context that fits: Sizes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gateway.core.engines.candidate import Candidate, Footprint
+from gateway.core.engines.evidence import Evidence
+from gateway.core.engines.refusal import Refused
+from gateway.core.facts.scope import batch_scope, holding
+from gateway.core.layers.weights import weights_bytes
+from gateway.core.model.scheme import Scheme, described
+from gateway.core.model.workload import Workload
+from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, Batch, Sizes
+from gateway.domain import BoolChoice, Choice, IntChoice, Memory
+from gateway.domain.units import MIB, gib
+
+_LEAST_KV = 16 * MIB
+# Two starts of the same plan use memory alike to about so much.
+_STEADY = 64 * MIB
+# A conservative plan goes no lower: blocks of some KV caches are as long as this, and have to fit into a batch.
+_LEAST_TOKENS = 2048
+
+
+def sizes(candidate: Candidate) -> Sizes:
+    """Raises Refused, whose evidence has the memory that was missing."""
+    engine, rules = candidate.engine, candidate.rules
+    batch = _batch(candidate)
+    footprint = _footprint(candidate, batch)
+    wanted = min(_limit(candidate), max(COMFORTABLE_CONTEXT, candidate.given.wish.min_context or 0))
+    bounds = rules.budget(footprint, wanted)
+    scope = candidate.scope | {"budget": bounds.words}
+    estimate = rules.divided(footprint, bounds.bytes)
+    memory = _seen(footprint, estimate, batch)
+    evidence = replace(candidate.evidence, memory=memory)
+    used = rules.used_bytes(footprint, memory)
+    if used > bounds.bytes:
+        learned = rules.used_bytes(footprint, estimate) < used
+        needed = "were needed here" if learned else "are needed"
+        reason = f"{gib(used)} {needed} beside the KV cache, and {gib(bounds.bytes)} are to be had ({bounds.words})"
+        raise Refused("no_memory", reason, "fact" if learned else "memory model", evidence=evidence)
+    # On a CPU never left out: without a size the engine takes nearly all memory, even for a model that keeps no cache.
+    flags = {"kv-cache-memory-bytes": max(memory.kv_bytes, _LEAST_KV)} if engine.device == "cpu" else bounds.flags
+    context, warnings = _context(footprint, evidence, memory.kv_bytes, scope)
+    if memory.kv_bytes:
+        requests = footprint.cache.requests(memory.kv_bytes, context.value, batch.tokens.value)
+        # The engine's own count: what fits of requests this long, which with windows is less than bytes divided by a token's.
+        tokens = round(requests * context.value) if math.isfinite(requests) else memory.kv_tokens
+        memory = memory.evolve(full_requests=round(requests, 2), kv_tokens=tokens)
+    return Sizes(batch, memory, context, dict(flags), scope, warnings)
+
+
+def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
+    graphs = not batch.eager.value and candidate.engine.device == "cuda"
+    runner = candidate.rules.runner(candidate)
+    load = Workload(candidate.engine.device, candidate.rank, batch.tokens.value, batch.seqs.value, graphs, runner)
+    cache = candidate.rules.cache(candidate)
+    return Footprint(candidate, _weights(candidate), cache, load)
+
+
+def _weights(candidate: Candidate) -> int:
+    """Bytes of weights on one rank, padded as the chosen kernels pad. Raises Refused where the cut or a scheme is not known."""
+    rows = {(row.layer, row.scheme): row.padded_to for row in candidate.evidence.kernels if row.padded_to}
+    padded = {
+        layer: rows[key]
+        for layer in candidate.stage.linears
+        if isinstance(layer.scheme, Scheme) and (key := (layer.name, described(layer.scheme))) in rows
+    }
+    held = weights_bytes(candidate.stage, candidate.rank, frozenset(candidate.engine.traits), padded)
+    if held is None:
+        raise Refused("unsupported_quantization", "the size of its quantized weights is not known", candidate.source)
+    return held + candidate.speculation.weights_bytes
+
+
+def _seen(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
+    """What earlier starts showed: more is needed than was estimated, or, of a good start, just how much.
+
+    A good start makes the band narrow, but gives no room back: the plan that worked stays the plan.
+    """
+    candidate = footprint.candidate
+    about = candidate.scope | batch_scope(batch.tokens.value, batch.seqs.value, eager=batch.eager.value)
+    facts = list(holding(candidate.given.facts, "needs_memory", about))
+    if not facts:
+        return memory
+    estimate, per_token = candidate.rules.used_bytes(footprint, memory), memory.kv_bytes_per_token
+    exact = [fact.value or 0 for fact in facts if fact.grade == "verified"]
+    used = max(estimate, *(fact.value or 0 for fact in facts))
+    kv = max(0, memory.budget_bytes - used) if per_token else 0
+    seen: Memory = memory.evolve(
+        activation_bytes=max(0, memory.activation_bytes + used - estimate),
+        kv_bytes=kv,
+        kv_tokens=kv // per_token if per_token else 0,
+        low=exact[-1] - _STEADY if exact else memory.low,
+        high=exact[-1] + _STEADY if exact else max(used, memory.high),
+    )
+    return seen
+
+
+def _limit(candidate: Candidate) -> int:
+    longest = candidate.given.spec.max_position
+    return min(longest, candidate.given.wish.max_context or longest)
+
+
+def _context(
+    footprint: Footprint, evidence: Evidence, kv_bytes: int, scope: Mapping[str, str]
+) -> tuple[Choice[int], tuple[str, ...]]:
+    """The largest context that fits and is wanted, and a warning where it is not all that the model could do."""
+    candidate = footprint.candidate
+    spec, wish, limit = candidate.given.spec, candidate.given.wish, _limit(candidate)
+    longest = footprint.cache.largest(kv_bytes, footprint.load.batched_tokens, max(limit, spec.max_position))
+    fits, source = longest, "memory model"
+    for fact in holding(candidate.given.facts, "max_context", scope):
+        if fact.value is not None and fact.value < fits:
+            fits, source = fact.value, f"fact: {fact.source}"
+    if "max-model-len" in candidate.args:
+        asked = int(candidate.args["max-model-len"])
+        if asked > fits:
+            reason = f"--max-model-len {asked} was set, and the KV cache holds {fits} tokens"
+            raise Refused("no_memory", reason, source, cache=True, evidence=evidence)
+        return IntChoice(value=asked, reason="set by the user", source="user"), ()
+    context, least = min(limit, fits), wish.min_context or 1
+    if context < least:
+        reason = f"a context of {least} tokens was asked for, and {context} fit"
+        if limit < least:
+            most = f"the model's own limit is {limit}" if limit == spec.max_position else f"one of at most {limit} as well"
+            reason = f"a context of at least {least} tokens was asked for, and {most}"
+        raise Refused("no_memory", reason, source, cache=limit >= least, evidence=evidence)
+    if fits >= limit:
+        own = f"the model's own limit is {spec.max_position}" if limit == spec.max_position else "the most that was asked for"
+        return IntChoice(value=context, reason=own, source="config.json"), ()
+    reason = f"the largest that fits into {gib(kv_bytes)} of KV cache"
+    if source != "memory model":
+        reason = "the largest that the engine itself said fits"
+    warning = f"The context is {context} tokens; the model could do {limit} with more memory."
+    return IntChoice(value=context, reason=reason, source=source), (warning,)
+
+
+# --- batch ---
+
+
+def _batch(candidate: Candidate) -> Batch:
+    """The engine's own defaults where nobody set anything: they are what its authors measured."""
+    seqs = _sized(candidate, "max-num-seqs", *candidate.rules.default_seqs(candidate))
+    tokens = _sized(candidate, "max-num-batched-tokens", *_tokens(candidate, seqs.value))
+    return Batch(seqs, tokens, _eager(candidate))
+
+
+def _sized(candidate: Candidate, flag: str, default: int, reason: str, source: str) -> Choice[int]:
+    if flag in candidate.args:
+        return IntChoice(value=int(candidate.args[flag]), reason="set by the user", source="user")
+    if candidate.variant.conservative and flag == "max-num-seqs":
+        why = "a smaller batch, because the plan with the usual one failed"
+        return IntChoice(value=max(1, default // 8), reason=why, source="fact")
+    return IntChoice(value=default, reason=reason, source=source)
+
+
+def _eager(candidate: Candidate) -> Choice[bool]:
+    if "enforce-eager" in candidate.args:
+        return BoolChoice(value=bool(candidate.args["enforce-eager"]), reason="set by the user", source="user")
+    if candidate.engine.device == "cpu":
+        return BoolChoice(value=True, reason="compiling for the CPU costs minutes at every start", source=candidate.source)
+    if candidate.variant.conservative:
+        return BoolChoice(value=True, reason="no graphs, because the plan with them failed", source="fact")
+    return BoolChoice(value=False, reason="CUDA graphs are faster", source="planner")
+
+
+def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
+    value, reason, source = candidate.rules.default_tokens(candidate)
+    reads_whole = all(group.kind in ("encoder", "vision") for group in candidate.built.attention)
+    if candidate.variant.conservative and value > _LEAST_TOKENS and not reads_whole:
+        value, reason, source = (
+            max(_LEAST_TOKENS, value // 4),
+            "a smaller batch, because the plan with the usual one failed",
+            "fact",
+        )
+    # Drafted tokens take their places in the batch first; the engine refuses to start when nothing is left beside them.
+    drafted = candidate.speculation.slots * seqs
+    if value <= drafted:
+        return value + drafted, f"{reason}, beside {drafted} places for drafted tokens", source
+    return value, reason, source

@@ -1,0 +1,42 @@
+"""What one engine version can draft with: profiles/engines/KIND/VERSION/speculative.yaml, data. Pure."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gateway.domain import Value
+
+
+class Targets(Value):
+    """Models that may have such layers, by model_type or architecture, and the field of config.json that counts them."""
+
+    types: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+    field: str
+    default: int | None = Field(None, description="layers where the config has no such field; None: then there are none")
+
+
+class Mtp(Value):
+    source: str
+    targets: tuple[Targets, ...]
+
+
+class Hidden(Value):
+    """Targets that hand out the hidden states of their layers, which EAGLE3, DFlash and DSpark read."""
+
+    source: str
+    types: tuple[str, ...] = Field((), description="a model_type has to contain one of these; empty: any")
+    architectures: tuple[str, ...]
+
+
+class SpeculativeRules(Value):
+    methods: dict[str, str] = Field(description="method -> where the version names it")
+    parallel: tuple[str, ...] = Field(
+        (), description="methods for which a batch reserves all drafted tokens but one per sequence"
+    )
+    speculators: dict[str, dict[str, str]] = Field(
+        description="speculators_model_type -> model_type of its layers ('*': any) -> the class that loads it"
+    )
+    architectures: tuple[str, ...] = Field(description="classes that load drafters")
+    hidden_states: Hidden
+    mtp: Mtp
