@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.planner.gpus import GpuTraits
+from gateway.core.kernels.gpus import GpuTraits
 from gateway.profiles import Profiles, shipped
 
 TABLE = Profiles().gpus
