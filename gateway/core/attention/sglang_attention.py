@@ -35,7 +35,7 @@ class ForcedBackends(Value):
 
 
 class Selection(Value):
-    """`none`: the engine refuses the model. `unknown`: these rules do not describe it."""
+    """`none`: the engine refuses the model. `unknown`: these rules do not describe the model."""
 
     prefill: str | None = None
     decode: str | None = None

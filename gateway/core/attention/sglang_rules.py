@@ -76,10 +76,10 @@ class LayerRule(Value):
 class BackendRules(Value):
     """profiles/engines/sglang/VERSION/attention_backends.yaml. Sources are file:line below sglang/srt/ of that version."""
 
-    kv_dtypes: tuple[str, ...]  # those that the rules describe; any other is unknown
+    kv_dtypes: tuple[str, ...]  # of the KV cache; with any other the answer is "unknown"
     mla: tuple[str, ...]  # architectures that are computed as MLA
     mla_source: str
-    own_backends: tuple[str, ...]  # architectures for which the engine sets what these rules do not describe
+    own_backends: tuple[str, ...]  # architectures with engine settings that these rules do not describe
     own_backends_source: str
     own_fields: tuple[str, ...] = ()  # of config.json, with which the same holds
     repairs: tuple[str, ...] = ()  # backends to force where the engine's own choice is refused, best first

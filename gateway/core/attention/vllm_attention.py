@@ -24,11 +24,11 @@ from gateway.domain import AttentionGroup, LayerAttention, Refusal
 
 @dataclass(frozen=True, kw_only=True)
 class BackendChoice:
-    """`none`: the engine will refuse the model. `unknown`: these rules do not describe the layer, or too little is known of it."""
+    """`none`: the engine will refuse the model. `unknown`: these rules do not describe the layer, or too little of the layer is known."""
 
     backend: str | None
     version: int | None = None  # of FlashAttention: 2, 3 or 4
-    block: int | None = None  # tokens of a block of the KV cache that it takes, where nobody names one
+    block: int | None = None  # tokens of a block of the KV cache, where --block-size names none
     refused: tuple[Refusal, ...] = ()
     status: Literal["ok", "none", "unknown"]
 
@@ -139,7 +139,6 @@ def _query(
         role="encoder_only" if encoder else "decoder",
         head_dim=group.head_dim,
         heads=max(1, group.heads // max(rank.tp, 1)),
-        kv_heads=max(1, group.kv_heads // max(rank.tp, 1)),
         dtype=rank.dtype,
         kv_dtype=rank.kv_dtype,
         block_size=block_size,
@@ -167,7 +166,7 @@ def _multimodal_prefix(rules: AttentionRules, config: Mapping[str, Any], text: M
 
 
 def _number(config: Mapping[str, Any], name: str, of: type) -> Any:
-    """What config.json says, if it is a number; 1 is a float here too, and true is none."""
+    """The number in config.json; None: there is none. An integer counts as a float, and `true` is no number."""
     value = config.get(name)
     return value if isinstance(value, (int, of)) and not isinstance(value, bool) else None
 

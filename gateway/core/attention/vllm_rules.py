@@ -134,8 +134,8 @@ class ModelOverride(Value):
 class AttentionRules(Value):
     """profiles/engines/KIND/VERSION/attention.yaml. Sources are files of that version, with lines."""
 
-    packages: tuple[str, ...]  # what the official image has of what the rules ask for
-    asks: tuple[Trait, ...]  # the traits that selection looks at; it does not check any other
+    packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
+    asks: tuple[Trait, ...]  # the traits that selection looks at, and no others
     asks_source: str
     kv_dtypes: tuple[str, ...]  # of the KV cache; with any other the answer is "unknown"
     orders: tuple[BackendOrder, ...]
@@ -150,7 +150,9 @@ class AttentionRules(Value):
     recurrent_source: str
     multimodal_prefix: tuple[str, ...]  # model types
     multimodal_prefix_source: str
-    vision_prefix: dict[str, str] = Field(default_factory=dict)  # model type -> use_bidirectional_attention where it is not set
+    vision_prefix: dict[str, str] = Field(
+        default_factory=dict
+    )  # model type -> use_bidirectional_attention where config.json does not set it
     vision_prefix_source: str = ""
     models: tuple[ModelOverride, ...] = ()
     own_backends: tuple[str, ...] = ()  # architectures whose layers bring backends that no list has

@@ -25,7 +25,7 @@ from gateway.domain import Refusal, Value
 
 @dataclass(frozen=True, kw_only=True)
 class MoeChoice:
-    """`none`: the engine will refuse the model. `crash`: it loads, and fails at the first request, as `note` says.
+    """`none`: the engine will refuse the model. `crash`: the model loads, and fails at the first request; `note` says why.
 
     `unknown`: these rules do not describe the layer.
     """
@@ -43,7 +43,7 @@ class MoeChoice:
 
 
 class Rounding(Value):
-    """Sizes per rank grow to multiples of these, where `when` holds; `group`: the intermediate one to whole groups too."""
+    """Where `when` holds, sizes per rank grow to these multiples; `group`: the intermediate size also to whole groups."""
 
     hidden: int = Field(1, ge=1)
     intermediate: int = Field(1, ge=1)
@@ -54,10 +54,10 @@ class Rounding(Value):
 class ExpertBackend(Value):
     source: str
     requires: tuple[Check, ...] = ()  # what the engine's Python asks
-    then: tuple[Check, ...] = ()  # what it asks once the backend is chosen: no other one is tried
-    runs: tuple[Check, ...] = ()  # what only its CUDA code asks, of each of the two products
+    then: tuple[Check, ...] = ()  # asked once the backend is chosen: if refused, the engine tries no other backend
+    runs: tuple[Check, ...] = ()  # asked by the CUDA code alone, of each of the two products
     pads: tuple[Rounding, ...] = ()  # the first that applies
-    slow: str = ""  # why a faster one would be better
+    slow: str = ""  # why a faster backend would be better
 
 
 class ExpertMethod(Value):
@@ -71,13 +71,13 @@ class ExpertMethod(Value):
     forced: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by --moe-backend; a name that is missing is refused
     ignores: tuple[str, ...] = ()  # values of --moe-backend that leave the choice automatic; "*": all
     requires: tuple[Check, ...] = ()  # whatever the backend
-    refuses: str = ""  # the engine turns such layers away
+    refuses: str = ""  # why the engine turns layers that match away
 
 
 class MoeRules(Value):
     """profiles/engines/KIND/VERSION/moe.yaml. Sources are files of that version, with lines."""
 
-    packages: tuple[str, ...]  # what the official image has of what the rules ask for
+    packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
     families: tuple[str, ...] = ()  # model types that the rules of methods may name; empty: the engine asks for few by name
     methods: tuple[ExpertMethod, ...]
     backends: dict[str, ExpertBackend]  # by scheme and name: "fp8 TRITON"
@@ -154,7 +154,7 @@ _ROUTINGS = ("renormalize", "default", "sigmoid", "minimax", "deepseek")
 
 
 def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *asked: Any) -> MoeChoice:
-    """For a router that is not known: what every kind of router gets, if that is the same."""
+    """For a router that is not known: the backend that every kind of router gets, if all get the same."""
     choices = [choose_moe(rules, replace(shape, routing=routing), *asked) for routing in _ROUTINGS]
     if len({(choice.kernel, choice.status, choice.padded_to) for choice in choices}) > 1:
         return _unknown("the backend depends on how experts are chosen for a token, which is not known here of this family")

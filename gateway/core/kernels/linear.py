@@ -33,7 +33,7 @@ class KernelChoice:
     padded_to: tuple[int, int] | None = None  # (k, n)
     refused: tuple[Refusal, ...] = ()
     status: Literal["ok", "none", "unknown"]
-    note: str = ""  # why it is slow
+    note: str = ""  # why the kernel is slow
 
 
 # --- the rules, as linear.yaml has them ---
@@ -49,8 +49,8 @@ class LinearKernel(Value):
     source: str
     requires: tuple[Check, ...] = ()
     pads: Pads | None = None
-    disablable: bool = True  # VLLM_DISABLED_KERNELS can name it
-    slow: str = ""  # why a faster one would be better
+    disablable: bool = True  # VLLM_DISABLED_KERNELS can name this kernel
+    slow: str = ""  # why a faster kernel would be better
 
 
 class CodePath(Value):
@@ -62,14 +62,14 @@ class CodePath(Value):
     activation: str = "16-bit"
     moves: tuple[Move, ...] = ()
     automatic: bool = False  # only while no backend is forced
-    disablable: bool = True  # it heeds VLLM_DISABLED_KERNELS
-    refuses: str = ""  # the engine turns such layers away before it looks at kernels
+    disablable: bool = True  # this path heeds VLLM_DISABLED_KERNELS
+    refuses: str = ""  # why the engine turns layers that match away before any kernel is asked
 
 
 class LinearRules(Value):
     """profiles/engines/KIND/VERSION/linear.yaml. Sources are files of that version, with lines."""
 
-    packages: tuple[str, ...]  # what the official image has of what the rules ask for
+    packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
     # --linear-backend; empty: the version has no such option
     backends: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     backend_without_kernel: Literal["refuse", "ignore"] = "refuse"

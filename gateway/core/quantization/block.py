@@ -1,4 +1,4 @@
-"""What a quantization block is made of, and what it gives: the scheme of each layer, or why that is not known. Pure."""
+"""The quantization block of a checkpoint, and the scheme that it gives to each layer, or why that scheme is not known. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unknown(reason: str) -> Unknown:
 
 @dataclass(frozen=True)
 class Layer:
-    """What a rule may ask of a layer: its engine name, the names its checkpoint modules would have, and what it is."""
+    """A layer that is asked for: its name in the engine, the names of its modules in a checkpoint, and whether it has experts."""
 
     name: str
     modules: tuple[str, ...]
@@ -47,7 +47,7 @@ class Mixed(Exception):
 
 @dataclass(frozen=True)
 class Quantization:
-    """The schemes of a checkpoint. `assumed` says what had to be assumed because config.json does not tell it."""
+    """The schemes of a checkpoint. `assumed`: an assumption that was needed because config.json is silent."""
 
     rule: Rule
     assumed: str = ""

@@ -25,7 +25,7 @@ from gateway.core.quantization.block import (
 )
 from gateway.core.quantization.safe_regex import tame
 
-# vLLM 0.33.0: a ModelOpt checkpoint of NVFP4 whose groups name no activations keeps those in 16 bits (modelopt.py:798).
+# vLLM 0.33.0: a ModelOpt checkpoint of NVFP4 whose groups name no activations keeps activations in 16 bits (modelopt.py:798).
 WEIGHTS_BY_GROUPS = "weights_by_groups"
 
 
@@ -58,7 +58,7 @@ def compressed(block: Block) -> Quantization:
             if len({targets[target] for target in first if target is not None}) > 1:
                 raise Mixed
             return targets[first[0]]
-        # Every parallel layer's class name has this word in it; the experts' classes count as such.
+        # The class name of every parallel layer contains this word; the classes of experts count as parallel layers.
         return next((targets[target] for target in targets if _matches("Linear", target, contains=True)), None)
 
     names = frozenset(ignored)

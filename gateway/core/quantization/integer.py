@@ -186,7 +186,7 @@ def bitsandbytes(block: Block) -> Quantization:
         if layer.experts:
             return unknown("bitsandbytes has no 8-bit experts") if eight else of("bnb", 4)
         path = layer.name.split(".")
-        # is_layer_skipped_bnb: one part of the path, or the beginning of it.
+        # is_layer_skipped_bnb: an entry is one part of the path, or its beginning.
         whole = {".".join(path[: end + 1]) for end in range(len(path))}
         return UNQUANTIZED if skipped & (whole | set(path)) or path[-1] == "lm_head" else of("bnb", 8 if eight else 4)
 

@@ -48,7 +48,7 @@ def parse(
 
 
 # What can tell layers by their number: a number between dots, as far as an entry goes, or a pattern. An entry without either
-# is compared with what stands before or after the number, which is the same for all of them.
+# is compared with the text before or after the number, which all layers share.
 _NUMBERED = re.compile(r"(^|\.)\d+(\.|$)|^re:|[\\\[\](){}*?+^$|]")
 
 

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable
 
-# Steps that matching one name may take, some ten nanoseconds each, and how long such a name and a number in it may be.
+# Most steps of matching one name (about ten nanoseconds each); most characters of a name, and of a number within a name.
 _MOST_STEPS = 2**17
 _NAME, _DIGITS = 64, 4
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
@@ -55,5 +55,5 @@ def _ways(pattern: str) -> float:
         elif part == ")" and len(choices) > 1:
             ways *= choices.pop()
         before = part
-    # So many repeats share one name between them.
+    # All wide repeats together match one name.
     return ways * math.prod(choices) * _NAME**wide / math.factorial(wide) if wide < 20 else math.inf

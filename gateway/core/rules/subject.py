@@ -22,7 +22,6 @@ class AttentionQuery:
     kind: LayerKind
     head_dim: int = 0  # 0: of a whole model, whose layers may differ
     heads: int = 1
-    kv_heads: int = 1
     dtype: str = "bfloat16"
     kv_dtype: str = "auto"
     block_size: int | None = None  # only where --block-size names one

@@ -31,9 +31,8 @@ RULES = {version: read_rules(AttentionRules, "attention", version) for version i
 
 
 def query_of(q: Question) -> AttentionQuery:
-    return AttentionQuery(
-        **{name: value for name, value in q._asdict().items() if name != "forced"} | {"recurrent": q.recurrent or ""}
-    )
+    asked = {name: value for name, value in q._asdict().items() if name not in ("forced", "kv_heads")}
+    return AttentionQuery(**asked | {"recurrent": q.recurrent or ""})
 
 
 def group(kind: Any, head_dim: int, **more: Any) -> AttentionGroup:
