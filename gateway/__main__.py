@@ -1,11 +1,11 @@
-"""The program `fitserve`. Serving goes straight to the server: it lives for months and must not carry the command line's memory."""
+"""The program `fitserve`. `fitserve serve` does not load the command line: a server lives for months and must not keep its memory."""
 
 from __future__ import annotations
 
 import gc
 import sys
 
-# A command makes a few hundred thousand objects and ends: looking for cycles among them every 700 costs a seventh of its time.
+# A command makes a few hundred thousand objects and ends: a search for cycles after every 700 would cost a seventh of its time.
 _OBJECTS = 100_000
 
 

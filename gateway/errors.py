@@ -9,7 +9,7 @@ from typing import Any
 
 
 class FitserveError(Exception):
-    """Base of all expected errors. Anything else that escapes is a bug and is answered with a bare 500."""
+    """Base of all expected errors. Any other exception is a bug, and is answered with a bare 500."""
 
     status = 500
     type = "api_error"
@@ -142,7 +142,7 @@ class Busy(FitserveError):
 
 
 class RateLimited(FitserveError):
-    """The key has used up what it may, or wrong keys came too often. `headers` tell clients how much is left."""
+    """The key has used up its limit, or wrong keys came too often. `headers` tell clients how much is left."""
 
     status = 429
     type = "rate_limit_error"

@@ -1,7 +1,6 @@
-"""What YAML files hold, and a cache of it: reading YAML takes twenty times as long as JSON, which a command that lives for half a
-second notices.
+"""Reads YAML files, through a cache in JSON: YAML takes twenty times as long to read, which shows in a command of half a second.
 
-The cache is one JSON file that nobody needs to keep: without it, or with a wrong one, files are read as they are.
+The cache is one JSON file that may be deleted at any time: without it, or where it does not fit, the files are read.
 """
 
 from __future__ import annotations
@@ -18,9 +17,11 @@ from gateway.errors import SettingsError
 
 
 class Documents:
+    """The documents of YAML files. `cache`: where to keep them between commands."""
+
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
-        self._known: dict[str, Any] = {}  # path, or what else is kept of it -> [mtime_ns, size, documents]
+        self._known: dict[str, Any] = {}  # path, also with " (first document)" -> [mtime_ns, size, documents]
         self._fresh = False
         if cache is not None:
             with suppress(OSError, ValueError, RecursionError):
@@ -50,7 +51,7 @@ class Documents:
         return documents
 
     def save(self) -> None:
-        """Keep what was read for the next time. What JSON would change (a date, a number as a key) is left out."""
+        """Write the cache. Documents that JSON would change (a date, a number as a key) are left out."""
         if self._cache is None or not self._fresh:
             return
         kept = {name: entry for name, entry in self._known.items() if _survives(entry)}

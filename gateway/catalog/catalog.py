@@ -209,7 +209,7 @@ def _json_object(files: Files, name: str, limit: int) -> dict[str, Any]:
 
 
 def _resolved(source: str) -> Path:
-    """Resolved once: what is checked, planned and mounted is the same folder, even when a link is changed meanwhile."""
+    """The path without links, resolved once: one folder is checked, planned and mounted, even when a link is changed meanwhile."""
     shown, hint = printable(source), "Give the folder that holds config.json, as this machine sees it."
     try:
         path = Path(source).expanduser().resolve(strict=True)

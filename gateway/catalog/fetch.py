@@ -88,7 +88,7 @@ def fetch(job: Job) -> None:
 
 
 def _drop_wrong(folder: Path, files: dict[str, int]) -> list[str]:
-    """Remove files of a wrong size, as the library takes what is there for whole; name them and the absent."""
+    """Remove files of a wrong size, because the library takes each file that exists for a whole one. Returns a line for each, and for each missing file."""
     wrong = []
     for path, size in files.items():
         there = size_of(folder / path)

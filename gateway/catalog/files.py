@@ -41,7 +41,7 @@ def printable(text: str) -> str:
 
 
 class Folder:
-    """Files in a folder of this machine. Each is opened once, and what was opened is what is checked and read."""
+    """Files in a folder of this machine. Each is opened once, so the file that is checked is the file that is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

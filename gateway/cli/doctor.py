@@ -1,4 +1,4 @@
-"""What the gateway needs of this machine, checked one by one, each with what to do about it."""
+"""Checks what the gateway needs of this machine, and says what to do where it is missing."""
 
 from __future__ import annotations
 

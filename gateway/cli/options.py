@@ -60,7 +60,7 @@ def wishing(command: Callable[..., None]) -> Callable[..., None]:
         command(**given, wished=wished)
 
     parameters = [
-        one for name, own_one in own.parameters.items() for one in (shared.values() if name == "wished" else [own_one])
+        option for name, given in own.parameters.items() for option in (shared.values() if name == "wished" else [given])
     ]
     run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run

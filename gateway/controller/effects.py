@@ -78,7 +78,7 @@ class Effects:
                     model.replicas += [
                         ReplicaState(replica.model, index) for index in range(len(model.replicas), plan.replicas.value)
                     ]
-                # A start that was recorded and cut off has a port that the host knows nothing of. In containers all have the same.
+                # The host does not know the port of a start that was recorded and cut off. In containers all engines have the same port.
                 for _ in range(_PORT_TRIES):
                     port = await self._launcher.host.allocate_port()
                     if port not in ports():
@@ -138,7 +138,7 @@ class Effects:
             watcher.note(verified=True, phase="serving")
         else:
             if failure.kind == "verification_failed":
-                # A crash shows in the log a moment after the connection breaks, and names the cause better.
+                # A crash shows in the log a moment after the connection breaks, and the log names the cause better.
                 turn = 0
                 while turn < _LAST_WORDS or watcher.failure_pending:
                     await asyncio.sleep(_TURN_S)

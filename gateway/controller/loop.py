@@ -170,29 +170,29 @@ class Loop:
         instances = await self._host.list()
         self.host_problem, problem = None, self._store.problem
         if self._store.failing is not None:
-            # Nothing else may want to write for long, and somebody may have made room.
+            # No other change may come for long; so try whether the disk has room again.
             with contextlib.suppress(StoreError):
                 await asyncio.to_thread(self._store.check)
             problem = problem or self._store.failing
         if self._lost is not self._gpus.lost:
-            # Other GPUs than before: what found no plan may find one.
+            # The set of lost GPUs changed: a replica without a plan may find one.
             self._lost = self._gpus.lost
             for replica in self._fleet.replicas():
                 replica.blocked = None
-        # First of all: an engine that is gone gets no more requests, whatever else fails in this pass.
+        # Before anything that may fail: an engine that is gone gets no more requests.
         self._publish_routes(instances)
         self._stop_strays(instances)
         for model in list(self.models.values()):
             self._watch_endpoints(model)
             try:
                 for replica in model.replicas:
-                    # Several steps may follow one another without anything new to see (fail, stop, plan).
+                    # Several steps may follow one another in one pass (fail, stop, plan).
                     while await self._step(model, replica, instances):
                         pass
                 if model.deleting:
                     await self._forget(model, instances)
             except StoreError as error:
-                # What could not be recorded is not done, and is tried again; other models go on.
+                # A step that could not be recorded is not done, and is tried again; other models go on.
                 if self.store_problem is None:
                     log.error("a step could not be recorded", model=model.wish.name, error=str(error))  # noqa: TRY400
                 problem = str(error)
@@ -200,10 +200,10 @@ class Loop:
         self.store_problem = problem
 
     async def _step(self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]) -> bool:
-        """Perform the next action of one replica; whether to ask again at once."""
+        """Perform the next action of one replica. Returns whether to ask for another action at once."""
         if replica.task is not None and replica.task.done():
             self._finish(replica, replica.task)
-            # What the effect did is not in this pass's list of instances: look again before the next step.
+            # The list of instances is older than the effect: list them again before the next step.
             self.wake()
             return False
         if model.deleting and replica.task is not None and not replica.stopping:
@@ -276,7 +276,7 @@ class Loop:
         if isinstance(error, StoreError):
             raise error
         if error is not None:
-            # Not one of ours, so a bug: say so and slow down, never spin.
+            # An error that we did not expect is a bug: log it and slow down, so that the loop never spins.
             log.error("an effect broke", model=replica.model, replica=replica.index, exc_info=error)
             replica.block(f"internal error: {type(error).__name__}: {error}")
 
@@ -303,7 +303,7 @@ class Loop:
         """Instances of no attempt that we know: a model that was removed, or a database that was set back."""
         known = self._fleet.instance_names()
         for instance in instances:
-            # A plan is recorded before its engine is started, so an unknown name cannot be one that is just starting.
+            # A plan is recorded before its engine is started, so an instance without a record is not one that just starts.
             if instance.name not in known and not any(task.get_name() == instance.name for task in self._strays):
                 log.warning("stopping an engine that belongs to nothing", instance=instance.name)
                 task = asyncio.create_task(self._effects.stop(instance.name, self._settings.stop_grace_s), name=instance.name)
@@ -317,7 +317,7 @@ class Loop:
             await replica.unwatch()
         if any(replica.busy for replica in model.replicas) or any(instance.model == name for instance in instances):
             return
-        # Before the database forgets them, so that they never bring back a model that was removed.
+        # Before the database forgets the attempts, so that these records never bring back a model that was removed.
         for replica in model.replicas:
             for attempt in replica.attempts:
                 self._running.remove(attempt.instance_name)

@@ -43,7 +43,7 @@ class _Refuted(Exception):
 async def verify(
     client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float, report: Callable[[str], None] = lambda _: None
 ) -> Failure | None:
-    """None when the engine at `url` (without /v1) really serves `name` as planned, else what it did instead."""
+    """None when the engine at `url` (without /v1) really serves `name` as planned; otherwise the failure."""
     try:
         if plan.model.task == "embed":
             await _embeds(client, url, name, timeout_s)
@@ -57,8 +57,9 @@ async def verify(
 
 
 async def alive(client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float) -> bool:
-    """Whether the engine answers the smallest request in time, whatever it says: a refusal shows life too. Or else whether its cache
-    fills: while it reads a long prompt, that takes all tokens of every step, and the smallest request waits for the end."""
+    """Whether the engine is at work: it answers the smallest request in time, be it with an error, or its KV cache fills.
+
+    While an engine reads a long prompt, the prompt takes all tokens of every step, and the smallest request waits for its end."""
     import httpx
 
     path, body = "/v1/completions", _completion(name, "1", 1)
@@ -74,7 +75,7 @@ async def alive(client: httpx.AsyncClient, url: str, name: str, plan: Plan, time
 
 
 async def _cache_usage(client: httpx.AsyncClient, url: str) -> list[str]:
-    """What the engine's metrics say of it; empty where they say nothing."""
+    """The lines of the engine's metrics about its KV cache; empty where it has none."""
     import httpx
 
     try:

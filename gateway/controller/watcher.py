@@ -29,7 +29,7 @@ _START_POLL_S = 0.5
 # Time between the line that proves a failure and its report: the engine prints the reasons after that line.
 _REASONS_S = 0.4
 _CANARIES = 2
-# A flood of lines must not keep the event loop from everything else.
+# After so many lines other tasks get a turn, so that a flood of lines does not stop the gateway.
 _YIELD_LINES = 200
 
 
@@ -48,8 +48,8 @@ class Watcher:
         silent_s: Callable[[str], float | None] = lambda _: None,
         canary: Callable[[Watcher, float], Awaitable[bool]] | None = None,
     ) -> None:
-        """silent_s: seconds since the instance gave its clients a byte; None: none of them waits. canary: whether it answers a
-        request of one token in so many seconds."""
+        """silent_s: seconds since the instance gave its clients a byte; None: no client waits. canary: asks for one token;
+        whether the answer came in so many seconds."""
         self.attempt = attempt
         self.name = name
         self.url = url
@@ -175,9 +175,9 @@ class Watcher:
             await asyncio.sleep(self._settings.health_interval_s if self.observation.answering else _START_POLL_S)
 
     async def _progress(self) -> None:
-        """An engine whose clients wait, that gives no token and does not answer the smallest request either, hangs.
+        """An engine hangs when its clients wait, it gives no token, and it does not answer the smallest request either.
 
-        One that computes a long prompt gives no token for long, but answers the small request beside it.
+        An engine that computes a long prompt gives no token for long too, but it answers the small request.
         """
         patience_s = self._settings.hang_after_s
         silent = self._silent_s(self.name)

@@ -3,7 +3,7 @@
     wanted?  attempt     instance   seen               action
     no       -           running    -                  Stop, then forget
     yes      none        any        -                  Stop (the engine of an ended attempt)
-    yes      none        absent     -                  MakePlan (or Wait for back-off, or Rest in quarantine)
+    yes      none        absent     -                  MakePlan (or Rest, while it backs off or in quarantine)
     yes      starting    absent     -                  Launch (also what was created and never ran)
     yes      starting    running    proof              Fail
     yes      starting    running    answering          Verify, then Publish
@@ -134,13 +134,13 @@ def backoff(failures: int, backoff_s: float, backoff_max_s: float) -> float:
 
 
 def counted(history: Iterable[Attempt], forgiven_at: float, now: float) -> tuple[Attempt, ...]:
-    """The attempts that ended since somebody asked to try again. A clock that was set back since must not forgive what fails now."""
+    """The attempts that ended after the last time somebody asked to try again. Where the clock was set back after that, all count."""
     since = forgiven_at if forgiven_at <= now else 0.0
-    return tuple(one for one in history if (one.ended_at or 0) > since)
+    return tuple(attempt for attempt in history if (attempt.ended_at or 0) > since)
 
 
 def failures_in_a_row(history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """The failed attempts since the last one that ended well or served for ten minutes, oldest first."""
+    """The failed attempts in a row at the end of the history, oldest first. An attempt that served for ten minutes begins the row anew."""
     streak: list[Attempt] = []
     for attempt in reversed(history):
         served = attempt.ready_at is not None and (attempt.ended_at or 0) - attempt.ready_at >= FORGIVE_S
@@ -161,7 +161,7 @@ def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, ba
             return Rest("quarantined", f"{len(streak)} starts failed in a row, the last with {cause}")
         if last.failure is not None and last.failure.kind in HOPELESS:
             return Rest("quarantined", f"no other plan helps against {cause} {last.failure.advice}".rstrip())
-        # A GPU that is known to be lost is not planned for: there is nothing to wait for.
+        # The next plan avoids a GPU that is known to be lost, so there is nothing to wait for.
         elsewhere = last.failure is not None and last.failure.kind == "gpu_lost" and "uuid" in last.failure.culprit
         if last.failure is not None and environmental(last.failure) and not elsewhere:
             same = 0

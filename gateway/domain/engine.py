@@ -39,7 +39,7 @@ class Advisory(Value):
 
 
 class Method(Value):
-    """What an engine version says of one quantization method as a whole, before it looks at any layer."""
+    """The limits that an engine version sets for a whole quantization method, before it looks at any layer."""
 
     min_capability: str | None = None
     dtypes: tuple[str, ...] = Field((), description="activations it takes; empty: any")
@@ -51,10 +51,12 @@ class Method(Value):
 
 
 class MethodRule(Value):
-    """When a checkpoint is loaded with `method` rather than with what it names. The first rule of an engine that holds decides.
+    """When a checkpoint is loaded with `method` and not with the method that its quantization block names. Of the rules of an
+    engine the first that holds decides.
 
-    fields: what the block must have, each of one of these values, null where it may lack the field; "a|b" is the first of these
-    that it has. unless: it holds where the block has not all of these.
+    fields: a name of a field -> the values that the rule takes; null is among them where the field may be missing. The name
+    "a|b" means field a, or field b where the block has no a. unless: fields in the same form; the rule does not hold where the
+    block has all of them.
     """
 
     method: str

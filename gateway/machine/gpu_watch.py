@@ -22,7 +22,7 @@ from pydantic import Field
 
 from gateway.domain import Failure, Hardware, Value
 from gateway.domain.hardware import XidTable
-from gateway.machine.nvml import Nvml, recovery_action
+from gateway.machine.nvml import Nvml, recovery_action, text_of
 from gateway.machine.probe import probe
 
 log = structlog.get_logger("fitserve.gpus")
@@ -33,7 +33,7 @@ _POLL_S = 2.0
 _ABSENT_S = 30.0
 # The longest wait for an event, and so for the thread's end.
 _EVENT_MS = 500
-# The driver may say "nothing to do" for a moment after an Xid, until it knows better.
+# For a moment after an Xid the driver may still say that the card needs nothing.
 _LEAST_S = 10.0
 
 
@@ -177,7 +177,7 @@ class GpuWatch:
                 continue
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+                uuid = text_of(nvml.nvmlDeviceGetUUID(handle))
             except NVMLError as error:
                 yield None, error
                 continue
@@ -201,7 +201,7 @@ class GpuWatch:
                 continue
             number = int(event.eventData)
             try:
-                uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
+                uuid = text_of(nvml.nvmlDeviceGetUUID(event.device))
             except pynvml.NVMLError:
                 return number
             self._on_xid(uuid, number)
@@ -233,7 +233,7 @@ class GpuWatch:
                 present.add(uuid)
                 self._judge(uuid, *_health(nvml, handle))
         except NVMLError:
-            return  # the driver is being unloaded or updated; what is known stands
+            return  # the driver is being unloaded or updated: keep the last state
         unclear = [error for error in errors if not isinstance(error, NVMLError_GpuIsLost | NVMLError_ResetRequired)]
         for uuid in sorted(known - present):
             if not unclear:
@@ -293,9 +293,5 @@ def _parts(nvml: Nvml, handle: Any) -> list[str]:
             return found
         for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with suppress(NVMLError):
-                found.append(_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot))))
+                found.append(text_of(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot))))
     return found
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

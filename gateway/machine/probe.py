@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from gateway.domain import Hardware
-from gateway.machine.nvml import Cards, Notes, Nvml
+from gateway.machine.gpu_cards import Cards
+from gateway.machine.nvml import Notes, Nvml
 
 # Instruction sets that CPU kernels are chosen by, as Linux spells them (`flags` on x86, `Features` on Arm).
 CPU_FEATURES = (

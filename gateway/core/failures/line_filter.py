@@ -18,7 +18,7 @@ PROGRESS = (*_PHASES, *_SERVES, b"Selected ", b"Using ", b"Initializing a")
 class LineFilter:
     """Splits the bytes of a log into lines, and hands each line that may say something to `handle`, without its end.
 
-    number: lines so far, those that were left out too. `anchors`: a line with none of these is left out. attend: so many
+    number: count of the lines so far, with those that were left out. `anchors`: a line with none of these is left out. attend: so many
     lines more are handed over whatever they hold, because they belong to a line that was. `handle` may change the last two.
     """
 

@@ -1,9 +1,10 @@
-"""A log read as it grows: what it proves, long before the process gives up. Pure.
+"""Reads a log as it grows, and finds the failure that it proves, long before the process gives up. Pure.
 
-An engine prints one cause many times: as the exception of the process that met it, as that of each process which waited for
-it, and at last as `Engine core initialization failed`. The first proof in the log is the cause, unless it is of a kind that
-is mostly a consequence (`weak`). What is printed as information or warning was survived, and so was everything before an
-engine said that it serves. From then on users write into the log too, so only what the engine itself calls fatal counts.
+An engine prints one cause many times: as the exception of the process that met it, as the exception of each process that waited
+for the first, and at last as `Engine core initialization failed`. The first proof in the log is the cause, unless it is of a kind
+that is mostly a consequence (`weak`). Information and warnings are no failures: the engine went on after them, as it did after
+everything before the line that says that it serves. From that line on the log holds words of users too, so only a line counts
+that the engine itself calls fatal.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _NOT_LAYERS = frozenset({"model", "layers", "language_model", "quant_method", "l
 
 @dataclass
 class _Process:
-    """What one process of the engine is in the middle of printing."""
+    """The message that one process of the engine is printing now."""
 
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=_MESSAGE_LINES))
     file: str = ""
@@ -78,7 +79,7 @@ class _Candidate:
 
     @property
     def rank(self) -> int:
-        """The smaller, the nearer to the root: known causes, consequences, the unknown, and that somebody died."""
+        """The smaller, the nearer to the root cause: 0 known causes, 1 consequences, 2 unknown errors, 3 that another process died."""
         if self.row is None:
             return 2
         return 0 if not self.row.weak else 3 if self.row.proves == "nothing" else 1
@@ -171,7 +172,7 @@ class LogReader:
         self.ready, self._lines.anchors = True, FATAL
 
     def _survived(self, line: LogLine, process: _Process) -> None:
-        """The process goes on: what it printed before was survived, unless it called it fatal."""
+        """The process goes on: it survived the errors that it printed before, unless it called them fatal."""
         if process.unknown is not None and not process.fatal:
             process.unknown.survived = True
         process.close()
@@ -182,7 +183,7 @@ class LogReader:
         self._learn(line.text)
 
     def _learn(self, text: str) -> None:
-        """How far the start is, and what it chose."""
+        """Notes how far the start is, and which kernels it chose."""
         if self.ready:
             return
         for row, groups in self._signatures.progress(text):
@@ -248,7 +249,7 @@ class LogReader:
             process.unknown = candidate
 
     def _culprit(self, row: Signature | None, found: dict[str, Scalar], process: _Process) -> dict[str, Scalar]:
-        """What the message names, and where kernels are in question what the traceback says of kernel and layer."""
+        """The values that the message names; for a failure of a kernel or engine also kernel and layer from the traceback."""
         if row is None or row.proves not in ("kernel", "engine"):
             return found
         kernel, like = row.kernel, row.like
@@ -284,7 +285,7 @@ class LogReader:
 
     @property
     def verdict(self) -> Failure | None:
-        """What a log that has ended proves: also an exception of no known kind that nothing was printed after."""
+        """The failure that a log proves once it has ended. An unknown exception counts too, if no later line shows that it was survived."""
         left = [one for one in self._candidates if one.row is None and not one.survived]
         return self.failure or (_failure(left[0]) if left and not self.ready else None)
 

@@ -23,10 +23,10 @@ class Signature(Value):
     message and advice; a group `x_gib` is a number of GiB, and `x_bytes` a number with its unit.
     more: searched in the lines after the proof, as long as they belong to the same message.
     frame: a function that must stand in the traceback, or, in a row without kind, that says `phase` or `kernel`.
-    like: a kernel that the log named before and that matches this is meant rather than `kernel`.
-    weak: often the consequence of something else: any other proof goes before it.
-    warned: a line that the engine prints as a warning, though it is the end of it.
-    when: `always` is believed of an engine that serves, whatever users write into its log.
+    like: a pattern; a kernel that the log named before and that matches it is meant instead of `kernel`.
+    weak: often only a consequence: any other proof is preferred.
+    warned: the engine prints this line as a warning, though it then ends.
+    when: `always` also counts once the engine serves, because users cannot write this text into its log.
     proves: what is learned from it (core/facts/learn.py).
     """
 

@@ -1,4 +1,4 @@
-"""Engines as containers of the Docker Engine on this machine. What the contract leaves open is answered so:
+"""Engines as containers of the Docker Engine on this machine. This host adds to the contract:
 
 * The container of NAME is called `fitserve-INSTALLATION-NAME`. It is ours when its labels say so: our installation and NAME.
 * Nothing is published. Engines share one internal network: this machine, and a gateway container on that network,
@@ -105,8 +105,8 @@ class DockerHost:
             return
         container, lines = found["Id"], LogLines()
         while True:
-            # Asked before reading: a log that is read after the exit is whole, one that was followed may lack its end.
-            # So there are two passes or more; one that breaks, even for long while Docker restarts, is just repeated.
+            # Ask whether it runs before reading: a log that is read after the exit is whole, a log that was followed may lack its end.
+            # So there are two passes or more. A pass that breaks, also for long while Docker restarts, is repeated.
             try:
                 version, running = await self._docker.call(partial(_version_and_running, container))
                 query = f"stdout=1&stderr=1&timestamps=1&since={lines.resume()}&follow={int(running)}"
@@ -152,7 +152,7 @@ class DockerHost:
     def _start(self, spec: LaunchSpec, client: APIClient) -> Instance:
         from docker.errors import APIError
 
-        # Names and networks of containers that just come or go are taken before there is a container, and after it.
+        # A name or a network may be taken by a container that does not exist yet, or no longer: then try again.
         deadline = time.monotonic() + _SLOW_S
         while True:
             late = time.monotonic() > deadline

@@ -38,7 +38,7 @@ class LogFileReader:
     def read(self) -> list[bytes]:
         """The lines that the next chunk completes."""
         if os.fstat(self._file.fileno()).st_size < self._offset:
-            # It was trimmed. We had read more than what is kept, so what follows that is new.
+            # It was trimmed. We had read more than the part that is kept, so all bytes after that part are new.
             self._offset, self.partial = min(self._offset, KEEP), b""
         data = os.pread(self._file.fileno(), CHUNK, self._offset)
         self._offset += len(data)
@@ -50,8 +50,8 @@ class LogFileReader:
 def trim(path: Path) -> bool:
     """Cut a log that is over LIMIT to its first KEEP bytes; its last LIMIT bytes go to NAME.log.1. Whether it did.
 
-    The engine goes on appending to the same file. What it writes between copy and cut is lost, and all but the beginning
-    when the disk has no room for a copy: better than an engine that fills the disk.
+    The engine goes on appending to the same file. Lines that it writes between copy and cut are lost; where the disk has no room
+    for a copy, all but the beginning is lost. Both are better than a full disk.
     """
     try:
         if path.stat().st_size <= LIMIT:

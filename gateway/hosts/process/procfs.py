@@ -63,7 +63,7 @@ def session(leader: int) -> list[Process]:
 
 
 def writers(file: Path) -> list[Process]:
-    """The processes that have this file open to write to it. Other users' are closed to us; those are not ours."""
+    """The processes that have this file open for writing. Processes of other users cannot be seen, and are not engines of ours."""
     with suppress(FileNotFoundError):
         wanted = file.stat()
         return [process for process in everything() if process.alive and _writes(process.pid, wanted)]
@@ -95,7 +95,7 @@ def send(process: Process, number: signal.Signals) -> None:
 
 
 def reap(pid: int) -> tuple[bool, int | None]:
-    """(whether it has ended, its exit code when we are its parent; -9 for SIGKILL) of a zombie."""
+    """Take the exit of a child: whether it has ended, and its exit code if we are its parent (-9 for SIGKILL)."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""The process host's memory: one JSON file per instance, whole or absent whenever we are killed."""
+"""The records of the process host: one JSON file per instance, always whole or absent, also when the gateway is killed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gateway.store import atomic_file
 
 
 class Record(Value):
-    """What we remember of an instance. `pid` is None between the decision to start it and its start. `born_in`: the session of
-    the gateway that starts it, which the engine leaves before it is an engine.
+    """The record of an instance. `pid` is None between the decision to start it and its start. `born_in`: the session of the
+    gateway that starts it; the new process leaves this session before it becomes the engine.
 
     Unknown fields are let through: engines that a later version of the gateway started are still ours.
     """
