@@ -1,4 +1,4 @@
-"""Shared by all tests. The folder says the tier: unit, conformance, local, contract, e2e; a test may name another one itself."""
+"""Shared by all tests. The folder says the tier: unit, conformance, local, contract, e2e."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-TIERS = ("unit", "conformance", "local", "contract", "e2e")
 HERE = Path(__file__).parent
 
 # How long an example takes says nothing on a busy machine.
@@ -18,9 +17,7 @@ settings.load_profile("patient")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        folder = item.path.relative_to(HERE).parts[0]
-        if not any(item.get_closest_marker(tier) for tier in TIERS):
-            item.add_marker(folder)
+        item.add_marker(item.path.relative_to(HERE).parts[0])
 
 
 @pytest.fixture

@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.serve.metrics.counters import METRICS, MOST_SERIES, Metrics, _Series, render
+from gateway.serve.metrics.counters import METRICS, Metrics, render
 from tests.support.dataplane import ASK, CHAT, Gateway, event, http_client, model, refused_url, stage, until
-from tests.support.paths import ROOT
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call
 
-PAGE = ROOT / "docs" / "metrics.md"
 USAGE = {"prompt_tokens": 30, "completion_tokens": 20, "total_tokens": 50}
 _LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)+)\})? (\S+)')
 
@@ -40,52 +38,6 @@ def values(text: str) -> dict[tuple[str, ...], float]:
         assert key not in found, line
         found[key] = float(match[3])
     return found
-
-
-@pytest.mark.unit
-def test_the_page_lists_every_metric() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith(("| `fitserve", "| `process"))]
-    labels = [", ".join(f"`{label}`" for label in metric.labels) for metric in METRICS]
-    assert rows == [f"| `{m.name}` | {m.kind} | {names} | {m.help} |" for m, names in zip(METRICS, labels, strict=True)]
-
-
-@pytest.mark.unit
-def test_names_follow_the_conventions() -> None:
-    assert len({metric.name for metric in METRICS}) == len(METRICS)
-    for metric in METRICS:
-        assert re.fullmatch(r"(fitserve|process)_[a-z_]+", metric.name)
-        assert metric.name.endswith("_total") == (metric.kind == "counter")
-        assert metric.kind != "histogram" or metric.name.endswith("_seconds")
-        assert "\n" not in metric.help
-        assert "le" not in metric.labels
-
-
-@pytest.mark.unit
-def test_labels_are_escaped_and_unknown_names_refused() -> None:
-    text = render([("fitserve_facts", ('a"b\\c\nd',), 1)])
-    assert 'fitserve_facts{kind="a\\"b\\\\c\\nd"} 1' in text.splitlines()
-    with pytest.raises(AssertionError, match="not in the table"):
-        render([("fitserve_other", (), 1)])
-    with pytest.raises(ValueError, match="zip"):
-        render([("fitserve_facts", (), 1)])
-
-
-class _Ended:
-    """As much of an exchange as the metrics of an admitted one look at."""
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-        self.endpoint = type("Endpoint", (), {"name": "chat"})
-
-
-@pytest.mark.unit
-def test_series_are_bounded() -> None:
-    metrics = Metrics()
-    metrics._series = {(f"m{number}", "chat"): _Series() for number in range(MOST_SERIES)}
-    for number in range(3):
-        metrics.begun(_Ended(f"new{number}"))  # type: ignore[arg-type]
-    assert len(metrics._series) == MOST_SERIES + 1
-    assert metrics._series["other", "chat"].in_flight == 3
 
 
 # --- over sockets ---
@@ -148,7 +100,6 @@ async def hangs_late(call: Call) -> None:
     await call.closed.wait()
 
 
-@pytest.mark.local
 @pytest.mark.anyio
 @pytest.mark.parametrize("script", [counted, streams])
 async def test_an_answer_is_counted_with_its_tokens(gateway: Gateway, script: Any) -> None:
@@ -168,7 +119,6 @@ async def test_an_answer_is_counted_with_its_tokens(gateway: Gateway, script: An
         )
 
 
-@pytest.mark.local
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("script", "outcome", "status", "kind"),
@@ -186,7 +136,6 @@ async def test_failures_of_engines_are_told_apart(gateway: Gateway, script: Any,
         assert since("fitserve_requests_in_flight", "m") == 0
 
 
-@pytest.mark.local
 @pytest.mark.anyio
 async def test_an_engine_that_takes_no_connections(gateway: Gateway) -> None:
     gateway.route(model(refused_url()))
@@ -197,7 +146,6 @@ async def test_an_engine_that_takes_no_connections(gateway: Gateway) -> None:
         assert since("fitserve_requests_total", "m", "chat", "refused", "5xx") == 1
 
 
-@pytest.mark.local
 @pytest.mark.anyio
 @pytest.mark.parametrize(("script", "phase", "status"), [(waits, "waiting", "none"), (hangs_late, "answering", "2xx")])
 async def test_clients_that_leave_and_the_gauge_returns(gateway: Gateway, script: Any, phase: str, status: str) -> None:
@@ -212,7 +160,6 @@ async def test_clients_that_leave_and_the_gauge_returns(gateway: Gateway, script
         assert since("fitserve_requests_in_flight", "m") == 0
 
 
-@pytest.mark.local
 @pytest.mark.anyio
 async def test_who_leaves_while_waiting_for_a_replica_is_counted(gateway: Gateway) -> None:
     async with stage(gateway, waits) as [upstream], counting(gateway) as since:
@@ -234,7 +181,6 @@ async def test_who_leaves_while_waiting_for_a_replica_is_counted(gateway: Gatewa
         assert since("fitserve_requests_in_flight", "m") == 0
 
 
-@pytest.mark.local
 @pytest.mark.anyio
 async def test_what_clients_make_up_is_no_label(gateway: Gateway) -> None:
     async with stage(gateway, counted), counting(gateway) as since, http_client(gateway) as client:
@@ -249,7 +195,6 @@ async def test_what_clients_make_up_is_no_label(gateway: Gateway) -> None:
     assert "made-up" not in render(gateway.plane.meter.samples())
 
 
-@pytest.mark.local
 @pytest.mark.anyio
 async def test_the_context_of_a_trace_is_passed_on(gateway: Gateway) -> None:
     context = {
@@ -283,7 +228,6 @@ async def scrape(one: Running) -> dict[tuple[str, ...], float]:
     return values(answer.text)
 
 
-@pytest.mark.local
 @pytest.mark.anyio
 async def test_the_state_of_the_gateway(tmp_path: Path) -> None:
     began = time.monotonic()
@@ -308,7 +252,6 @@ async def test_the_state_of_the_gateway(tmp_path: Path) -> None:
     assert not [key for key in found if key[0] == "fitserve_failures_total"]
 
 
-@pytest.mark.local
 @pytest.mark.anyio
 async def test_failed_starts_are_counted_by_what_ended_them(tmp_path: Path) -> None:
     async with running(tmp_path, dies) as one:
@@ -323,7 +266,6 @@ async def test_failed_starts_are_counted_by_what_ended_them(tmp_path: Path) -> N
     assert first["fitserve_attempts_total", "m"] == second["fitserve_attempts_total", "m"]
 
 
-@pytest.mark.local
 @pytest.mark.anyio
 async def test_the_access_log_tells_who_asked_what_and_never_the_words(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -1,0 +1,136 @@
+"""Keys, scopes and guesses without a socket; tests/local/test_security.py asks a whole gateway."""
+
+from __future__ import annotations
+
+import hmac
+from unittest.mock import patch
+
+import pytest
+
+from gateway.access.auth import ANYONE, Keys, key_of
+from gateway.access.failed_logins import FailedLogins
+from gateway.domain.key import SCOPES as KNOWN_SCOPES
+from gateway.domain.key import Grant, digest_of, new_key
+from gateway.errors import FitserveError
+from gateway.serve.admin.scopes import SCOPES
+from gateway.serve.app import create_app
+from gateway.settings import Settings
+
+ADMIN = "an-admin-key-of-this-test"
+
+
+def routes() -> list[tuple[str, str]]:
+    """(method, path) of every route that the application has."""
+    door = create_app(Settings())
+    return sorted((method, route.path) for route in door.scopes.routes for method in route.methods or ())
+
+
+HOSTILE = [
+    b"' OR '1'='1",
+    b"'; DROP TABLE keys; --",
+    b"x" * 1_000_000,
+    b"\0" * 40,
+    ADMIN.encode() + b"\0",
+    "ключ".encode(),
+    b"\xff\xfe\xed\xa0\x80",
+    b"%s%n%x",
+    digest_of(ADMIN),
+    digest_of(ADMIN).hex().encode(),
+    bytes(32),
+]
+
+
+@pytest.mark.parametrize("token", HOSTILE, ids=lambda token: repr(token)[:30])
+def test_s2_hostile_keys_are_wrong_keys(token: bytes) -> None:
+    keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(new_key()))])
+    with pytest.raises(FitserveError) as caught:
+        keys.check(b"Bearer " + token, "inference")
+    assert caught.value.status == 401
+    assert len(str(caught.value)) < 200
+
+
+def test_s2_a_key_is_hashed_before_it_is_compared_and_compared_in_constant_time() -> None:
+    made = new_key()
+    keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(made))])
+    with patch("gateway.access.auth.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
+        for token in (ADMIN, made, "wrong"):
+            try:
+                keys.check(f"Bearer {token}".encode(), "inference")
+            except FitserveError:
+                assert token == "wrong"
+    compared = [call.args for call in compare.call_args_list]
+    assert [left for left, _ in compared] == [digest_of(ADMIN), digest_of(made), digest_of("wrong")]
+    assert all(len(right) == 32 for _, right in compared)
+
+
+def test_s2_a_key_that_is_nearly_right_is_looked_at_no_longer_than_another() -> None:
+    """What is compared for it, and how often, is the same; benchmarks/small.py tells what both take."""
+    keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(new_key()))])
+
+    def work(token: bytes) -> list[tuple[int, bytes]]:
+        with patch("gateway.access.auth.hmac.compare_digest", wraps=hmac.compare_digest) as compare:
+            with pytest.raises(FitserveError):
+                keys.check(b"Bearer " + token, "admin")
+            return [(len(call.args[0]), call.args[1]) for call in compare.call_args_list]
+
+    near = work(ADMIN.encode()[:-1] + b"z")
+    assert near == work(b"z" * len(ADMIN))
+    assert near
+
+
+def test_s3_every_route_has_its_one_row_and_every_row_its_route() -> None:
+    have = {(method, path) for method, path in routes() if method != "HEAD"}
+    assert have == set(SCOPES)
+    assert {path for (_, path), scope in SCOPES.items() if scope == "open"} == {"/healthz", "/readyz"}
+
+
+def test_s13_what_changes_something_is_never_a_get_and_never_less_than_admin() -> None:
+    for (method, path), scope in SCOPES.items():
+        assert method in ("GET", "POST", "PUT", "DELETE")
+        assert method == "GET" or scope == "admin", path
+
+
+def test_s14_wrong_keys_are_counted_per_address_and_forgotten() -> None:
+    now, waits = 0.0, list[int | None]()
+    counted = FailedLogins(lambda: now)
+
+    def wrong(address: str) -> int:
+        try:
+            counted.wrong(address)
+        except FitserveError as error:
+            waits.append(error.retry_after_s)
+            return error.status
+        return 401
+
+    assert [wrong("10.0.0.1") for _ in range(12)] == [401] * 10 + [429] * 2
+    assert wrong("10.0.0.2") == 401
+    # One customer has a whole /64.
+    assert [wrong(f"2001:db8::{number:x}") for number in range(11)] == [401] * 10 + [429]
+    assert wrong("2001:db8:0:1::1") == 401
+    # A socket for both families shows IPv4 so.
+    assert wrong("::ffff:10.0.0.1") == 429
+    assert wrong("::ffff:10.0.0.9") == 401
+    now = 61.0
+    assert wrong("10.0.0.1") == 401
+    assert waits == [60] * 4
+
+
+def test_s14_a_guess_that_is_right_does_not_count_from_where_it_was_guessed() -> None:
+    keys = Keys("password", None)
+    good = b"Bearer password"
+    assert keys.check(good, "admin", "10.0.0.1").name == "admin"
+    for address in ("10.0.0.1", "10.0.0.2"):
+        for number in range(20):
+            with pytest.raises(FitserveError):
+                keys.check(b"Bearer guess-%d" % number, "admin", address)
+    # Who was known there before goes on; who comes with it now may have guessed it.
+    assert keys.check(good, "admin", "10.0.0.1").name == "admin"
+    with pytest.raises(FitserveError) as caught:
+        keys.check(good, "admin", "10.0.0.2")
+    assert caught.value.status == 429
+    assert keys.check(good, "admin", "10.0.0.3").name == "admin"
+
+
+def test_whoever_calls_a_gateway_without_keys_may_do_everything_here() -> None:
+    assert Keys(None, None).who({b"host": b"127.0.0.1"}, "admin", "127.0.0.1") is ANYONE
+    assert ANYONE.scopes == KNOWN_SCOPES
