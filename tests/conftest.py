@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+TIERS = ("unit", "conformance", "local", "contract", "e2e")
 HERE = Path(__file__).parent
 
-# How long an example takes says nothing on a busy machine.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says nothing on a busy machine. 50 examples of a property are enough for every run.
+settings.register_profile("patient", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m TIER` imports no test of another tier: openai and anthropic alone take seconds."""
+    wanted = set(str(config.option.markexpr).split()) - {"or"}
+    other = collection_path.parent == HERE and collection_path.name in set(TIERS) - wanted
+    return True if other and wanted and wanted <= set(TIERS) else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,3 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+def pytest_collection_finish() -> None:
+    """What collection made lives to the end: the garbage collector need not look at it after every test."""
+    gc.collect()
+    gc.freeze()

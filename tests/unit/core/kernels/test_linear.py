@@ -10,18 +10,11 @@ from hypothesis import strategies as st
 
 from gateway.core.kernels.linear import KernelChoice, LinearRules, choose
 from gateway.core.model.scheme import LinearShape, Scheme
-from tests.conformance import linear_questions
-from tests.conformance.golden import golden
-from tests.conformance.linear_questions import CAPABILITIES, Question, questions
-from tests.support.engine_rules import SCHEMES, read_rules, scheme_of, tells_the_line
+from tests.conformance.linear_questions import CAPABILITIES
+from tests.support.engine_rules import SCHEMES, read_rules, tells_the_line
 from tests.support.versions import VLLM, vllm_since
 
-ALL_PACKAGES = frozenset({"flashinfer", "humming", "deep_gemm", "conch", "b12x", "fbgemm_gpu", "quark"})
 RULES = {version: read_rules(LinearRules, "linear", version) for version in VLLM}
-
-
-def shape_of(q: Question) -> LinearShape:
-    return LinearShape(k=q.k, n=q.n, scheme=scheme_of(q), dtype=q.dtype, full_k=q.full_k)
 
 
 def wna16(version: str, capability: str, k: int, n: int, group: int, dtype: str = "bfloat16", **how: Any) -> KernelChoice:
@@ -32,43 +25,6 @@ def wna16(version: str, capability: str, k: int, n: int, group: int, dtype: str 
 def fp8(version: str, capability: str, kind: Any = "fp8_token", **how: Any) -> KernelChoice:
     shape = LinearShape(k=4096, n=4096, scheme=Scheme(kind=kind, bits=8), dtype="bfloat16")
     return choose(RULES[version], shape, capability, **how)
-
-
-@pytest.mark.parametrize("version", VLLM)
-def test_every_answer_is_the_engines_own(version: str) -> None:
-    asked = list(questions(version))
-    shapes = [shape_of(question) for question in asked]
-    wrong = []
-    for machine, answers in golden(linear_questions, version).items():
-        for question, shape, theirs in zip(asked, shapes, answers, strict=True):
-            ours = accepting(RULES[version], question, shape, machine)
-            if ours != theirs:
-                wrong.append((machine, question, theirs, ours))
-    assert wrong == []
-
-
-def accepting(rules: LinearRules, question: Question, shape: LinearShape, machine: str) -> list[Any]:
-    """As the engine was asked: disable the chosen kernel, until none is left."""
-    capability, _, which = machine.partition(" ")
-    packages = {"": None, "none": frozenset[str](), "all": ALL_PACKAGES}[which]
-    disabled = set(filter(None, question.disabled.split(",")))
-    kernels: list[str] = []
-    first: KernelChoice | None = None
-    while True:
-        choice = choose(rules, shape, capability, packages, frozenset(disabled), question.forced or None)
-        first = first or choice
-        kernel = "unknown" if choice.status == "unknown" else choice.kernel
-        if kernel is None or kernel in kernels:
-            return [kernels, list(first.padded_to) if first.padded_to else None]
-        kernels.append(kernel)
-        disabled.add(kernel)
-
-
-def test_the_golden_answers_are_many_and_of_every_kind() -> None:
-    versions = [[answer for row in golden(linear_questions, version).values() for answer in row] for version in VLLM]
-    assert sum(map(len, versions)) > 20_000
-    assert len({kernel for answers in versions for accepting, _ in answers for kernel in accepting}) > 50
-    assert all([[], None] in answers for answers in versions)
 
 
 # --- the cases that people reported ---
@@ -209,7 +165,7 @@ names = st.sampled_from(sorted({name for rules in RULES.values() for name in rul
 capabilities = st.sampled_from([*CAPABILITIES, "7.0", "8.7", "11.0", "13.0"]) | st.text(max_size=5)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100)
 @given(
     version=st.sampled_from(VLLM),
     shape=shapes,

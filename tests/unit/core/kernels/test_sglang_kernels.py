@@ -20,14 +20,10 @@ from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import LinearShape, MoeShape, Scheme
 from gateway.core.model.spec import read_model
 from gateway.core.planner.layer_kernels import layer_kernels
-from gateway.core.planner.quantization_methods import MethodRefused, check, resolve
 from gateway.core.planner.repairs import repairs
-from gateway.domain import Engine, Quant
 from gateway.profiles import Profiles
-from tests.conformance import sglang_linear_questions, sglang_memory_questions, sglang_moe_questions
-from tests.conformance.golden import golden
-from tests.conformance.moe_blocks import block
-from tests.support.published import config, published
+from tests.conformance import sglang_memory_questions, sglang_moe_questions
+from tests.support.published import published
 from tests.support.versions import SGLANG
 
 PROFILES = Profiles()
@@ -53,53 +49,7 @@ def scheme_of(q: Any) -> Scheme:
     return Scheme(**fields, static_activation=q.static, layout=layout)
 
 
-def refused_as_a_whole(engine: Engine, q: Any, capability: str, model_type: str = "llama") -> bool:
-    """The planner refuses such a checkpoint before it looks at any layer."""
-    config = block(q)  # None: the engine itself quantizes
-    quant, user = (Quant(method=config["quant_method"], config=config), "") if config else (None, "fp8")
-    try:
-        check(engine, resolve(engine, quant, user, model_type, capability), capability, q.dtype)
-    except MethodRefused:
-        return True
-    return False
-
-
 # --- dense layers ---
-
-# What the rules leave unknown: of GPTQ and its kin the layers of which a rank holds no whole groups, or whose activations the plain
-# kernel was not written for; INT8 from 10.0 on.
-LINEAR_UNKNOWN = {
-    "0.5.10.post1": {("gptq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "wna16"), ("compressed-tensors", "int8"),
-                     ("compressed-tensors", "w4a8"), ("modelopt", "mxfp8")},
-    "0.5.23": {("gptq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "wna16"), ("compressed-tensors", "int8"),
-               ("compressed-tensors", "w4a8")},
-}  # fmt: skip
-# Marlin alone refuses sizes in its CUDA files, after the code that is asked here has chosen it.
-MARLIN = ("apply_gptq_marlin_linear", "apply_fp8_marlin_linear")
-
-
-@pytest.mark.parametrize("version", SGLANG)
-def test_a_dense_layer_comes_to_the_product_that_the_engine_comes_to(version: str) -> None:
-    wrong: list[Any] = []
-    unknown, agreed = set(), 0
-    for capability, answers in golden(sglang_linear_questions, version).items():
-        for question, answer in zip(sglang_linear_questions.questions(version), answers, strict=True):
-            if answer == "method" and refused_as_a_whole(ENGINES[version], question, capability):
-                continue
-            k, n, parts = question.parts
-            sizes: dict[str, Any] = {"k": k, "n": n, "full_k": question.k, "full_n": question.n, "parts": parts}
-            shape = LinearShape(scheme=scheme_of(question), dtype=question.dtype, origin=question.origin, **sizes)
-            said = choose(linear(version), shape, capability)
-            kernel = said.refused[-1].kernel if said.refused and said.refused[-1].kernel in MARLIN else "none"
-            if said.status == "unknown":
-                unknown.add((question.origin, question.kind))
-            elif answer not in ((said.kernel,) if said.kernel else (kernel, "none", "method")):
-                wrong.append((capability, question, answer, said))
-            else:
-                agreed += 1
-    assert wrong == []
-    assert unknown == LINEAR_UNKNOWN[version]
-    assert agreed > 7_000, agreed
 
 
 def kernel(version: str, k: int, n: int, capability: str = "8.6", **scheme: Any) -> KernelChoice:
@@ -152,26 +102,6 @@ def test_modules_that_are_merged_are_asked_for_whole_blocks_each_and_one_that_is
 
 # --- experts ---
 
-# Runners that stand-ins alone would answer, methods that have none, layers that are left unquantized without a word: see moe.yaml.
-MOE_UNKNOWN = {
-    "0.5.10.post1": {
-        ("none", "unquantized"), ("online", "fp8_tensor"), ("fp8", "fp8_block"), ("compressed-tensors", "fp8_token"),
-        ("gptq", "wna16"), ("compressed-tensors", "wna16"), ("awq", "wna16"), ("compressed-tensors", "w4a8"),
-        ("compressed-tensors", "nvfp4"), ("modelopt", "nvfp4"), ("modelopt", "fp8_tensor"), ("modelopt", "mxfp8"), ("mxfp4", "mxfp4"),
-    },
-    "0.5.23": {
-        ("none", "unquantized"), ("online", "fp8_tensor"), ("fp8", "fp8_block"), ("compressed-tensors", "fp8_token"),
-        ("gptq", "wna16"), ("compressed-tensors", "wna16"), ("awq", "wna16"), ("auto-round", "wna16"), ("compressed-tensors", "w4a8"),
-        ("compressed-tensors", "nvfp4"), ("compressed-tensors", "mxfp4"), ("modelopt", "nvfp4"), ("modelopt", "fp8_tensor"),
-        ("modelopt", "mxfp8"), ("mxfp4", "mxfp4"),
-    },
-}  # fmt: skip
-
-
-# What the engine does with a checkpoint that the planner refuses as a whole. Where it names the plain method of AWQ or GPTQ, it may
-# leave experts unquantized without a word, or have none for them.
-REFUSED = ("method", "none", ["UnquantizedFusedMoEMethod", "triton"])
-
 
 class Experts(NamedTuple):
     traits: ExpertTraits
@@ -205,35 +135,6 @@ def moe_choice(version: str, q: Any, capability: str) -> MoeChoice:
         ep=q.ep > 1,
     )
     return choose_moe(moe(version), shape, capability)
-
-
-def answer_of(choice: MoeChoice) -> Any:
-    if choice.kernel is None:
-        return "none"
-    return [choice.method, None if choice.kernel == choice.method else choice.kernel]
-
-
-@pytest.mark.parametrize("version", SGLANG)
-def test_experts_get_the_runner_that_the_engine_chooses(version: str) -> None:
-    wrong: list[Any] = []
-    unknown, agreed = set(), 0
-    for capability, answers in golden(sglang_moe_questions, version).items():
-        for question, answer in zip(sglang_moe_questions.questions(version), answers, strict=True):
-            said = moe_choice(version, question, capability)
-            family = str(config(question.model)["model_type"])
-            if block(question) and refused_as_a_whole(ENGINES[version], question, capability, family):
-                if answer not in REFUSED:
-                    wrong.append((capability, question, answer, None))
-                continue
-            if said.status == "unknown":
-                unknown.add((question.origin, question.kind))
-            elif answer_of(said) != ("none" if answer == "method" else answer):
-                wrong.append((capability, question, answer, said))
-            else:
-                agreed += 1
-    assert wrong == []
-    assert unknown == MOE_UNKNOWN[version]
-    assert agreed > 1_800, agreed
 
 
 @pytest.mark.parametrize("version", SGLANG)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +13,6 @@ from gateway.core.memory.sglang_kv_cache import TokenPool, model_of
 from gateway.core.planner.decide import decide
 from gateway.domain import Plan, Wish
 from gateway.profiles import Profiles
-from tests.conformance import sglang_attention_questions
-from tests.conformance.golden import golden
 from tests.support.published import published
 from tests.support.versions import SGLANG
 
@@ -29,11 +25,6 @@ def pool(name: str, version: str = "0.5.23", tp: int = 1, element_bytes: int = 2
     assert isinstance(rules, SglangRules)
     assert rules.memory is not None
     return TokenPool(rules.memory, build(published(name)).attention, tp, element_bytes)
-
-
-@cache
-def published_architecture(name: str) -> str:
-    return published(name).architecture
 
 
 def planned_on(ref: str, name: str) -> Plan:
@@ -61,16 +52,6 @@ def test_recurrent_layers_take_a_share_of_the_bytes() -> None:
     assert tokens is not None
     plain = 12 * 2 * 256 * 2 * 2  # its 12 full layers alone
     assert tokens == math.floor(math.floor(10 * GIB / (1 + hybrid.rules.mamba_ratio)) / plain)
-
-
-@pytest.mark.parametrize("version", SGLANG)
-def test_windows_save_memory_only_where_the_engine_keeps_them_apart(version: str) -> None:
-    """As its own ModelConfig says (is_hybrid_swa), of every model that was asked about."""
-    rules = pool("llama-3.1-8b", version).rules
-    for found in golden(sglang_attention_questions, version).values():
-        for question, answer in zip(sglang_attention_questions.questions(version), found, strict=True):
-            if not isinstance(answer, str) and question.model not in sglang_attention_questions.OTHERS:
-                assert (published_architecture(question.model) in rules.hybrid_swa) == answer[4], question
 
 
 def test_a_window_without_a_pool_of_its_own_keeps_every_token() -> None:

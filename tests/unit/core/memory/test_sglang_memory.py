@@ -11,18 +11,14 @@ from hypothesis import strategies as st
 
 from gateway.core.memory.sglang_memory import (
     MemoryRules,
-    ModelTraits,
     StaticMemory,
     fraction_within,
     kv_tokens,
-    static_memory,
 )
 from gateway.core.planner.flags import canonical, check_args, spelled
 from gateway.domain import AttentionGroup, Engine, Recurrent, Scalar
 from gateway.errors import BadFlag
 from gateway.profiles import Profiles, shipped
-from tests.conformance import sglang_memory_questions
-from tests.conformance.golden import golden
 from tests.support.versions import SGLANG
 
 PROFILES = Profiles()
@@ -82,31 +78,6 @@ def test_no_other_name_opens_a_closed_flag(version: str, name: str) -> None:
 
 
 # --- memory ---
-
-
-def model_of(config: dict[str, Any]) -> ModelTraits:
-    vision = config.get("vision_config") or {}
-    return ModelTraits(
-        architecture=config["architectures"][0],
-        mla="kv_lora_rank" in config,
-        towers="text_config" in config or "vision_config" in config,
-        vision="vision_config" in config,
-        vision_layers=vision.get("num_hidden_layers"),
-        vision_hidden=vision.get("hidden_size"),
-    )
-
-
-@pytest.mark.parametrize("version", SGLANG)
-def test_memory_settings_are_the_engines_own(version: str) -> None:
-    models = {name: model_of(sglang_memory_questions.config_of(name)) for name in sglang_memory_questions.NAMES}
-    wrong = []
-    for capability, answers in golden(sglang_memory_questions, version).items():
-        for question, answer in zip(sglang_memory_questions.questions(version), answers, strict=True):
-            name, mib, tp, seqs, eager = question
-            said = static_memory(MEMORY[version], mib, models[name], tp=tp, seqs=seqs, eager=eager)
-            if [said.chunked_prefill, said.graph_batch, pytest.approx(said.fraction, abs=1e-5)] != answer:
-                wrong.append((capability, question, answer, said))
-    assert wrong == []
 
 
 @given(st.integers(1, 2**50), st.integers(1, 2**50), st.floats(0, 1), st.floats(0, 10**6))

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import cache as remember
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.memory.vllm_kv_cache import Cache, cache, state_bytes, stored_dtype
+from gateway.core.memory.vllm_kv_cache import cache, state_bytes
 from gateway.core.model.rank import Rank
 from gateway.domain import AttentionGroup, Recurrent
-from tests.conformance import kv_questions
-from tests.conformance.golden import machines_of, pairs
-from tests.conformance.kv_questions import BATCHED, BYTES, LENGTHS, PLANNED
+from tests.conformance.kv_questions import LENGTHS
 from tests.support.published import TRAITS, published
-from tests.support.versions import VLLM
-
-CASES = [(version, machine) for version in VLLM for machine in machines_of(kv_questions, version)]
 
 
 def full(layers: int, kv_heads: int, head_dim: int, **fields: Any) -> AttentionGroup:
@@ -73,76 +67,6 @@ MODELS: dict[str, tuple[AttentionGroup, ...]] = {
 }
 
 
-def mine(version: str, capability: str, question: tuple[str, int, str, bool | None], answer: dict[str, Any]) -> Cache:
-    model, tp, _, prefixes = question
-    return cache(
-        MODELS[model], Rank(tp=tp, kv_dtype=answer["cache"], capability=capability), answer["preferred"], TRAITS[version],
-        prefixes=prefixes,
-    )  # fmt: skip
-
-
-@remember
-def answered(version: str, capability: str) -> list[tuple[Any, dict[str, Any], Cache]]:
-    return [
-        (question, answer, mine(version, capability, question, answer))
-        for question, answer in pairs(kv_questions, version, capability)
-        if not isinstance(answer, str)
-    ]
-
-
-def test_the_engine_answers_all_but_what_it_refuses() -> None:
-    for version, capability in CASES:
-        for (model, tp, _, _), answer in pairs(kv_questions, version, capability):
-            if isinstance(answer, str):
-                heads = "must be divisible by tensor parallel size" in answer and tp == 8
-                # What transformers calls rope_theta moved after this version was made.
-                moved = (version, model, answer) == ("0.19.1", "olmo-3-7b", "KeyError: 'rope_theta'")
-                sparse = model == "deepseek-v3.2" and "No valid attention backend" in answer
-                older = capability == "8.6" and (sparse or "FP8 KV cache is not supported" in answer)
-                assert heads or moved or older, (version, capability, model, answer)
-
-
-@pytest.mark.parametrize(("version", "capability"), CASES)
-def test_blocks_and_groups_are_the_engines(version: str, capability: str) -> None:
-    for question, answer, found in answered(version, capability):
-        groups = answer["groups"]
-        assert sum(table.count for table in found.tables) == len(groups), question
-        if any(kind == "MambaSpec" for kind, *_ in answer["layers"]):
-            assert found.block_tokens in {block for block, _, _ in groups}, question
-        else:
-            assert {table.block for table in found.tables} == {block for block, _, _ in groups}, question
-
-
-@pytest.mark.parametrize(("version", "capability"), CASES)
-def test_the_bytes_of_a_request_are_the_engines(version: str, capability: str) -> None:
-    for question, answer, found in answered(version, capability):
-        asked = [(length, batched) for batched in BATCHED for length in LENGTHS]
-        needed = [found.bytes_for(length, batched) for length, batched in asked]
-        if version == "0.18.0" and len(answer["groups"]) > 1:
-            # Its check counts the first group alone (kv_cache_utils.py:1359); its blocks are counted below.
-            assert all(ours > told for ours, told in zip(needed, answer["needed"], strict=True)), question
-        else:
-            assert needed == answer["needed"], question
-
-
-@pytest.mark.parametrize(("version", "capability"), CASES)
-def test_what_fits_is_the_engines(version: str, capability: str) -> None:
-    for question, answer, found in answered(version, capability):
-        asked = [(kv, length, batched) for batched in BATCHED for kv in BYTES for length in PLANNED]
-        for (kv, length, batched), told in zip(asked, answer["planned"], strict=True):
-            longest = found.largest(kv, batched, length)
-            if len(told) == 1:
-                if version == "0.18.0" and len(answer["groups"]) > 1:
-                    assert longest <= told[0], question
-                else:
-                    assert longest == told[0], question
-            else:
-                blocks, requests = told
-                assert found.blocks(kv) == blocks, question
-                assert round(found.requests(kv, length, batched), 6) == requests, question
-                assert longest == length or requests < 1, question
-
-
 READ = [name for name in MODELS if not name.startswith(("granite", "nemotron", "gemma-3-27b")) and ", " not in name]
 
 
@@ -172,17 +96,6 @@ def test_a_convolution_has_groups_enough_for_every_rank() -> None:
     assert group is not None
     assert state_bytes(group, 4, "bfloat16") == 3 * 1280 * 2 + 16 * 64 * 128 * 2
     assert state_bytes(group.evolve(kind="mamba1", groups=0), 4, "bfloat16") == 3 * 1088 * 2 + 16 * 64 * 128 * 2
-
-
-def test_sparse_kernels_pack_a_latent() -> None:
-    # 0.18.0 and later on compute capability 9.0, where FLASHMLA_SPARSE is chosen.
-    assert stored_dtype("fp8", "FLASHMLA_SPARSE") == "fp8_ds_mla"
-    assert (stored_dtype("auto", "FLASHMLA_SPARSE"), stored_dtype("fp8", "FLASHMLA")) == ("auto", "fp8")
-    assert all(
-        answer["cache"] == stored_dtype(dtype, "FLASHMLA_SPARSE" if model == "deepseek-v3.2" else "")
-        for version in VLLM
-        for (model, _, dtype, _), answer, _ in answered(version, "9.0")
-    )
 
 
 def test_more_stages_have_more_batches_in_flight() -> None:

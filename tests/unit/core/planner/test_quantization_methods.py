@@ -4,80 +4,25 @@ from __future__ import annotations
 
 import contextlib
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.planner.decide import decide
 from gateway.core.planner.quantization_methods import MethodRefused, check, resolve
-from gateway.domain import Decision, Engine, Quant
+from gateway.domain import Decision, Quant
 from gateway.profiles import Profiles
-from tests.conformance import method_questions, sglang_method_questions
-from tests.conformance.golden import golden, pairs
-from tests.conformance.method_questions import BLOCKS, CAPABILITIES, Question
+from tests.conformance.method_questions import BLOCKS, CAPABILITIES
 from tests.support.makers import machine, spec, wish
-from tests.support.versions import SGLANG, VLLM
+from tests.support.versions import VLLM
 
 PROFILES = Profiles()
 ENGINES = {version: PROFILES.engine(f"vllm=={version}") for version in VLLM}
-
-
-def ours(engine: Engine, question: Question, capability: str, *, parser: bool = True) -> list[str]:
-    block = BLOCKS[question.block]
-    quant = Quant(method=block["quant_method"], config=block) if block else None
-    if parser and question.user and question.user not in engine.quantizations:
-        return ["refused", "parser"]
-    try:
-        resolved = resolve(engine, quant, question.user, question.model_type, capability)
-        check(engine, resolved, capability, question.dtype)
-    except MethodRefused as refused:
-        return ["refused", refused.why]
-    return ["ok", resolved.method]
-
-
-@pytest.mark.parametrize("version", VLLM)
-def test_every_answer_is_the_engines_own(version: str) -> None:
-    compared, wrong = 0, []
-    for capability in CAPABILITIES:
-        for question, theirs in pairs(method_questions, version, capability):
-            # Where the class refuses its own block, the schemes of the layers say so: the test below.
-            if theirs == ["refused", "block"]:
-                continue
-            compared += 1
-            mine = ours(ENGINES[version], question, capability)
-            if mine != theirs:
-                wrong.append((capability, question, theirs, mine))
-    assert wrong == []
-    assert compared > 7900
-
-
-@pytest.mark.parametrize("version", VLLM)
-def test_the_answers_are_of_every_kind(version: str) -> None:
-    given = {tuple(answer) for row in golden(method_questions, version).values() for answer in row}
-    assert {why for state, why in given if state == "refused"} >= {
-        *("mismatch", "unknown", "deprecated", "dtype", "online", "block", "capability")
-    }
-    assert len({method for state, method in given if state == "ok"}) > 12
 
 
 def planned(version: str, hardware: str, block: dict[str, object] | None, **wanted: object) -> Decision:
     engines = [ENGINES[version]]
     config = {"quantization_config": block} if block else {}
     return decide(spec(**config), machine(hardware), engines, wish(**wanted), rules=PROFILES.rules(engines))
-
-
-@pytest.mark.parametrize("version", VLLM)
-def test_a_block_that_its_class_refuses_has_no_plan(version: str) -> None:
-    refused = {
-        question.block
-        for question, theirs in pairs(method_questions, version, "8.6")
-        if theirs[1] == "block" and not question.user
-    }
-    assert refused
-    for block in refused:
-        decision = planned(version, "3090", BLOCKS[block])
-        assert not decision.plans, (version, block)
-        assert decision.rejected[0].reasons
 
 
 def test_a_refusal_says_what_the_engine_would_and_where_that_was_read() -> None:
@@ -141,19 +86,3 @@ def test_no_block_breaks_it(ref: str, method: str, block: dict[str, object], use
         resolved = resolve(engine, Quant(method=method, config=block), user, "llama", capability)
         check(engine, resolved, capability, "float16")
         assert resolved.method in engine.quantizations
-
-
-SGLANG_ENGINES = {version: PROFILES.engine(f"sglang=={version}") for version in SGLANG}
-
-
-@pytest.mark.parametrize("version", SGLANG)
-def test_every_answer_is_sglangs_own(version: str) -> None:
-    wrong = []
-    for capability in sglang_method_questions.CAPABILITIES:
-        for question, theirs in pairs(sglang_method_questions, version, capability):
-            if theirs == ["refused", "block"]:
-                continue
-            mine = ours(SGLANG_ENGINES[version], question, capability, parser=False)
-            if mine != theirs:
-                wrong.append((capability, question, theirs, mine))
-    assert wrong == []

@@ -1,0 +1,73 @@
+"""What is not a linear layer has the bytes that vLLM builds, family by family."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from gateway.core.layers.build import build
+from gateway.core.layers.built_model import BuiltModel, per_rank
+from gateway.core.model.spec import read_model
+from gateway.domain import TensorGroup
+from tests.conformance import parameter_questions
+from tests.conformance.golden import pairs
+from tests.conformance.layer_cases import TENSOR_PARALLEL
+from tests.support.published import TRAITS
+
+# There it is one of the engine's linear layers; what it holds is the same.
+ELSEWHERE = {("0.33.0", "glm-4.5-air"): "model.layers.*.mlp.gate.weight"}
+
+
+# version, (model, changes to its config, task), the engine's answer
+QUESTIONS = [
+    (version, question, answer)
+    for version in TRAITS
+    for question, answer in pairs(parameter_questions, version, "9.0")
+    # Before 0.33.0 its own configuration class knows no interval but 4 (transformers_utils/configs/qwen3_next.py:253 of 0.18.0).
+    if version == "0.33.0" or "full_attention_interval" not in question[1]
+]
+
+
+def rank_bytes(found: BuiltModel, tp: int) -> int | None:
+    """Bytes on one rank of a model in bfloat16; None where a layer cannot be cut so."""
+    total = sum(other_bytes(group, tp) for group in found.others)
+    for layer in found.linears:
+        cut = per_rank(layer, tp)
+        if cut is None:
+            return None
+        total += layer.count * max(1, layer.experts) * (cut[0] + layer.bias) * cut[1] * 2
+    return total
+
+
+def other_bytes(group: TensorGroup, tp: int) -> int:
+    first, *rest = group.shape
+    if group.shard == "vocab":
+        first = -(-first // 64) * 64
+    ranks = 1 if group.shard == "replicated" else tp
+    return group.count * first // ranks * math.prod(rest) * (4 if group.dtype == "F32" else 2)
+
+
+def asked(question: tuple[str, dict[str, Any], Any], version: str) -> BuiltModel:
+    model, changes, task = question
+    spec = read_model(model, None, parameter_questions.asked(model, changes), None, None, (), task)
+    return build(spec, TRAITS[version])
+
+
+@pytest.mark.parametrize(("version", "question", "answer"), QUESTIONS)
+def test_a_rank_holds_as_many_bytes_as_the_engine_builds(version: str, question: Any, answer: dict[str, Any]) -> None:
+    found = asked(question, version)
+    for tp, expected in zip(TENSOR_PARALLEL, answer["bytes"], strict=True):
+        assert rank_bytes(found, tp) == expected, tp
+
+
+@pytest.mark.parametrize(("version", "question", "answer"), QUESTIONS)
+def test_what_is_not_linear_is_what_the_engine_builds(version: str, question: Any, answer: dict[str, Any]) -> None:
+    held = {other.name: other for other in asked(question, version).others}
+    elsewhere = {ELSEWHERE.get((version, question[0]))}
+    assert held.keys() - elsewhere == {name for name, *_ in answer["others"]}
+    for name, count, shape, dtype in answer["others"]:
+        # The engine pads the vocabulary; here it is padded where bytes are counted.
+        rows = -(-held[name].shape[0] // 64) * 64 if held[name].shard == "vocab" else held[name].shape[0]
+        assert (held[name].count, [rows, *held[name].shape[1:]], held[name].dtype or "BF16") == (count, shape, dtype)

@@ -1,0 +1,59 @@
+"""The kernels of dense layers: every kept answer of vLLM is what the planner says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.core.kernels.linear import KernelChoice, LinearRules, choose
+from gateway.core.model.scheme import LinearShape
+from tests.conformance import linear_questions
+from tests.conformance.golden import golden
+from tests.conformance.linear_questions import Question, questions
+from tests.support.engine_rules import scheme_of
+from tests.support.versions import VLLM
+from tests.unit.core.kernels.test_linear import RULES
+
+ALL_PACKAGES = frozenset({"flashinfer", "humming", "deep_gemm", "conch", "b12x", "fbgemm_gpu", "quark"})
+
+
+def shape_of(q: Question) -> LinearShape:
+    return LinearShape(k=q.k, n=q.n, scheme=scheme_of(q), dtype=q.dtype, full_k=q.full_k)
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_every_answer_is_the_engines_own(version: str) -> None:
+    asked = list(questions(version))
+    shapes = [shape_of(question) for question in asked]
+    wrong = []
+    for machine, answers in golden(linear_questions, version).items():
+        for question, shape, theirs in zip(asked, shapes, answers, strict=True):
+            ours = accepting(RULES[version], question, shape, machine)
+            if ours != theirs:
+                wrong.append((machine, question, theirs, ours))
+    assert wrong == []
+
+
+def accepting(rules: LinearRules, question: Question, shape: LinearShape, machine: str) -> list[Any]:
+    """As the engine was asked: disable the chosen kernel, until none is left."""
+    capability, _, which = machine.partition(" ")
+    packages = {"": None, "none": frozenset[str](), "all": ALL_PACKAGES}[which]
+    disabled = set(filter(None, question.disabled.split(",")))
+    kernels: list[str] = []
+    first: KernelChoice | None = None
+    while True:
+        choice = choose(rules, shape, capability, packages, frozenset(disabled), question.forced or None)
+        first = first or choice
+        kernel = "unknown" if choice.status == "unknown" else choice.kernel
+        if kernel is None or kernel in kernels:
+            return [kernels, list(first.padded_to) if first.padded_to else None]
+        kernels.append(kernel)
+        disabled.add(kernel)
+
+
+def test_the_golden_answers_are_many_and_of_every_kind() -> None:
+    versions = [[answer for row in golden(linear_questions, version).values() for answer in row] for version in VLLM]
+    assert sum(map(len, versions)) > 20_000
+    assert len({kernel for answers in versions for accepting, _ in answers for kernel in accepting}) > 50
+    assert all([[], None] in answers for answers in versions)
