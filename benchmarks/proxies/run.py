@@ -1,6 +1,6 @@
 """Compares proxies in front of one fake engine by the CPU and memory they use: fitserve, nginx, two Rust routers, LiteLLM.
 
-    python benchmarks/proxies/run.py [--quick] [--only fitserve,nginx] [--parts request,chunk] [--rounds 5] [--write]
+    python benchmarks/proxies/run.py [--quick] [--only fitserve,nginx] [--parts request,chunk] [--rounds 5] [--before TREE] [--write]
 
 Parts: request, chunk, latency (in turn, median of the rounds after one that is not counted), streams, idle, body (once, alone).
 CPU is read from a target's whole process tree, so those figures hold on a busy machine; latencies and rates do not. `direct` is
@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -174,9 +175,14 @@ def main() -> None:
     parser.add_argument("--parts", default="", help="parts, comma separated")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, streams and seconds, and fewer targets")
+    parser.add_argument(
+        "--before", type=Path, metavar="TREE", help="another checkout of fitserve, measured as the target `before`"
+    )
     parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
     parser.add_argument("--json", type=Path, help="write every round's figures here")
     options = parser.parse_args()
+    if options.before:
+        targets.STARTERS["before"] = partial(targets.fitserve, tree=options.before.resolve())
     names = chosen(options.only or (QUICKLY if options.quick else ""), [*targets.STARTERS, DIRECT], "target")
     wanted = chosen(options.parts, [*parts.IN_TURN, *parts.ALONE], "part")
     size = parts.QUICK if options.quick else parts.FULL

@@ -121,12 +121,13 @@ def version(name: str) -> str:
     return line.partition("==")[2].split()[0]
 
 
-def fitserve(where: Where, workers: int = 1) -> Started:
+def fitserve(where: Where, workers: int = 1, tree: Path = ROOT) -> Started:
+    """`tree`: the checkout whose package is started, this one or another to compare with."""
     limits = {"max_connections", "max_connections_per_address"} & Settings.model_fields.keys()
     process = where.launch(
-        [sys.executable, "-m", "gateway.__main__", "serve"],
+        [sys.executable, "-m", "gateway", "serve"],
         **{f"FITSERVE_{name.upper()}": "100000" for name in limits},
-        PYTHONPATH=str(ROOT),
+        PYTHONPATH=str(tree),
         FITSERVE_PORT=str(where.port),
         FITSERVE_DATA_DIR=str(where.folder / "data"),
         FITSERVE_HOST_KIND="process",
