@@ -93,16 +93,12 @@ class GatewayApp:
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            websocket = scope["type"] == "websocket"
-            need = "inference" if is_inference(scope["path"]) else "admin" if websocket else self.scopes.needed(scope)
+            need = "inference" if is_inference(scope["path"]) else self.scopes.needed(scope)
             if need != "open":
                 key = self._keys.admit(scope["headers"], need, scope["client"][0] if scope.get("client") else "")
                 scope["key"] = key.name
         except FitserveError as error:
-            if websocket:
-                await send({"type": "websocket.close", "code": 1008})
-            else:
-                await send_error(send, error, request_id(scope))
+            await send_error(send, error, request_id(scope))
             return
         await self._inner(scope, receive, send)
 

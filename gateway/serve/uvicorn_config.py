@@ -16,6 +16,7 @@ def uvicorn_config(
     return uvicorn.Config(
         app,
         http=http,
+        ws="none",
         lifespan=lifespan,
         log_config=None,
         access_log=False,

@@ -64,7 +64,7 @@ class ClientConnection(HttpToolsProtocol):
     # Python keeps up to 30 attributes of an object in one block, and uvicorn has nearly as many. Slots keep these out of that block.
     __slots__ = (
         *("_deadline", "_discarding", "_exchange", "_ignores_upgrade", "_in_body", "_in_head", "_incoming", "_last_words"),
-        *("_received", "_repeat", "_running", "_size", "_stall", "_turns", "address", "plane"),
+        *("_received", "_repeat", "_running", "_size", "_stall", "_turns", "_wire", "address", "plane"),
     )
     shared: ClassVar[DataPlane]
 
@@ -87,6 +87,7 @@ class ClientConnection(HttpToolsProtocol):
         self._stall: limits.Stall | None = None
         self._in_head = self._in_body = False
         self._size = 0  # bytes so far of the head or body that comes in
+        self._wire = 0  # bytes of the reads that the body comes in, with its chunks' heads and trailers
         self._received = 0  # bytes of this read, and of the reads before that the head came in
         self._discarding = False  # what still comes is discarded
         self._ignores_upgrade = False
@@ -141,6 +142,10 @@ class ClientConnection(HttpToolsProtocol):
                 self._hang_up(limits.head_too_large())
         elif self._in_body:
             self._deadline = self.loop.time() + limits.BODY_S
+            self._wire += len(data)
+            if self._wire > limits.most_on_the_wire(self._size):
+                self._hang_up(limits.framing_too_large())
+                self.flow.pause_reading()  # no honest client goes on like this
         elif waiting and self._exchange is not None:
             self._repeat = head_cache.remember(data, self._exchange, self.plane.keys.table)
 
@@ -166,9 +171,6 @@ class ClientConnection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             if self._ignores_upgrade:
                 self._read_again(data[upgrade.args[0] :])
-            elif not self._discarding:
-                self._let_go()
-                self.handle_websocket_upgrade()
             return False
         except httptools.HttpParserError as error:
             log.debug("not HTTP: %r", error)
@@ -197,24 +199,27 @@ class ClientConnection(HttpToolsProtocol):
         self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if self._in_head:  # else a trailer, which nobody here reads
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._discarding:
             return
         self._in_head = False
         self._in_body = True
-        self._size = 0
+        self._size = self._wire = 0
         self._incoming = None
         method = self.parser.get_method()
-        upgrade = self.parser.should_upgrade() and method != b"CONNECT"
-        self._ignores_upgrade = upgrade and not self._should_upgrade()
+        upgrade = self._get_upgrade() if self.parser.should_upgrade() and method != b"CONNECT" else None
+        self._ignores_upgrade = upgrade is not None and upgrade != b"websocket"
         if self._ignores_upgrade:
             return
         endpoint = endpoints.USUAL.get((method, self.url))
         shape: Shape = endpoint.shape if endpoint is not None else "openai"
         id_ = None
         try:
+            if upgrade is not None:
+                raise BadRequest("There are no websockets here.", hint='Ask with "stream": true for events as they come.')
             if len(self._turns) >= limits.PIPELINED:
                 raise BadRequest("Too many requests wait on this connection.", hint="Use more connections.")
             version = self.parser.get_http_version()
@@ -222,10 +227,10 @@ class ClientConnection(HttpToolsProtocol):
             id_ = known_id(found.get(b"x-request-id")) or new_id()
             if int(found.get(b"content-length", b"0")) > self.plane.limits.body_bytes:
                 raise too_large(self.plane.limits.body_bytes)
-            if endpoint is None or upgrade:
+            if endpoint is None:
                 path, query = endpoints.split(self.url)
-                if upgrade or not endpoints.is_inference(path):
-                    self._to_asgi(found, upgrade=upgrade)
+                if not endpoints.is_inference(path):
+                    self._to_asgi(found)
                     return
                 shape = endpoints.shape_of(path)
                 key = self._admit(found, shape)
@@ -258,18 +263,14 @@ class ClientConnection(HttpToolsProtocol):
             found[b"authorization"] = b"Bearer " + found[b"x-api-key"]
         return self.plane.keys.who(found, "inference", self.address)
 
-    def _to_asgi(self, found: dict[bytes, bytes], *, upgrade: bool) -> None:
-        """The request is FastAPI's, or a websocket to be refused there."""
+    def _to_asgi(self, found: dict[bytes, bytes]) -> None:
+        """The request is FastAPI's."""
         url, headers = self.url, self.headers
         super().on_message_begin()
         self.url, self.headers = url, headers
         self.scope["headers"] = headers
         self.expect_100_continue = found.get(b"expect", b"").lower() == b"100-continue"
-        if upgrade:
-            if self._busy():
-                raise BadRequest("A websocket cannot follow a request.", hint="Open a connection for it.")
-            super().on_headers_complete()
-        elif not self._busy():
+        if not self._busy():
             super().on_headers_complete()
             self._running = self.cycle
         else:

@@ -5,6 +5,7 @@
     the head of a request comes in                 HEAD_S              408, closed
     the head grows                                 HEAD_BYTES          431, closed
     a body comes in, between two pieces            BODY_S              408, closed
+    a body comes in, wrapped in far more bytes     most_on_the_wire    400, closed
     the client takes no byte of its answer         STALL_S             closed
     the connection is kept, without a request      Limits.keep_alive_s closed
     the rest of a refused body is thrown away      LINGER_S            closed
@@ -104,6 +105,15 @@ def hold_little(listener: socket.socket) -> None:
 
 def head_too_large() -> HeadTooLarge:
     return HeadTooLarge(f"The head of the request is over {HEAD_BYTES} bytes.", hint="Send fewer or shorter headers.")
+
+
+def most_on_the_wire(size: int) -> int:
+    """How many bytes a body of `size` bytes may come in: the heads of its chunks, if each chunk is one byte, and short trailers."""
+    return HEAD_BYTES + 8 * size
+
+
+def framing_too_large() -> BadRequest:
+    return BadRequest("The body comes in with far more bytes around it than in it.", hint="Send larger chunks and no trailers.")
 
 
 def has_left(transport: asyncio.BaseTransport) -> bool:

@@ -36,9 +36,6 @@ class ControlForwarder:
         self._path = short(control)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
-            return
         try:
             reader, writer = await asyncio.open_unix_connection(self._path)
         except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 
@@ -22,6 +23,7 @@ from tests.support.dataplane import (
     refused_url,
     stage,
     streams_for_ever,
+    until,
 )
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call, Upstream
@@ -293,15 +295,43 @@ async def test_a_body_at_the_limit_is_served_and_one_byte_more_is_not() -> None:
             assert (await client.post(CHAT, content=body + b" ")).status_code == 413
 
 
-async def test_a_websocket_is_refused(gateway: Gateway) -> None:
+@pytest.mark.parametrize("line", [b"GET /v1/models", b"POST /", b"POST /admin/models", b"POST /v1/chat/completions"])
+async def test_a_websocket_is_refused_and_its_connection_closed(gateway: Gateway, line: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(line + b" HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\ncontent-length: 5\r\n\r\n")
+    answer = await asyncio.wait_for(reader.read(), HANG_S)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"There are no websockets here." in answer
+    writer.close()
+    await until(lambda: not gateway.plane.connections)
+
+
+@pytest.mark.parametrize("line", [b"POST /admin/models", b"POST /v1/chat/completions"])
+@pytest.mark.parametrize("piece", [b"a: b\r\n" * 1000, b"a" * 6000], ids=["many trailers", "a trailer without end"])
+async def test_trailers_without_end_are_refused_and_never_kept(gateway: Gateway, line: bytes, piece: bytes) -> None:
     gateway.route(model(refused_url()))
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    writer.write(
-        b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-        b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-    )
-    assert (await asyncio.wait_for(reader.readline(), HANG_S)).startswith(b"HTTP/1.1 403 ")
+    writer.write(line + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        while sent < 64 << 20 and not reader.at_eof():
+            writer.write(piece)
+            sent += len(piece)
+            await asyncio.wait_for(writer.drain(), HANG_S)
+            await asyncio.sleep(0)
+    assert sent < 16 << 20  # what the kernel takes before the gateway's end is heard of
     writer.close()
+
+
+async def test_trailers_of_a_body_are_left_out(gateway: Gateway) -> None:
+    async with stage(gateway, answers) as [upstream]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        body = json.dumps(ASK).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"%x\r\n%b\r\n0\r\nx-evil: 1\r\n\r\n" % (len(body), body))
+        assert (await asyncio.wait_for(reader.read(), HANG_S)).startswith(b"HTTP/1.1 200 ")
+        assert b"x-evil" not in b"".join(upstream.calls[0].requests)
+        writer.close()
 
 
 # --- engines that fail ---
