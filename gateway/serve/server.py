@@ -22,7 +22,7 @@ from gateway.serve.app import GatewayApp, create_app
 from gateway.serve.proxy.client_connection import client_protocol
 from gateway.serve.proxy.limits import hold_little
 from gateway.serve.proxy.upstream_connection import watch_peer
-from gateway.serve.uvicorn_config import uvicorn_config
+from gateway.serve.proxy.uvicorn_config import uvicorn_config
 from gateway.settings import Settings
 
 log = structlog.get_logger("fitserve")

@@ -7,7 +7,7 @@ import socket
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.serve.uvicorn_config import uvicorn_config
+from gateway.serve.proxy.uvicorn_config import uvicorn_config
 from gateway.serve.workers.control_forwarder import ForwardedAddress
 from gateway.serve.workers.sockets import forget
 from gateway.serve.workers.supervisor import Workers

@@ -32,7 +32,7 @@ from gateway.serve.metrics.access_log import AccessLog
 from gateway.serve.metrics.counters import Metrics, Sample
 from gateway.serve.proxy.client_connection import client_protocol
 from gateway.serve.proxy.data_plane import DataPlane
-from gateway.serve.uvicorn_config import uvicorn_config
+from gateway.serve.proxy.uvicorn_config import uvicorn_config
 from gateway.serve.workers.channel import (
     REPORT_S,
     Begin,
