@@ -63,7 +63,7 @@ class BufferedAnswer:
             return error_event(UpstreamError("The engine's answer is no stream.", hint="Its log may say why."), shape)
 
 
-class Shared(Protocol):
+class QueueContext(Protocol):
     """The data plane, as far as a wait looks at it."""
 
     loop: asyncio.AbstractEventLoop
@@ -84,7 +84,7 @@ class QueuedRequest(Protocol):
     promised: bool
 
     @property
-    def plane(self) -> Shared: ...
+    def plane(self) -> QueueContext: ...
 
     def own_headers(self) -> bytes:
         """The lines of the answer's head that are the gateway's own."""
