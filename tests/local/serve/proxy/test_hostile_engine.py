@@ -15,7 +15,7 @@ from tests.support.upstream import Call, Upstream
 pytestmark = pytest.mark.anyio
 
 PIECE = b"x" * 2**20
-MIB = 128
+MIB = 48
 
 
 async def endless(call: Call) -> None:

@@ -1,0 +1,40 @@
+"""A test stands where its module stands and has the module's name, so that each leads to the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+# What several modules do together, by the folder of the lowest of them.
+TOGETHER = """
+local/controller/test_faults.py local/controller/test_gpu_loss.py local/controller/test_proof.py
+local/controller/test_start_phases.py local/serve/proxy/test_endpoint_sdks.py local/serve/proxy/test_hostile_bytes.py
+local/serve/proxy/test_hostile_engine.py local/serve/proxy/test_openai.py local/serve/proxy/test_openai_clients.py
+local/serve/proxy/test_sdks.py local/test_proxy_benchmark.py local/test_security.py local/test_seed_scenarios.py
+unit/core/kernels/test_sglang_kernels.py unit/core/planner/test_launch.py unit/core/planner/test_plan_json.py
+unit/core/planner/test_properties.py unit/core/planner/test_reported_failures.py unit/core/test_core_is_pure.py
+unit/test_architecture.py unit/test_mentions.py unit/test_names.py unit/test_security.py
+"""
+TESTS = sorted(path for tier in ("unit", "local") for path in (ROOT / "tests" / tier).glob("**/test_*.py"))
+
+
+def modules(test: Path) -> set[str]:
+    """The files and folders of the package, of tests/support or of profiles, where the test stands."""
+    inside = Path(*test.relative_to(ROOT / "tests").parts[1:-1])
+    place = {"support": ROOT / "tests", "profiles": ROOT}.get(inside.name, ROOT / "gateway")
+    folder = place / inside
+    return {path.stem for path in folder.glob("*") if path.suffix in (".py", ".yaml") or path.is_dir()} | {folder.name}
+
+
+def nameless() -> set[str]:
+    """Tests whose name begins with the name of no module there."""
+    return {
+        str(test.relative_to(ROOT / "tests"))
+        for test in TESTS
+        if not any(f"{test.stem}_".startswith(f"test_{module}_") for module in modules(test))
+    }
+
+
+def test_a_test_has_the_name_of_its_module() -> None:
+    assert nameless() <= set(TOGETHER.split())
