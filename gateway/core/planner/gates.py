@@ -105,19 +105,23 @@ def gate_peers(given: PlanningInput, engine: Engine, group: tuple[Gpu, ...]) -> 
 
 
 def gate_kernels(evidence: Evidence, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> None:
-    """Every layer has a kernel and a backend, and none that is known to fail."""
+    """Every layer has a kernel and a backend, and none that is known to fail.
+
+    A layer without a kernel is told before a kernel that fails: the engine refuses such a variant whatever else is in it, and
+    other changes cure that.
+    """
     source = f"profile {engine.ref}"
-    facts = tuple(fact for fact in facts if fact.kind == "kernel_fails" and fact.scope.get("engine", engine.ref) == engine.ref)
     for row in evidence.kernels:
-        size = f" (K={row.k}, N={row.n} per rank)" if row.k else ""
         if row.status == "none":
             why = "; ".join(f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in row.refused)
-            raise Refused("no_kernel", f"no kernel for {row.layer}{size}: {why}", source, layer=row.layer)
+            raise Refused("no_kernel", f"no kernel for {row.layer}{_size(row)}: {why}", source, layer=row.layer)
         if row.status == "crash":
-            reason = f"it loads, but {row.kernel} would crash at the first request in {row.layer}{size}: {row.note}"
+            reason = f"it loads, but {row.kernel} would crash at the first request in {row.layer}{_size(row)}: {row.note}"
             raise Refused("runtime_fail", reason, source, layer=row.layer, kernel=row.kernel)
-        if facts and row.kernel is not None and (fact := _failing(row, engine, facts, capability)):
-            reason = f"{row.kernel}, which {row.layer}{size} would get, is known to fail here: {fact.source}"
+    facts = tuple(fact for fact in facts if fact.kind == "kernel_fails" and fact.scope.get("engine", engine.ref) == engine.ref)
+    for row in evidence.kernels if facts else ():
+        if row.kernel is not None and (fact := _failing(row, engine, facts, capability)):
+            reason = f"{row.kernel}, which {row.layer}{_size(row)} would get, is known to fail here: {fact.source}"
             raise Refused("known_bad", reason, "fact", layer=row.layer, kernel=row.kernel)
     for layers in evidence.attention:
         if layers.status == "none":
@@ -128,6 +132,10 @@ def gate_kernels(evidence: Evidence, engine: Engine, facts: tuple[Fact, ...], ca
         if fact := _known(facts, "kernel_fails", about):
             reason = f"{layers.backend}, which heads of size {layers.head_dim} would get, is known to fail here: {fact.source}"
             raise Refused("known_bad", reason, "fact")
+
+
+def _size(row: LayerKernel) -> str:
+    return f" (K={row.k}, N={row.n} per rank)" if row.k else ""
 
 
 def _failing(row: LayerKernel, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> Fact | None:

@@ -258,6 +258,18 @@ def test_a_kernel_that_fails_is_in_no_plan(spec: ModelSpec, hardware: Hardware, 
     unharmed(before, after, {plan.fingerprint for plan in before.plans if hit(plan)})
 
 
+def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
+    """Granite in FP8 blocks on eight B200: eight ranks have no kernel for a layer, whose cure is float16, and one that fails."""
+    fields = PUBLISHED["granite-3.1-2b"] | {"quantization_config": QUANTS["fp8-ct-block"]}
+    spec, hardware = read_model("m", None, fields, None, None, (), None), PROFILES.hardware("8xb200")
+    scope = {"kernel": "w8a8_block_fp8_matmul_deepgemm", "scheme": "fp8_block"}
+    fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it broke")
+    before, after = (planned(spec, hardware, "sglang==0.5.10.post1", facts) for facts in ((), (fact,)))
+    held = {plan.fingerprint for plan in before.plans if any(row.kernel == scope["kernel"] for row in plan.kernels)}
+    assert 0 < len(held) < len(before.plans)
+    unharmed(before, after, held)
+
+
 def unharmed(before: Decision, after: Decision, held: set[str]) -> None:
     """The fact took away what it is about, and what stands in for that does not rank before what was better anyway."""
     old = [plan.fingerprint for plan in before.plans]
