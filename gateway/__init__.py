@@ -1,3 +1,21 @@
-"""fitserve: a self-hosted serving gateway that configures inference engines for the GPUs it finds."""
+"""fitserve: a self-hosted serving gateway that configures inference engines for the GPUs it finds.
+
+`gateway.plan` plans from Python: docs/plan.md.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gateway.planning import plan
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "plan"]
+
+
+def __getattr__(name: str) -> Any:
+    """`plan` is imported when it is asked for first: `import gateway` costs nothing."""
+    if name == "plan":
+        from gateway.planning import plan
+
+        return plan
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

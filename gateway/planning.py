@@ -1,24 +1,29 @@
 """From a wish to a decision: reads the model, looks at the machine, and asks the planner, which is pure.
 
-`decide_with` is one decision for a model that was read; `MachinePlanner` plans for the machine of a gateway that runs.
+`plan` is the function for notebooks, tests and benchmarks (`gateway.plan`), `OfflinePlanner` the same for many models and machines,
+`MachinePlanner` plans for the machine of a gateway that runs. All come to `decide_with`, for a model that was read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 
-from gateway.catalog.catalog import read, read_drafter
+from pydantic import ValidationError
+
+from gateway.catalog.catalog import load, load_drafter, read, read_drafter
 from gateway.catalog.hub import Hub
 from gateway.core.facts.scope import standing
 from gateway.core.planner.decide import decide
 from gateway.core.speculative.drafter import Drafter
-from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Wish
-from gateway.errors import BadModel, NoPlan
+from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Policy, Scalar, Wish
+from gateway.errors import BadModel, BadRequest, NoPlan
 from gateway.hosts.process.environment import is_installed
-from gateway.profiles import Profiles
+from gateway.profiles import Profiles, first_problem
 
 # Only for types: a command must not pay for what a gateway needs.
 if TYPE_CHECKING:
@@ -40,6 +45,99 @@ def decide_with(
     """The decision for a model and a machine, by the rules and the facts of the profiles, and by `facts`. Raises BadFlag."""
     rules, known = profiles.rules(engines), (*profiles.facts, *facts)
     return decide(spec, hardware, engines, wish, known, claims, hardware_name, rules, drafter, profiles.gpus)
+
+
+class WishFields(TypedDict, total=False):
+    """What a user may wish for beside the model and the engines: the fields of Wish."""
+
+    revision: str | None
+    tensor_parallel: int | None
+    replicas: int | None
+    min_context: int | None
+    max_context: int | None
+    dtype: Literal["auto", "bfloat16", "float16", "float32"]
+    drafter: str | None
+    speculative: Literal["auto", "off", "mtp", "ngram"] | None
+    num_speculative_tokens: int | None
+    args: dict[str, Scalar]
+    env: dict[str, str]
+    policy: Policy
+
+
+def plan(
+    source: str | Path,
+    hardware: str | Path | Hardware | None = None,
+    engines: Iterable[str] = (),
+    **wish: Unpack[WishFields],
+) -> Decision:
+    """How a model would be served, and why: all plans, best first, and what was ruled out. Nothing is started.
+
+        decision = gateway.plan("models/llama-3.1-8b", hardware="2x3090", engines=["vllm"], min_context=8192)
+
+    source: a folder, or a Hugging Face repository. hardware: a snapshot by name, the path of a snapshot's file, or a machine that
+    was read; None: this machine. engines: "kind" or "kind==version"; empty: all. wish: the other fields of Wish. Profiles and the
+    Hugging Face Hub are those of the environment (FITSERVE_PROFILES_DIR, FITSERVE_HF_ENDPOINT, FITSERVE_HF_TOKEN).
+
+    Raises BadRequest, BadModel, BadFlag, NotFound.
+    """
+    try:
+        wanted = Wish(name="plan", source=str(source), engines=tuple(engines), **wish)
+    except ValidationError as error:
+        raise BadRequest(f"{first_problem(error)}.", hint="docs/plan.md lists what can be wished for.") from None
+    return OfflinePlanner.from_environment().decide(wanted, hardware)
+
+
+class OfflinePlanner:
+    """Plans by the profiles alone, without a gateway that runs. A model and a drafter are read once each."""
+
+    def __init__(self, profiles: Profiles, hub: Hub) -> None:
+        self.profiles = profiles
+        self._hub = hub
+        self._specs: dict[tuple[str, str | None, bool], ModelSpec] = {}
+        self._drafters: dict[str, Drafter] = {}
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        environment = os.environ
+        extra = environment.get("FITSERVE_PROFILES_DIR")
+        data = Path(environment.get("FITSERVE_DATA_DIR", "~/.local/share/fitserve")).expanduser()
+        profiles = Profiles(Path(extra) if extra else None, cache=data / "profiles.json")
+        return cls(profiles, Hub(environment.get("FITSERVE_HF_ENDPOINT"), environment.get("FITSERVE_HF_TOKEN"), data / "hub"))
+
+    def machine(self, hardware: str | Path | Hardware | None) -> tuple[str, Hardware]:
+        """What decisions call the machine, and the machine."""
+        if isinstance(hardware, Hardware):
+            return "the given hardware", hardware
+        if hardware is not None:
+            return str(hardware), self.profiles.hardware(str(hardware))
+        from gateway.machine.probe import probe  # not before this machine is asked for
+
+        return "this machine", probe(Path.cwd())
+
+    def engines(self, wish: Wish, machine: Hardware) -> list[Engine]:
+        """The engine versions that are considered."""
+        return self.profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
+
+    def decide(self, wish: Wish, hardware: str | Path | Hardware | None = None) -> Decision:
+        return self.decide_on(wish, *self.machine(hardware))
+
+    def decide_on(self, wish: Wish, name: str, machine: Hardware) -> Decision:
+        """The decision for a machine that was read before."""
+        drafter, spec = self._drafter(wish), self._spec(wish)
+        return decide_with(self.profiles, self.engines(wish, machine), spec, drafter, machine, wish, hardware_name=name)
+
+    def _spec(self, wish: Wish) -> ModelSpec:
+        key = source, revision, allowed = wish.source or "", wish.revision, wish.policy.allow_remote_code
+        if key not in self._specs:
+            self._specs[key] = load(source, revision=revision, allow_remote_code=allowed, hub=self._hub)
+        return self._specs[key]
+
+    def _drafter(self, wish: Wish) -> Drafter | None:
+        if wish.drafter is None:
+            return None
+        if wish.drafter not in self._drafters:
+            self._drafters[wish.drafter] = load_drafter(wish.drafter, hub=self._hub)
+        return self._drafters[wish.drafter]
 
 
 @dataclass(frozen=True)

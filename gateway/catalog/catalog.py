@@ -56,25 +56,27 @@ class Facts(NamedTuple):
 
 
 async def read(source: str, *, revision: str | None = None, allow_remote_code: bool = False, hub: Hub) -> ModelSpec:
+    """`load`, beside the event loop."""
+    return await asyncio.to_thread(load, source, revision=revision, allow_remote_code=allow_remote_code, hub=hub)
+
+
+def load(source: str, *, revision: str | None = None, allow_remote_code: bool = False, hub: Hub) -> ModelSpec:
     """The spec of the model in the folder or repository `source`. Raises BadModel saying what to do."""
-
-    def work() -> ModelSpec:
-        facts = gather(source, revision, allow_remote_code=allow_remote_code, hub=hub)
-        spec = read_model(*facts[:7])
-        limit = facts.sentence_limit
-        return spec if limit is None or limit >= spec.max_position else spec.evolve(max_position=limit)
-
-    return await asyncio.to_thread(work)
+    facts = gather(source, revision, allow_remote_code=allow_remote_code, hub=hub)
+    spec = read_model(*facts[:7])
+    limit = facts.sentence_limit
+    return spec if limit is None or limit >= spec.max_position else spec.evolve(max_position=limit)
 
 
 async def read_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> Drafter:
+    """`load_drafter`, beside the event loop."""
+    return await asyncio.to_thread(load_drafter, source, allow_remote_code=allow_remote_code, hub=hub)
+
+
+def load_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> Drafter:
     """The drafter in the folder or repository `source`. Raises BadModel saying what to do."""
-
-    def work() -> Drafter:
-        facts = gather(source, None, allow_remote_code=allow_remote_code, hub=hub)
-        return drafter_from(facts.source, facts.revision, facts.config, facts.tensors)
-
-    return await asyncio.to_thread(work)
+    facts = gather(source, None, allow_remote_code=allow_remote_code, hub=hub)
+    return drafter_from(facts.source, facts.revision, facts.config, facts.tensors)
 
 
 def gather(source: str, revision: str | None, *, allow_remote_code: bool, hub: Hub) -> Facts:

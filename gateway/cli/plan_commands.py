@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -53,32 +51,14 @@ def matrix(
 
 def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list[tuple[list[str], Any]]:
     """For each model and machine (None: this one): the engines that were considered, and the decision."""
-    import asyncio
+    from gateway.planning import OfflinePlanner
 
-    from gateway.catalog.catalog import read, read_drafter
-    from gateway.catalog.hub import Hub
-    from gateway.planning import decide_with
-    from gateway.profiles import Profiles
-
-    environment = os.environ
-    extra = environment.get("FITSERVE_PROFILES_DIR")
-    data = Path(environment.get("FITSERVE_DATA_DIR", "~/.local/share/fitserve")).expanduser()
-    profiles = Profiles(Path(extra) if extra else None, cache=data / "profiles.json")
-    hub = Hub(environment.get("FITSERVE_HF_ENDPOINT"), environment.get("FITSERVE_HF_TOKEN"), data / "hub")
+    planner = OfflinePlanner.from_environment()
+    here = [planner.machine(name) for name in machines]
     found = []
-    drafter = asyncio.run(read_drafter(wish.drafter, hub=hub)) if wish.drafter else None
-    here = [(name or "this machine", profiles.hardware(name) if name else _this_machine()) for name in machines]
-    for model in models:
-        spec = asyncio.run(read(model, revision=wish.revision, hub=hub))
+    for wanted in (wish.evolve(source=model) for model in models):
         for name, machine in here:
-            engines = profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
-            decision = decide_with(profiles, engines, spec, drafter, machine, wish, hardware_name=name)
-            found.append(([engine.ref for engine in engines], decision))
-    profiles.documents.save()
+            engines = [engine.ref for engine in planner.engines(wanted, machine)]
+            found.append((engines, planner.decide_on(wanted, name, machine)))
+    planner.profiles.documents.save()
     return found
-
-
-def _this_machine() -> Any:
-    from gateway.machine.probe import probe
-
-    return probe(Path.cwd())
