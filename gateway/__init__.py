@@ -5,10 +5,12 @@
 
 from typing import TYPE_CHECKING, Any
 
+from gateway.version import __version__
+
 if TYPE_CHECKING:
     from gateway.planning import plan
 
-__version__ = "0.1.0"
+
 __all__ = ["__version__", "plan"]
 
 

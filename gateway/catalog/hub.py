@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from gateway import __version__
 from gateway.errors import BadModel
+from gateway.version import __version__
 
 T = TypeVar("T")
 

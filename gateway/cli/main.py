@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway import __version__
 from gateway.cli.client import call
 from gateway.cli.engine_commands import app as engine_app
 from gateway.cli.fact_commands import app as facts_app
@@ -22,6 +21,7 @@ from gateway.cli.options import Json, absolute, wishing
 from gateway.cli.plan_commands import matrix, plan
 from gateway.cli.present import show_decision, show_model, status_text, table
 from gateway.errors import FitserveError
+from gateway.version import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command()(plan)

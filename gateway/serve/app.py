@@ -19,7 +19,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway import __version__
 from gateway.access.auth import Keys
 from gateway.access.failed_logins import FailedLogins
 from gateway.access.keyring import Keyring
@@ -46,6 +45,7 @@ from gateway.serve.proxy.limits import Limits
 from gateway.settings import Settings
 from gateway.shared_memory import SharedMemory
 from gateway.store.recovery import installation_id, open_store
+from gateway.version import __version__
 
 if TYPE_CHECKING:
     import httpx

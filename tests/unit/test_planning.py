@@ -62,7 +62,7 @@ def test_every_field_of_a_wish_can_be_given() -> None:
 
 def test_importing_the_package_imports_none_of_it() -> None:
     """A worker process and every command import it."""
-    code = "import sys, gateway; assert not [name for name in sys.modules if name.startswith('gateway.')]; gateway.plan"
+    code = "import sys, gateway; assert not {name for name in sys.modules if name.startswith('gateway.')} - {'gateway.version'}; gateway.plan"
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError):
         gateway.nothing  # noqa: B018

@@ -14,13 +14,13 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
-from gateway import __version__
 from gateway.controller.loop import Loop
 from gateway.controller.managed_model import ManagedModel, status
 from gateway.domain import Attempt
 from gateway.serve.metrics.counters import Metrics, Sample, render
 from gateway.serve.proxy.data_plane import DataPlane
 from gateway.store.store import Store
+from gateway.version import __version__
 
 router = APIRouter()
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
