@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -31,7 +30,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_documented_example_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), re.DOTALL)
+    section = (ROOT / "docs" / "plan.md").read_text().partition("## From Python\n")[2].partition("\n## ")[0]
+    example = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    "))
     names: dict[str, Any] = {}
     exec(example, names)
     decision = names["decision"]
