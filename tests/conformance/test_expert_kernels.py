@@ -21,7 +21,6 @@ def shape_of(q: Question) -> MoeShape:
         hidden=q.hidden,
         intermediate=q.intermediate // (1 if q.ep else q.tp),
         experts=q.experts,
-        per_token=q.per_token,
         scheme=scheme_of(q),
         origin="" if q.origin == "none" else q.origin,
         dtype=q.dtype,
@@ -29,7 +28,6 @@ def shape_of(q: Question) -> MoeShape:
         bias=q.bias,
         routing=q.routing,
         family=q.family,
-        tp=q.tp,
         ep=q.ep,
     )
 

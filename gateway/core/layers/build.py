@@ -19,7 +19,7 @@ from gateway.core.layers.built_model import BuiltModel, Linear
 from gateway.core.model.families.blueprint import Blueprint, Built, Shard
 from gateway.core.model.families.registry import RENAMES, blueprint_of, varied
 from gateway.core.model.scheme import Scheme
-from gateway.core.quantization.block import UNQUANTIZED, Known, Quantization
+from gateway.core.quantization.block import UNQUANTIZED, LayerScheme, Quantization
 from gateway.core.quantization.floating import WEIGHTS_BY_GROUPS
 from gateway.core.quantization.parse import parse
 from gateway.domain import ModelSpec, Quant, TensorGroup
@@ -93,7 +93,7 @@ def _schemes(
     built: frozenset[str],
     grouped: frozenset[str],
     read: bool,
-) -> tuple[tuple[dict[Known, int], ...], Quantization]:
+) -> tuple[tuple[dict[LayerScheme, int], ...], Quantization]:
     """How many numbers of each layer of the blueprint have each scheme. `read`: there were headers."""
     plan = _blueprint(config, source, built)
     block = None if quant is None else Quant.model_validate_json(quant)
@@ -102,7 +102,7 @@ def _schemes(
 
 
 def _schemed(
-    layers: Iterable[Built], schemes: Iterable[Mapping[Known, int]], quantization: Quantization, traits: Collection[str]
+    layers: Iterable[Built], schemes: Iterable[Mapping[LayerScheme, int]], quantization: Quantization, traits: Collection[str]
 ) -> tuple[Linear, ...]:
     """One Linear for each scheme that the numbers of a layer have."""
     found: list[Linear] = []
@@ -118,11 +118,11 @@ def _schemed(
     return tuple(sorted(found, key=lambda linear: (linear.name, -linear.count)))
 
 
-def _counted(item: Built, quantization: Quantization) -> dict[Known, int]:
+def _counted(item: Built, quantization: Quantization) -> dict[LayerScheme, int]:
     """How many numbers of this layer have each scheme."""
     if not item.quantizable:
         return {UNQUANTIZED: len(item.numbers)}
-    counts: dict[Known, int] = {}
+    counts: dict[LayerScheme, int] = {}
     asked = item.numbers if quantization.numbered else item.numbers[:1]
     for number in asked:
         name = item.name.replace("*", str(number), 1).removesuffix(".w13").removesuffix(".w2")

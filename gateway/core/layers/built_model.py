@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from gateway.core.model.families.blueprint import Shard
 from gateway.core.model.scheme import round_up
-from gateway.core.quantization.block import Known
+from gateway.core.quantization.block import LayerScheme
 from gateway.domain import AttentionGroup, TensorGroup
 
 
@@ -29,7 +29,7 @@ class Linear:
     n: int
     shard: Shard
     parts: tuple[int, ...]
-    scheme: Known
+    scheme: LayerScheme
     heads: int = 0
     kv_heads: int = 0
     experts: int = 0

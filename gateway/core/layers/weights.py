@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from gateway.core.layers.built_model import BuiltModel, Linear, padded_vocab, per_rank
 from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import Scheme, round_up
-from gateway.core.quantization.block import Unknown
+from gateway.core.quantization.block import UnknownScheme
 from gateway.domain import TensorGroup
 
 # vLLM 0.33.0: GPTQ layers and packed experts keep no order of their inputs; GPTQ experts have biases even where the model
@@ -87,7 +87,7 @@ def linear_bytes(
     given, the size of gpt-oss's experts depends on the capability.
     """
     scheme = layer.scheme
-    if isinstance(scheme, Unknown):
+    if isinstance(scheme, UnknownScheme):
         return None
     dealt = layer.experts > 0 and rank.ep > 1
     cut = per_rank(layer, 1 if dealt else rank.tp)

@@ -25,7 +25,6 @@ class ExpertTraits:
 
     family: str
     origin: str
-    per_token: int
     function: str  # "": not known here
     routing: str  # "": not known here
 
@@ -36,9 +35,8 @@ def expert_traits(spec: ModelSpec, *, online: bool = False) -> ExpertTraits:
     config: Mapping[str, Any] = text if isinstance(text, Mapping) else spec.config
     family = str(config.get("model_type", ""))
     method = spec.quant.method.lower() if spec.quant else ""
-    per_token = spec.experts.per_token if spec.experts else 1
     origin = "online" if online else _ORIGINS.get(method, method)
-    return ExpertTraits(family, origin, max(per_token, 1), _function(config, family), _routing(config, family))
+    return ExpertTraits(family, origin, _function(config, family), _routing(config, family))
 
 
 def _function(config: Mapping[str, Any], family: str) -> str:

@@ -62,7 +62,6 @@ class MoeShape:
     hidden: int
     intermediate: int  # after the cut
     experts: int  # of the model
-    per_token: int = 1
     scheme: Scheme
     origin: str = ""  # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody
     dtype: str  # of activations
@@ -70,7 +69,6 @@ class MoeShape:
     bias: bool = False
     routing: str = ""  # renormalize, default (softmax alone), sigmoid, minimax (with a bias), deepseek (in groups); "": unknown
     family: str = ""  # model_type
-    tp: int = 1
     ep: bool = False  # ranks hold whole experts
 
     @property

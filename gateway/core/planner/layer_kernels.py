@@ -67,7 +67,6 @@ def _experts(
         hidden=k if first else n,
         intermediate=max(n // (2 if gated else 1), 1) if first else k,
         experts=layer.experts,
-        per_token=traits.per_token,
         scheme=scheme,
         origin="" if scheme.kind == "unquantized" else traits.origin,
         dtype=rank.dtype,
@@ -75,7 +74,6 @@ def _experts(
         bias=layer.bias,
         routing=traits.routing,
         family=traits.family,
-        tp=rank.tp,
         ep=rank.ep > 1,
     )
     choice = choose_moe(rules, shape, rank.capability, None, forced, variables)

@@ -33,7 +33,7 @@ from gateway.core.planner.parallel import GpuGroups, spare_groups
 from gateway.core.planner.propose import propose
 from gateway.core.planner.repairs import repairs
 from gateway.core.planner.sizing import sizes
-from gateway.core.quantization.block import Unknown
+from gateway.core.quantization.block import UnknownScheme
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.speculative import Target, left_out, speculate
 from gateway.domain import (
@@ -228,7 +228,7 @@ class Search:
             reason = f"the weights are quantized ({method}), and which kernel {engine.ref} would use for them is not known"
             raise Refused("unsupported_quantization", reason, source)
         for layer in built.linears:
-            if isinstance(layer.scheme, Unknown):
+            if isinstance(layer.scheme, UnknownScheme):
                 reason = f"{layer.name}: {layer.scheme.reason}"
                 raise Refused("unsupported_quantization", reason, source, layer=layer.name)
 

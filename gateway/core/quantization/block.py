@@ -11,13 +11,13 @@ from gateway.core.model.scheme import Kind, Scheme
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownScheme:
     """A layer whose scheme these rules do not know, and why."""
 
     reason: str
 
 
-Known = Scheme | Unknown
+LayerScheme = Scheme | UnknownScheme
 UNQUANTIZED = Scheme(kind="unquantized", bits=16)
 
 
@@ -25,8 +25,8 @@ def of(kind: Kind, bits: int, group: int = -1, **more: Any) -> Scheme:
     return Scheme(kind=kind, bits=bits, group=group, **more)
 
 
-def unknown(reason: str) -> Unknown:
-    return Unknown(reason=reason)
+def unknown(reason: str) -> UnknownScheme:
+    return UnknownScheme(reason=reason)
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Layer:
     experts: bool
 
 
-Rule = Callable[[Layer], Known]
+Rule = Callable[[Layer], LayerScheme]
 
 
 class Mixed(Exception):
@@ -55,7 +55,7 @@ class Quantization:
     integer_checkpoint: bool = False
     numbered: bool = True  # layers that differ only in their number may have different schemes
 
-    def scheme_of(self, name: str, parts: Sequence[str] = (), *, experts: bool = False) -> Known:
+    def scheme_of(self, name: str, parts: Sequence[str] = (), *, experts: bool = False) -> LayerScheme:
         """The scheme of the layer `name`; `parts` are the last names of the modules fused into it."""
         stem, _, last = name.rpartition(".")
         modules = tuple(f"{stem}.{part}" if stem else part for part in parts) or (name,)

@@ -13,8 +13,8 @@ from gateway.core.model.scheme import Kind, Scheme
 from gateway.core.quantization.block import (
     UNQUANTIZED,
     Block,
-    Known,
     Layer,
+    LayerScheme,
     Mixed,
     Quantization,
     all_or_none,
@@ -41,7 +41,7 @@ def compressed(block: Block) -> Quantization:
     config = block.config
     form = str(config.get("format", ""))
     ignored = [block.renamed(entry) for entry in words(config, "ignore")]
-    targets: dict[str, Known] = {}
+    targets: dict[str, LayerScheme] = {}
     for group in (config.get("config_groups") or {}).values():
         scheme = _numeric_scheme(group.get("weights"), group.get("input_activations"), str(group.get("format") or form))
         for target in words(group, "targets"):
@@ -49,7 +49,7 @@ def compressed(block: Block) -> Quantization:
                 targets[block.renamed(target)] = scheme
     tame(entry[3:] for entry in (*ignored, *targets) if entry.startswith("re:"))
 
-    def target_of(layer: Layer) -> Known | None:
+    def target_of(layer: Layer) -> LayerScheme | None:
         for target, scheme in targets.items():
             if _matches(layer.name, target):
                 return scheme
@@ -67,7 +67,7 @@ def compressed(block: Block) -> Quantization:
     def skipped(name: str) -> bool:
         return name in names or any(re.match(expression, name) for expression in expressions)
 
-    def rule(layer: Layer) -> Known:
+    def rule(layer: Layer) -> LayerScheme:
         if layer.name in names or all_or_none(layer.modules, skipped):
             return UNQUANTIZED
         return target_of(layer) or UNQUANTIZED
@@ -78,7 +78,7 @@ def compressed(block: Block) -> Quantization:
 _FP8: dict[str, Kind] = {"tensor": "fp8_tensor", "channel": "fp8_token", "block": "fp8_block"}
 
 
-def _numeric_scheme(weights: Any, inputs: Any, form: str) -> Known:
+def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
     """CompressedTensorsConfig._get_scheme_from_parts, in its order."""
     if not isinstance(weights, Mapping):
         return UNQUANTIZED if weights is None else unknown("its weights are not described by an object")
@@ -167,7 +167,7 @@ def modelopt(block: Block) -> Quantization:
             or any("*" in entry and _like(layer.name, entry) for entry in skipped)
         )
 
-    def rule(layer: Layer) -> Known:
+    def rule(layer: Layer) -> LayerScheme:
         skip = excluded(layer, below)
         if stars and skip is not excluded(layer, prefixed):
             return unknown("whether its `*` exclusions mean this layer depends on the engine version")
@@ -185,7 +185,7 @@ def modelopt(block: Block) -> Quantization:
     return Quantization(rule)
 
 
-def _algorithm(name: str, group: object) -> Known:
+def _algorithm(name: str, group: object) -> LayerScheme:
     schemes: dict[str, Scheme] = {
         "FP8": of("fp8_tensor", 8, static_activation=True),
         "FP8_PER_CHANNEL_PER_TOKEN": of("fp8_token", 8),
@@ -208,7 +208,7 @@ def fp8(block: Block) -> Quantization:
     static = config.get("activation_scheme") == "static"
     base = of("fp8_block", 8, number(blocks[1])) if blocks else of("fp8_tensor", 8, static_activation=static)
 
-    def rule(layer: Layer) -> Known:
+    def rule(layer: Layer) -> LayerScheme:
         if layer.experts:
             ignored = any(layer.name in entry for entry in skipped if "experts" in entry)
         else:

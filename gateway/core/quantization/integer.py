@@ -13,8 +13,8 @@ from gateway.core.model.scheme import Scheme
 from gateway.core.quantization.block import (
     UNQUANTIZED,
     Block,
-    Known,
     Layer,
+    LayerScheme,
     Mixed,
     Quantization,
     all_or_none,
@@ -65,7 +65,7 @@ def gptq(block: Block) -> Quantization:
     tame(pattern.lstrip("+-:") for pattern in dynamic)
     head, packed = config.get("lm_head") is True, {block.renamed(name) for name in block.packed}
 
-    def rule(layer: Layer) -> Known:
+    def rule(layer: Layer) -> LayerScheme:
         if layer.name.endswith("lm_head") and not head:
             return UNQUANTIZED
         if not listed and not _packed(layer, packed):
@@ -104,7 +104,7 @@ def awq(block: Block) -> Quantization:
         return silent
     head, packed = config.get("lm_head") is True, {block.renamed(name) for name in block.packed}
 
-    def rule(layer: Layer) -> Known:
+    def rule(layer: Layer) -> LayerScheme:
         if layer.name.endswith("lm_head") and not head:
             return UNQUANTIZED
         if not skipped and not _packed(layer, packed):
@@ -147,7 +147,7 @@ def auto_round(block: Block) -> Quantization:
                     continue
         return None
 
-    def scheme(changes: Mapping[str, Any], quantized: bool) -> Known:
+    def scheme(changes: Mapping[str, Any], quantized: bool) -> LayerScheme:
         width = number(changes.get("bits", bits if quantized else 16))
         if width >= 16:
             return UNQUANTIZED
@@ -160,7 +160,7 @@ def auto_round(block: Block) -> Quantization:
             return of("fp8_block", 8, number(size[1]))
         return unknown(f"no rules for AutoRound with data_type {data[:40]}")
 
-    def rule(layer: Layer) -> Known:
+    def rule(layer: Layer) -> LayerScheme:
         if layer.name in extra:
             return scheme(extra[layer.name], True)
         quantized = not layer.name.endswith("lm_head")
@@ -182,7 +182,7 @@ def bitsandbytes(block: Block) -> Quantization:
     eight = block.config.get("load_in_8bit") is True
     skipped = {block.renamed(entry) for entry in words(block.config, "llm_int8_skip_modules")}
 
-    def rule(layer: Layer) -> Known:
+    def rule(layer: Layer) -> LayerScheme:
         if layer.experts:
             return unknown("bitsandbytes has no 8-bit experts") if eight else of("bnb", 4)
         path = layer.name.split(".")

@@ -27,7 +27,6 @@ def gpt_oss(version: str, capability: str, origin: str, tp: int = 1) -> MoeChoic
         hidden=2880,
         intermediate=2880 // tp,
         experts=32,
-        per_token=4,
         scheme=MXFP4,
         origin=origin,
         dtype="bfloat16",
@@ -35,7 +34,6 @@ def gpt_oss(version: str, capability: str, origin: str, tp: int = 1) -> MoeChoic
         bias=True,
         routing="renormalize",
         family="gpt_oss",
-        tp=tp,
     )
     return choose_moe(RULES[version], shape, capability)
 

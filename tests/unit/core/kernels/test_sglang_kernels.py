@@ -123,7 +123,6 @@ def moe_choice(version: str, q: Any, capability: str) -> MoeChoice:
         hidden=layer.k,
         intermediate=layer.n // (2 if gated else 1) // (1 if q.ep > 1 else q.tp),
         experts=layer.experts,
-        per_token=traits.per_token,
         scheme=scheme_of(q),
         origin="" if q.origin == "none" else q.origin,
         dtype=q.dtype,
@@ -131,7 +130,6 @@ def moe_choice(version: str, q: Any, capability: str) -> MoeChoice:
         bias=layer.bias,
         routing=traits.routing,
         family=traits.family,
-        tp=q.tp,
         ep=q.ep > 1,
     )
     return choose_moe(moe(version), shape, capability)

@@ -23,7 +23,7 @@ from gateway.core.layers.weights import (
 from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import Scheme
 from gateway.core.model.spec import read_model
-from gateway.core.quantization.block import Unknown
+from gateway.core.quantization.block import UnknownScheme
 from gateway.domain import TensorGroup
 from gateway.errors import BadModel
 from tests.support.published import CONFIGS, TRAITS
@@ -34,7 +34,7 @@ def test_what_cannot_be_cut_or_is_not_known_has_no_bytes() -> None:
     assert linear_bytes(layer, Rank()) == 2 * (96 * 64 // 2 + 3 * 64 * 2)
     assert linear_bytes(layer, Rank(tp=2)) is None  # half a group
     assert linear_bytes(layer, Rank(tp=7)) is None
-    unknown = Linear("o", 2, 96, 64, "row", (64,), Unknown(reason="?"))
+    unknown = Linear("o", 2, 96, 64, "row", (64,), UnknownScheme(reason="?"))
     assert linear_bytes(unknown, Rank()) is None
     assert weights_bytes(BuiltModel((layer, unknown), (), ()), Rank()) is None
 

@@ -131,7 +131,7 @@ def expert_rows(version: str, capability: str, origin: str, tp: int = 1, ep: int
     profiles = Profiles()
     engine = profiles.engine(f"vllm=={version}")
     rules = profiles.rules([engine])[engine.ref]
-    traits = ExpertTraits("gpt_oss", origin, 4, "swigluoai", "renormalize")
+    traits = ExpertTraits("gpt_oss", origin, "swigluoai", "renormalize")
     found = layer_kernels(layers, rules, Rank(tp=tp, ep=ep, capability=capability), experts=traits, **more)
     return {row.layer.rpartition(".")[2]: row for row in found}
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.model.scheme import Scheme
-from gateway.core.quantization.block import UNQUANTIZED, Unknown
+from gateway.core.quantization.block import UNQUANTIZED, UnknownScheme
 from gateway.core.quantization.parse import parse
 from gateway.domain import Quant
 from tests.conformance.layer_cases import QUANTS
@@ -72,7 +72,7 @@ def test_headers_tell_what_is_packed_and_without_them_it_is_said_to_be_assumed(m
 def test_a_checkpoint_whose_headers_hold_nothing_packed_is_unknown(method: str) -> None:
     quant = Quant(method=method, config=GPTQ if method == "gptq" else AWQ)
     found = parse(quant, read=True).scheme_of(*DOWN)
-    assert isinstance(found, Unknown)
+    assert isinstance(found, UnknownScheme)
     assert "hold no packed layer" in found.reason
     said = {"modules_in_block_to_quantize": ["mlp.down_proj"], "modules_to_not_convert": ["visual"]}
     listed = Quant(method=method, config=quant.config | said)
@@ -96,7 +96,7 @@ def test_bitsandbytes(block: dict[str, Any], layer: tuple[str, tuple[str, ...]],
 
 
 def test_bitsandbytes_has_no_experts_in_8_bits() -> None:
-    assert isinstance(scheme("bitsandbytes", {"load_in_8bit": True}, DOWN, experts=True), Unknown)
+    assert isinstance(scheme("bitsandbytes", {"load_in_8bit": True}, DOWN, experts=True), UnknownScheme)
 
 
 def test_online_fp8_is_fp8_without_a_block() -> None:
@@ -223,7 +223,7 @@ def test_compressed_tensors_ignores_and_targets_by_name_and_expression() -> None
 )
 def test_a_fused_layer_whose_parts_differ_is_unknown(method: str, block: dict[str, Any]) -> None:
     found = scheme(method, block, QKV)
-    assert isinstance(found, Unknown)
+    assert isinstance(found, UnknownScheme)
     assert "quantized differently" in found.reason
 
 
@@ -246,7 +246,7 @@ def test_modelopt(block: dict[str, Any], expected: Scheme | str) -> None:
 
 def test_a_star_that_engine_versions_read_differently_is_unknown() -> None:
     found = scheme("modelopt", {"quant_algo": "FP8", "ignore": ["*mlp.down*"]})
-    assert isinstance(found, Unknown)
+    assert isinstance(found, UnknownScheme)
     assert "exclusions" in found.reason
 
 
@@ -264,7 +264,7 @@ def test_experts_are_asked_for_by_their_own_projections() -> None:
 
 @pytest.mark.parametrize("method", ["quark", "gguf"])
 def test_methods_without_rules_are_unknown(method: str) -> None:
-    assert scheme(method, {}) == Unknown(reason=f"no rules for the quantization method {method}")
+    assert scheme(method, {}) == UnknownScheme(reason=f"no rules for the quantization method {method}")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_methods_without_rules_are_unknown(method: str) -> None:
 )
 def test_blocks_that_are_not_understood_say_so(method: str, block: dict[str, Any]) -> None:
     found = scheme(method, block)
-    assert isinstance(found, Unknown)
+    assert isinstance(found, UnknownScheme)
     assert found.reason
 
 
@@ -306,7 +306,7 @@ def test_no_block_raises(method: str, block: dict[str, Any]) -> None:
     found = parse(Quant(method=method, config=block), (("model.", "language_model.model."), (".self_attn.", ".attn.")))
     for name, parts in (QKV, DOWN, ("lm_head", ()), ("", ())):
         for experts in (False, True):
-            assert isinstance(found.scheme_of(name, parts, experts=experts), Scheme | Unknown)
+            assert isinstance(found.scheme_of(name, parts, experts=experts), Scheme | UnknownScheme)
 
 
 @pytest.mark.parametrize(
