@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or __package__:
     from tests.support.scripted_engine import DEAF, EngineScript, FakeEngine
-else:
-    sys.path.append(str(Path(__file__).resolve().parent))
+else:  # a program, whose folder Python searches
     from scripted_engine import DEAF, EngineScript, FakeEngine
 
 WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"

@@ -17,13 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.paths import LOGS
-
 if TYPE_CHECKING:
     from tests.support.fake_engine import parse, run
 else:
     from fake_engine import parse, run
 
+LOGS = Path(__file__).resolve().parents[1] / "logs"
 CUTLASS = "CutlassFP8ScaledMMLinearKernel"
 
 
