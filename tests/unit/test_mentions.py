@@ -24,8 +24,8 @@ BARE = re.compile(r"`(\w+\.py)`")
 # Stands for a name that varies: KIND, VERSION, NAME.
 VARIES = re.compile(r"\b[A-Z]{2,}\b")
 
-# The log of what was, and a document that is being written anew.
-REWRITTEN = ("CHANGELOG.md", "CONTRIBUTING.md")
+# The log of what was.
+REWRITTEN = ("CHANGELOG.md",)
 
 
 def texts() -> list[str]:
