@@ -13,12 +13,12 @@ A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from packaging.version import Version
 from pydantic import ValidationError
 
 from gateway.core.engines.candidate import EngineRules
@@ -26,6 +26,7 @@ from gateway.core.engines.registry import KINDS
 from gateway.core.engines.vllm_engine import VllmRules
 from gateway.core.kernels.gpus import GpuTable
 from gateway.domain import Engine, Fact, Hardware, Value
+from gateway.domain.release import release
 from gateway.errors import BadRequest, NotFound, SettingsError
 from gateway.yaml_cache import Documents
 
@@ -222,6 +223,6 @@ def _nearest(ref: str, known: Iterable[str]) -> str:
     return f"The nearest known one is {near[0]}{others}." if near else ""
 
 
-def _version_key(ref: str) -> tuple[list[int], str]:
+def _version_key(ref: str) -> tuple[Version, str]:
     kind, _, version = ref.partition("==")
-    return [int(part) for part in re.findall(r"\d+", version)], kind
+    return release(version), kind

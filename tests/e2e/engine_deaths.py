@@ -21,7 +21,7 @@ from tests.support.patience import HANG_S
 from tests.support.running import model_folder
 
 STREAMS = 100
-TOKENS, TOKENS_PER_S = 3000, 20
+TOKENS, TOKENS_PER_S = 8000, 20
 assert TOKENS / TOKENS_PER_S > 2 * HANG_S
 
 

@@ -30,6 +30,7 @@ from gateway.domain import (
     Scalar,
     StrChoice,
 )
+from gateway.domain.release import release
 
 # What a KV cache may be kept in where no rules of backends say more: those whose size follows from the name.
 _SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
@@ -172,13 +173,9 @@ def gate_driver(given: PlanningInput, engine: Engine) -> None:
         built = " and ".join(engine.machines)
         raise Refused("unsupported_platform", f"its image is built for {built}, this machine is {given.hardware.arch}", source)
     driver, least = given.hardware.driver, engine.min_driver
-    if driver and least and _version(driver) < _version(least):
+    if driver and least and release(driver) < release(least):
         reason = f"CUDA {engine.cuda} needs driver {least} or newer, this machine has {driver}"
         raise Refused("driver_too_old", reason, source)
-
-
-def _version(text: str) -> list[int]:
-    return [int(part) if part.isdecimal() else 0 for part in text.split(".")]
 
 
 def gate_devices(

@@ -13,6 +13,7 @@ from gateway.core.planner.flags import spelled
 from gateway.core.planner.parallel import peers_without_p2p
 from gateway.core.planner.sizes import Sizes
 from gateway.domain import BoolChoice, Choice, Engine, EngineRef, Fact, IntChoice, ModelRef, Plan, Scalar, StrChoice
+from gateway.domain.release import release
 
 # Advisories that a sentence names.
 _MOST_NAMED = 3
@@ -252,12 +253,8 @@ def advice(engine: Engine) -> str:
     named = ", ".join(one.id for one in known[:_MOST_NAMED])
     more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
     fixes = [one.fixed_in for one in known if one.fixed_in]
-    cure = f"from {max(fixes, key=_version_parts)} on it has none of them" if fixes else ""
+    cure = f"from {max(fixes, key=release)} on it has none of them" if fixes else ""
     if len(fixes) < len(known):
         unfixed = len(known) - len(fixes)
         cure = f"of {unfixed} no fixed version is known"
     return f"Known weaknesses of {engine.ref}: {named}{more}; {cure}."
-
-
-def _version_parts(version: str) -> list[int]:
-    return [int(part) for part in version.split(".") if part.isdecimal()]
