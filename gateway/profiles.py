@@ -70,7 +70,13 @@ class Profiles:
             if ref not in self.engine_files:
                 raise NotFound(f"There is no profile for the engine {ref}.", hint=_nearest(ref, self.engine_files))
             path = self.engine_files[ref]
-            self._engines[ref] = _validate(path, Engine, self._merged(path))
+            engine = _validate(path, Engine, self._merged(path))
+            if engine.ref != ref:
+                raise SettingsError(
+                    f"The profile {path} says {engine.ref} and is named {ref}.",
+                    hint="Correct its `kind` and `version`, or its name.",
+                )
+            self._engines[ref] = engine
         return self._engines[ref]
 
     def rules(self, engines: Iterable[Engine]) -> dict[str, EngineRules]:

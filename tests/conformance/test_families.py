@@ -15,9 +15,10 @@ from tests.conformance import parameter_questions
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.support.published import TRAITS
+from tests.support.versions import since, vllm_since
 
 # There it is one of the engine's linear layers; what it holds is the same.
-ELSEWHERE = {("0.33.0", "glm-4.5-air"): "model.layers.*.mlp.gate.weight"}
+ELSEWHERE = {(version, "glm-4.5-air"): "model.layers.*.mlp.gate.weight" for version in vllm_since("0.33")}
 
 
 # version, (model, changes to its config, task), the engine's answer
@@ -26,7 +27,7 @@ QUESTIONS = [
     for version in TRAITS
     for question, answer in pairs(parameter_questions, version, "9.0")
     # Before 0.33.0 its own configuration class knows no interval but 4 (transformers_utils/configs/qwen3_next.py:253 of 0.18.0).
-    if version == "0.33.0" or "full_attention_interval" not in question[1]
+    if since(version, "0.33") or "full_attention_interval" not in question[1]
 ]
 
 

@@ -98,8 +98,9 @@ def boot(
     """
     os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_TARGET_DEVICE="cuda")
     sys.path.insert(0, sources)
-    known: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("packages.toml").read_text())
-    image = set(known[version])
+    manifest = tomllib.loads(Path(__file__).with_name("packages.toml").read_text())
+    known = {ref: set(found) - {"wheel"} for ref, found in manifest.items()}
+    image = known[f"vllm=={version}"]
     installed = {"image": image, "all": image | OPTIONAL, "none": image - OPTIONAL}[packages]
     stubs.install(installed | EXTENSIONS | UNASKED, (UNREQUIRED | OPTIONAL).union(*known.values()) - installed)
     stubs.fake_cuda(capability, memory_bytes, count, "13.0")

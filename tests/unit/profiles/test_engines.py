@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.planner.flags import check_args, check_env
 from gateway.domain import Engine
-from gateway.errors import BadFlag
+from gateway.errors import BadFlag, SettingsError
 from gateway.profiles import Profiles, shipped
 from tests.support.paths import ROOT
 from tests.support.versions import since
@@ -294,3 +294,12 @@ def test_the_generator_refuses_a_head_that_the_engine_contradicts(profile: Path)
     assert done.returncode == 1
     assert "default_seqs is 256, the engine says 1024" in done.stderr
     assert profile.read_text() == before
+
+
+def test_a_copy_that_still_says_another_version_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "engines" / "vllm"
+    folder.mkdir(parents=True)
+    newest = Profiles().engine_files[VLLM[0]]
+    (folder / "999.1.yaml").write_text(newest.read_text())
+    with pytest.raises(SettingsError, match=f"says {VLLM[0]} and is named vllm==999.1"):
+        Profiles(tmp_path).engine("vllm==999.1")

@@ -19,7 +19,7 @@ from gateway.core.planner.flags import canonical, check_args, spelled
 from gateway.domain import AttentionGroup, Engine, Recurrent, Scalar
 from gateway.errors import BadFlag
 from gateway.profiles import Profiles, shipped
-from tests.support.versions import SGLANG
+from tests.support.versions import SGLANG, since
 
 PROFILES = Profiles()
 MIB, GIB = 1024**2, 1024**3
@@ -41,7 +41,7 @@ MEMORY = {version: MemoryRules.model_validate(rules(version, "memory")) for vers
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_the_planners_flags_are_written_as_this_engine_calls_them(version: str) -> None:
-    tp, ep = ("tp-size", "ep-size") if version == "0.5.23" else ("tensor-parallel-size", "expert-parallel-size")
+    tp, ep = ("tp-size", "ep-size") if since(version, "0.5.11") else ("tensor-parallel-size", "expert-parallel-size")
     flags: dict[str, Scalar] = {"tensor-parallel-size": 4, "dtype": "bfloat16", "max-model-len": 8192, "max-num-seqs": 64}
     flags |= {
         "max-num-batched-tokens": 2048,

@@ -18,6 +18,7 @@ from gateway.domain import Memory, Refusal
 from gateway.errors import FitserveError
 from tests.conformance.layer_cases import QUANTS
 from tests.support.published import config
+from tests.support.versions import VLLM
 
 Run = Callable[..., Result]
 
@@ -91,7 +92,7 @@ def test_no_plan_is_exit_code_3_with_the_rejected_list_and_what_to_do(run: Run, 
     assert lines[0].startswith("No plan for")
     assert "fitserve matrix" in shown.stdout
     assert "3 GPUs are needed and 2 are here (probe)" in shown.stdout
-    assert " ".join(shown.stdout.split()).count("TP=3") == 4
+    assert " ".join(shown.stdout.split()).count("TP=3") == len(VLLM)
     answered = json.loads(run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm", "--tp", "3", "--json").stdout)
     assert answered["plans"] == []
     assert {one["verdict"] for one in answered["rejected"]} == {"no_device"}
