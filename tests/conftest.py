@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.examples import examples
+
 TIERS = ("unit", "conformance", "local", "contract", "e2e")
 HERE = Path(__file__).parent
 
-# How long an example takes says nothing on a busy machine. 50 examples of a property are enough for every run.
-settings.register_profile("patient", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("patient", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 

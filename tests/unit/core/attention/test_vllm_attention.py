@@ -18,6 +18,7 @@ from gateway.core.model.rank import Rank
 from gateway.core.rules.subject import AttentionQuery
 from gateway.domain import AttentionGroup, LayerAttention, Recurrent
 from tests.support.engine_rules import read_rules
+from tests.support.examples import examples
 from tests.support.versions import VLLM, vllm_before, vllm_since
 
 RULES = {version: read_rules(AttentionRules, "attention", version) for version in VLLM}
@@ -232,7 +233,7 @@ attention_queries = st.builds(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(150))
 @given(
     version=st.sampled_from(VLLM),
     query=attention_queries,

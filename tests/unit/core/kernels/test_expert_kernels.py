@@ -12,6 +12,7 @@ from gateway.core.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
 from gateway.core.model.scheme import MoeShape, Scheme
 from tests.conformance.moe_questions import CAPABILITIES
 from tests.support.engine_rules import SCHEMES, read_rules, tells_the_line
+from tests.support.examples import examples
 from tests.support.versions import VLLM
 
 RULES = {version: read_rules(MoeRules, "moe", version) for version in VLLM}
@@ -154,7 +155,7 @@ shapes = st.builds(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(150))
 @given(
     version=st.sampled_from(VLLM),
     shape=shapes,

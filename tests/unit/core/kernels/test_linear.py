@@ -12,6 +12,7 @@ from gateway.core.kernels.linear import KernelChoice, LinearRules, choose
 from gateway.core.model.scheme import LinearShape, Scheme
 from tests.conformance.linear_questions import CAPABILITIES
 from tests.support.engine_rules import SCHEMES, read_rules, tells_the_line
+from tests.support.examples import examples
 from tests.support.versions import VLLM, vllm_since
 
 RULES = {version: read_rules(LinearRules, "linear", version) for version in VLLM}
@@ -165,7 +166,7 @@ names = st.sampled_from(sorted({name for rules in RULES.values() for name in rul
 capabilities = st.sampled_from([*CAPABILITIES, "7.0", "8.7", "11.0", "13.0"]) | st.text(max_size=5)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(150))
 @given(
     version=st.sampled_from(VLLM),
     shape=shapes,

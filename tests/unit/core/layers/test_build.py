@@ -16,6 +16,7 @@ from gateway.core.model.scheme import Scheme
 from gateway.core.model.spec import read_model
 from gateway.errors import BadModel
 from tests.conformance.layer_cases import case
+from tests.support.examples import examples
 from tests.support.published import CONFIGS
 
 
@@ -59,7 +60,7 @@ def test_layers_without_experts_have_plain_mlps() -> None:
     assert (counts["model.layers.*.mlp.gate_up_proj"], counts["model.layers.*.mlp.experts.w2"]) == (2, 46)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(150))
 @given(CONFIGS)
 def test_any_config_gives_layers_or_a_bad_model(config: dict[str, Any]) -> None:
     try:

@@ -15,6 +15,7 @@ from gateway.core.model.families.registry import blueprint_of
 from gateway.core.model.spec import Tensor, read_model
 from gateway.domain import AttentionGroup, ModelSpec, Recurrent
 from gateway.errors import BadModel
+from tests.support.examples import examples
 from tests.support.published import CONFIGS, config, published, tensors
 
 
@@ -155,7 +156,7 @@ def test_what_the_quantization_block_does_not_tell_is_said() -> None:
     assert not build(published("llama-3.1-8b")).assumed
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(200))
 @given(CONFIGS)
 def test_any_config_has_a_body_or_is_a_bad_model(fields: dict[str, Any]) -> None:
     try:

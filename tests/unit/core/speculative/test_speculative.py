@@ -24,6 +24,7 @@ from gateway.domain import AttentionGroup, Engine, LayerAttention, ModelSpec, Re
 from gateway.errors import BadModel
 from gateway.profiles import shipped
 from tests.conformance.speculative_questions import DRAFTERS
+from tests.support.examples import examples
 from tests.support.paths import MODELS
 from tests.support.versions import VLLM, since, vllm_before, vllm_since
 
@@ -272,7 +273,7 @@ FIELDS = [
 ]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(150))
 @given(
     st.sampled_from(sorted(DRAFTERS)),
     st.sampled_from(FIELDS),
