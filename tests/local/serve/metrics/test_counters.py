@@ -63,11 +63,17 @@ async def counting(gateway: Gateway) -> AsyncIterator[Any]:
     yield since
 
 
+# The gateway's clock goes by milliseconds: an engine that thinks for less has answered at once.
+THINKS_S = 0.01
+
+
 async def counted(call: Call) -> None:
+    await asyncio.sleep(THINKS_S)
     await call.reply(json.dumps({"id": "c1", "choices": [], "usage": USAGE}).encode())
 
 
 async def streams(call: Call) -> None:
+    await asyncio.sleep(THINKS_S)
     await call.start()
     for number in range(5):
         await call.chunk(event(f"token {number}"))
