@@ -282,8 +282,9 @@ def unharmed(before: Decision, after: Decision, held: set[str]) -> None:
     best = before.plans[0]
     if best.fingerprint not in held:
         first = after.plans[0]
-        # A conservative stand-in may have room for a context that nothing had before.
-        longer = first.max_model_len.value > best.max_model_len.value
+        # A conservative stand-in may have room for a context that nothing had before, or that the plan it stands in for had not.
+        shortest = min(plan.max_model_len.value for plan in before.plans if plan is best or plan.fingerprint in held)
+        longer = first.max_model_len.value > shortest
         assert first.fingerprint == best.fingerprint or longer, "a stand-in ranks before what was better"
 
 
