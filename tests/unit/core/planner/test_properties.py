@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gateway.core.model.spec import read_model
-from gateway.core.planner.decide import decide
+from gateway.core.planner.decide import _LEAST_USEFUL, decide
+from gateway.core.planner.sizes import COMFORTABLE_CONTEXT
 from gateway.core.speculative.read_drafter import read_drafter
 from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Wish
 from gateway.errors import BadModel, FitserveError
@@ -210,7 +211,7 @@ def test_a_plan_that_failed_is_never_proposed_again(spec: ModelSpec, hardware: H
     fact = Fact(kind="plan_failed", scope={"fingerprint": failed.fingerprint}, grade="failed", source="it broke")
     after = planned(spec, hardware, ref, (fact,))
     assert failed.fingerprint not in {plan.fingerprint for plan in after.plans}
-    unharmed(before, after, {failed.fingerprint})
+    unharmed(spec, before, after, {failed.fingerprint})
 
 
 @several(20)
@@ -226,7 +227,7 @@ def test_a_context_that_the_engine_named_is_kept(spec: ModelSpec, hardware: Hard
         about = all(plan.scope.get(key) == value for key, value in fact.scope.items())
         assert not about or plan.max_model_len.value <= most
     held = {plan.fingerprint for plan in before.plans if plan.scope == told.scope and plan.max_model_len.value > most}
-    unharmed(before, after, held)
+    unharmed(spec, before, after, held)
 
 
 @several(25)
@@ -255,7 +256,19 @@ def test_a_kernel_that_fails_is_in_no_plan(spec: ModelSpec, hardware: Hardware, 
 
     after = planned(spec, hardware, ref, (fact,))
     assert not any(hit(plan) for plan in after.plans)
-    unharmed(before, after, {plan.fingerprint for plan in before.plans if hit(plan)})
+    unharmed(spec, before, after, {plan.fingerprint for plan in before.plans if hit(plan)})
+
+
+def test_what_stands_in_may_reach_the_wanted_context_on_fewer_gpus() -> None:
+    """Gemma 3 27B on one H100 has room for 29,881 tokens, or for 37,458 without graphs: more than is wanted, so one GPU is enough."""
+    spec, hardware = read_model("m", None, PUBLISHED["gemma-3-27b"], None, None, (), None), PROFILES.hardware("8xh100")
+    before = planned(spec, hardware, "sglang==0.5.23")
+    failed = next(plan for plan in before.plans if len(plan.gpus) == 1)
+    fact = Fact(kind="plan_failed", scope={"fingerprint": failed.fingerprint}, grade="failed", source="it broke")
+    after = planned(spec, hardware, "sglang==0.5.23", (fact,))
+    assert [len(decision.plans[0].gpus) for decision in (before, after)] == [2, 1]
+    assert failed.max_model_len.value < COMFORTABLE_CONTEXT <= after.plans[0].max_model_len.value
+    unharmed(spec, before, after, {failed.fingerprint})
 
 
 def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
@@ -267,10 +280,10 @@ def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
     before, after = (planned(spec, hardware, "sglang==0.5.10.post1", facts) for facts in ((), (fact,)))
     held = {plan.fingerprint for plan in before.plans if any(row.kernel == scope["kernel"] for row in plan.kernels)}
     assert 0 < len(held) < len(before.plans)
-    unharmed(before, after, held)
+    unharmed(spec, before, after, held)
 
 
-def unharmed(before: Decision, after: Decision, held: set[str]) -> None:
+def unharmed(spec: ModelSpec, before: Decision, after: Decision, held: set[str]) -> None:
     """The fact took away what it is about, and what stands in for that does not rank before what was better anyway."""
     old = [plan.fingerprint for plan in before.plans]
     stay = [name for name in old if name not in held]
@@ -282,9 +295,12 @@ def unharmed(before: Decision, after: Decision, held: set[str]) -> None:
     best = before.plans[0]
     if best.fingerprint not in held:
         first = after.plans[0]
-        # A conservative stand-in may have room for a context that nothing had before, or that the plan it stands in for had not.
-        shortest = min(plan.max_model_len.value for plan in before.plans if plan is best or plan.fingerprint in held)
-        longer = first.max_model_len.value > shortest
+        # A conservative stand-in may have room for a context that nothing had before, or reach a step of the ranking (of any use, as
+        # wanted) that the plan it stands in for had missed: from there on the ranking prefers few GPUs.
+        wanted = min(COMFORTABLE_CONTEXT, spec.max_position)
+        context, missed = first.max_model_len.value, [p.max_model_len.value for p in before.plans if p.fingerprint in held]
+        reached = any(least < step <= context for least in missed for step in (min(_LEAST_USEFUL, wanted), wanted))
+        longer = context > best.max_model_len.value or (reached and len(first.gpus) < len(best.gpus))
         assert first.fingerprint == best.fingerprint or longer, "a stand-in ranks before what was better"
 
 
