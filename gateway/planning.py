@@ -116,7 +116,7 @@ class OfflinePlanner:
 
     def engines(self, wish: Wish, machine: Hardware) -> list[Engine]:
         """The engine versions that are considered."""
-        return self.profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
+        return self.profiles.engines_for(machine, wish.engines)
 
     def decide(self, wish: Wish, hardware: str | Path | Hardware | None = None) -> Decision:
         return self.decide_on(wish, *self.machine(hardware))
@@ -161,7 +161,7 @@ class MachinePlanner:
             raise BadModel(f"The model {wish.name} is an endpoint; there is nothing to plan.", hint="Give a `source` instead.")
         machine = self.profiles.hardware(hardware) if hardware else await self.hardware()
         spec = await read(wish.source, revision=wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=self.hub)
-        engines = self.profiles.engines(wish.engines, device="cuda" if machine.gpus else "cpu")
+        engines = self.profiles.engines_for(machine, wish.engines)
         if self.installed_only and hardware is None:
             engines = self._installed(engines, wish)
         learned = standing(facts, machine.driver, self.profiles.images)

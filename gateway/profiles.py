@@ -116,6 +116,10 @@ class Profiles:
                 refs.extend(found)
         return [self.engine(ref) for ref in refs or self.engine_files if wanted or self._device(ref) == device]
 
+    def engines_for(self, machine: Hardware, wanted: tuple[str, ...] = ()) -> list[Engine]:
+        """The engines that `wanted` allows on this machine, newest first; empty `wanted`: all."""
+        return self.engines(wanted, device="cuda" if machine.gpus else "cpu")
+
     def _device(self, ref: str) -> str:
         """The engine's device, from the first of its file's two documents: the second, generated one is much larger."""
         return self._engines[ref].device if ref in self._engines else str(self._head(ref).get("device"))

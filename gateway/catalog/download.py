@@ -22,9 +22,10 @@ from gateway.catalog.catalog import weight_files
 from gateway.catalog.fetch import MARKER, Job, size_of
 from gateway.catalog.files import Repository
 from gateway.catalog.hub import COMMIT, REPOSITORY, Hub
+from gateway.domain.units import GIB, MIB
 from gateway.errors import BadModel
 
-MARGIN_BYTES = 1024**3
+MARGIN_BYTES = GIB
 REPORT_EVERY_S = 1.0
 
 _SMALL = re.compile(r"[^/]+\.(json|txt|jinja|model|tiktoken)|tokenizer[^/]*")
@@ -119,7 +120,7 @@ def _bytes_there(folder: Path, files: dict[str, int]) -> int:
 
 
 def _words(count: int) -> str:
-    return f"{count / 1024**3:.1f} GiB" if count >= 1024**3 else f"{count / 1024**2:.1f} MiB"
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
 
 
 async def _run_child(job: Job) -> None:

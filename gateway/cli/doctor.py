@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from gateway.domain import Hardware
+from gateway.domain.units import GIB
 from gateway.hosts.docker.client import cgroup_driver
 from gateway.hosts.docker.host import available
 from gateway.hosts.process.environment import is_installed
@@ -15,9 +16,8 @@ from gateway.machine.probe import probe
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 
-_GIB = 1024**3
-_SHM_BYTES = _GIB
-_DISK_BYTES = 20 * _GIB
+_SHM_BYTES = GIB
+_DISK_BYTES = 20 * GIB
 
 
 class MachineCheck(NamedTuple):
@@ -110,7 +110,7 @@ def _cgroups(hardware: Hardware, *, docker: bool, char_devices: Path = Path("/de
 def _engines(settings: Settings, hardware: Hardware, *, docker: bool) -> MachineCheck:
     if docker:
         return MachineCheck("engines", "ok", "a Docker Engine answers: engines run in containers")
-    engines = Profiles(settings.profiles_dir).engines(device="cuda" if hardware.gpus else "cpu")
+    engines = Profiles(settings.profiles_dir).engines_for(hardware)
     installed = [engine.ref for engine in engines if is_installed(settings.data, engine)]
     if installed:
         return MachineCheck("engines", "ok", f"no Docker; installed: {', '.join(installed)}")
@@ -123,15 +123,15 @@ def _engines(settings: Settings, hardware: Hardware, *, docker: bool) -> Machine
 
 
 def _memory(hardware: Hardware) -> MachineCheck:
-    found = f"{hardware.ram_available_bytes / _GIB:.1f} of {hardware.ram_total_bytes / _GIB:.1f} GiB available"
-    low = hardware.ram_available_bytes < 4 * _GIB
+    found = f"{hardware.ram_available_bytes / GIB:.1f} of {hardware.ram_total_bytes / GIB:.1f} GiB available"
+    low = hardware.ram_available_bytes < 4 * GIB
     return MachineCheck("memory", "warn" if low else "ok", found, "An engine takes 2 GiB and more of RAM." if low else "")
 
 
 def _shm(hardware: Hardware, *, docker: bool) -> MachineCheck:
     if docker or hardware.shm_bytes is None:
         return MachineCheck("shared memory", "ok", "each container gets its own")
-    found = f"{hardware.shm_bytes / _GIB:.1f} GiB"
+    found = f"{hardware.shm_bytes / GIB:.1f} GiB"
     if hardware.shm_bytes < _SHM_BYTES:
         return MachineCheck(
             "shared memory",
@@ -145,6 +145,6 @@ def _shm(hardware: Hardware, *, docker: bool) -> MachineCheck:
 def _disk(hardware: Hardware) -> MachineCheck:
     if hardware.disk_free_bytes is None:
         return MachineCheck("disk", "warn", "could not be read")
-    found = f"{hardware.disk_free_bytes / _GIB:.1f} GiB free"
+    found = f"{hardware.disk_free_bytes / GIB:.1f} GiB free"
     low = hardware.disk_free_bytes < _DISK_BYTES
     return MachineCheck("disk", "warn" if low else "ok", found, "Models and engines take tens of GiB." if low else "")

@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gateway.domain import Engine, Install
+from gateway.domain.units import GIB
 from gateway.errors import BadRequest, FitserveError
 from gateway.hosts.process.environment import COMPLETE, engine_dir, is_installed
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 
 # A CPU engine takes 2.4 GiB on disk, and uv keeps a second copy in its cache while it works.
-_ROOM_BYTES = 6 * 1024**3
+_ROOM_BYTES = 6 * GIB
 
 
 class InstallFailed(FitserveError):

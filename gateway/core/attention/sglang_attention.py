@@ -19,8 +19,8 @@ from gateway.core.rules.capability import numbers
 from gateway.core.rules.check import Check
 from gateway.core.rules.subject import AttentionQuery, Subject
 from gateway.domain import AttentionGroup, LayerAttention, Refusal, Scalar, Value
+from gateway.domain.units import GIB
 
-_GIB = 1024**3
 # What the user forces -> by which flag.
 _FLAGS = {"attention": "attention-backend", "prefill": "prefill-attention-backend", "decode": "decode-attention-backend"}
 
@@ -132,7 +132,7 @@ def model_of(
         state_size=(state.rows, state.columns) if state else (0, 0),
         chunk=chunk,
     )
-    return Subject(capability, attention=query, gpu_gib=gpu_bytes / _GIB)
+    return Subject(capability, attention=query, gpu_gib=gpu_bytes / GIB)
 
 
 def _row(group: AttentionGroup, rules: BackendRules, chosen: Selection, model: Subject) -> LayerAttention:

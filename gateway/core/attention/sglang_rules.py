@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from gateway.core.rules.check import Check
+from gateway.core.rules.rule_file import RuleFile
 from gateway.domain import Value
 
 BackendOption = Literal["attention", "prefill", "decode"]
@@ -73,7 +74,7 @@ class LayerRule(Value):
     version: Literal[3, 4] | None = None
 
 
-class BackendRules(Value):
+class BackendRules(RuleFile):
     """profiles/engines/sglang/VERSION/attention_backends.yaml. Sources are file:line below sglang/srt/ of that version."""
 
     kv_dtypes: tuple[str, ...]  # of the KV cache; with any other the answer is "unknown"
@@ -94,9 +95,3 @@ class BackendRules(Value):
     recurrent_source: str
     vision: tuple[LayerRule, ...]
     vision_source: str
-
-    # Compared by identity: a version's rules are read once, and answers are remembered for each.
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other

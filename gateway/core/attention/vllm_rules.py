@@ -14,6 +14,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from gateway.core.rules.check import Check, Undecided, first_refusal
+from gateway.core.rules.rule_file import RuleFile
 from gateway.core.rules.subject import AttentionQuery, AttentionRole, Subject
 from gateway.domain import Value
 
@@ -131,7 +132,7 @@ class ModelOverride(Value):
     steps: tuple[OverrideStep, ...]
 
 
-class AttentionRules(Value):
+class AttentionRules(RuleFile):
     """profiles/engines/KIND/VERSION/attention.yaml. Sources are files of that version, with lines."""
 
     packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
@@ -159,12 +160,6 @@ class AttentionRules(Value):
     own_backends_source: str = ""
     plain_towers: tuple[str, ...] = ()  # architectures whose vision tower asks torch itself for attention
     plain_towers_source: str = ""
-
-    # Compared by identity: a version's rules are read once, and answers are remembered for each.
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
     def order(self, subject: Subject) -> tuple[str, ...]:
         """The engine's list for this layer on this GPU."""

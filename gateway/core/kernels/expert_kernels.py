@@ -19,6 +19,7 @@ from gateway.core.kernels.preference import Move, preferred
 from gateway.core.model.scheme import MoeShape, round_up
 from gateway.core.rules.capability import numbers
 from gateway.core.rules.check import Check, first_refusal
+from gateway.core.rules.rule_file import RuleFile
 from gateway.core.rules.subject import Subject
 from gateway.domain import Refusal, Value
 
@@ -74,19 +75,13 @@ class ExpertMethod(Value):
     refuses: str = ""  # why the engine turns layers that match away
 
 
-class MoeRules(Value):
+class MoeRules(RuleFile):
     """profiles/engines/KIND/VERSION/moe.yaml. Sources are files of that version, with lines."""
 
     packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
     families: tuple[str, ...] = ()  # model types that the rules of methods may name; empty: the engine asks for few by name
     methods: tuple[ExpertMethod, ...]
     backends: dict[str, ExpertBackend]  # by scheme and name: "fp8 TRITON"
-
-    # Compared by identity: a version's rules are read once, and answers are remembered for each.
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:

@@ -19,6 +19,7 @@ from gateway.core.kernels.preference import Move, preferred
 from gateway.core.model.scheme import LinearShape, round_up
 from gateway.core.rules.capability import numbers
 from gateway.core.rules.check import Check, first_refusal
+from gateway.core.rules.rule_file import RuleFile
 from gateway.core.rules.subject import Subject
 from gateway.domain import Refusal, Value
 
@@ -66,7 +67,7 @@ class CodePath(Value):
     refuses: str = ""  # why the engine turns layers that match away before any kernel is asked
 
 
-class LinearRules(Value):
+class LinearRules(RuleFile):
     """profiles/engines/KIND/VERSION/linear.yaml. Sources are files of that version, with lines."""
 
     packages: tuple[str, ...]  # of those that the rules ask for, the packages of the official image
@@ -76,12 +77,6 @@ class LinearRules(Value):
     backend_source: str = ""
     paths: tuple[CodePath, ...]
     kernels: dict[str, LinearKernel]
-
-    # Compared by identity: a version's rules are read once, and answers are remembered for each.
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from gateway.domain import Engine, Flag, LaunchSpec, Mount, Plan, Scalar
+from gateway.domain.units import GIB
 from gateway.errors import BadFlag
 
 _MAX_VALUE = 8192
@@ -111,7 +112,7 @@ def launch_spec(
         gpus=plan.gpus,
         mounts=tuple(mounts),
         # Ranks talk through shared memory; vLLM's own images ask for --ipc=host or a large /dev/shm.
-        shm_bytes=(2 + 2 * plan.tensor_parallel.value) * 1024**3,
+        shm_bytes=(2 + 2 * plan.tensor_parallel.value) * GIB,
         port=port,
     )
 

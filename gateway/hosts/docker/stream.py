@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
+from gateway.domain.units import GIB
 from gateway.hosts.host import MAX_LINE
 
 _CHUNK = 64 * 1024
@@ -158,4 +159,4 @@ class PullProgress:
 
 
 def _gib(size: int) -> str:
-    return f"{size / 1024**3:.1f}"
+    return f"{size / GIB:.1f}"

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 
 from gateway.core.model.families.blueprint import Blueprint
 from gateway.core.model.families.config import Fields
-from gateway.core.model.families.parts import attention, ends, heads_of, layer_numbers, mlp, norms, softmax_groups
-
-_AROUND = ("input_layernorm", "post_attention_layernorm")
+from gateway.core.model.families.parts import LAYER_NORMS, attention, ends, heads_of, layer_numbers, mlp, norms, softmax_groups
 
 
 def _decoder(
@@ -39,7 +37,7 @@ def _flag(fields: Fields, name: str, default: bool) -> bool:
 
 def glm4(fields: Fields, family: str, path: str) -> Blueprint:
     bias = _flag(fields, "attention_bias", default=True)
-    return _decoder(fields, family, path, *_AROUND, "post_self_attn_layernorm", "post_mlp_layernorm", bias=bias)
+    return _decoder(fields, family, path, *LAYER_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm", bias=bias)
 
 
 def olmo(fields: Fields, family: str, path: str) -> Blueprint:
@@ -64,7 +62,7 @@ def seed(fields: Fields, family: str, path: str) -> Blueprint:
         fields,
         family,
         path,
-        *_AROUND,
+        *LAYER_NORMS,
         bias=_flag(fields, "attention_bias", default=True),
         out_bias=fields.flag("attention_out_bias"),
         mlp_bias=fields.flag("mlp_bias"),

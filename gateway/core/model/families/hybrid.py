@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gateway.core.model.families.blueprint import Blueprint, Built
 from gateway.core.model.families.config import Fields
-from gateway.core.model.families.parts import attention, ends, heads_of, layer_numbers, mlp, norms, qwen_mlps, tensor
+from gateway.core.model.families.parts import (
+    LAYER_NORMS,
+    attention,
+    ends,
+    heads_of,
+    layer_numbers,
+    mlp,
+    norms,
+    qwen_mlps,
+    tensor,
+)
 from gateway.domain import AttentionGroup, Recurrent, TensorGroup
 
 
@@ -14,7 +24,7 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
     full = _full_layers(fields, numbers)
     recurrent = sorted(set(numbers) - set(full))
-    others = ends(fields, path) + norms(layer, len(numbers), hidden, "input_layernorm", "post_attention_layernorm")
+    others = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     linears: list[Built] = []
     groups: list[AttentionGroup] = []
     heads, kv_heads, head_dim = heads_of(fields, family)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gateway.core.model.families.blueprint import Blueprint, Built
 from gateway.core.model.families.config import Fields
-from gateway.core.model.families.parts import ends, late_moe, layer_numbers, norms, tensor
+from gateway.core.model.families.parts import LAYER_NORMS, ends, late_moe, layer_numbers, norms, tensor
 from gateway.domain import AttentionGroup, TensorGroup
 
 # vLLM 0.18.0 and 0.19.1: two projections of the hidden state, of which one is quantized; one from 0.26.0 on
@@ -20,7 +20,7 @@ def deepseek(fields: Fields, _: str, path: str) -> Blueprint:
     mlps, others = late_moe(fields, layer, numbers)
     projections, inner = latent_attention(fields, f"{layer}.self_attn", numbers)
     others += inner + ends(fields, path)
-    others += norms(layer, len(numbers), fields.integer("hidden_size"), "input_layernorm", "post_attention_layernorm")
+    others += norms(layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS)
     return Blueprint(tuple(projections + mlps), (latent_group(fields, len(numbers)),), tuple(others))
 
 

@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gateway.core.model.families.blueprint import Blueprint, Built
 from gateway.core.model.families.config import Fields
-from gateway.core.model.families.parts import attention, ends, experts, heads_of, layer_numbers, norms, router, tensor
+from gateway.core.model.families.parts import (
+    LAYER_NORMS,
+    attention,
+    ends,
+    experts,
+    heads_of,
+    layer_numbers,
+    norms,
+    router,
+    tensor,
+)
 from gateway.domain import AttentionGroup, Recurrent, TensorGroup
 
 # transformers 5 calls them otherwise. Source: remap_legacy_layer_types of transformers.
@@ -32,7 +42,7 @@ def granite_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         dtype=None,
         chunk=fields.integer("mamba_chunk_size", default=256),
     )
-    others = ends(fields, path) + norms(layer, len(numbers), hidden, "input_layernorm", "post_attention_layernorm")
+    others = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     biases = (fields.config.get("mamba_conv_bias", True) is not False, fields.flag("mamba_proj_bias"))
     linears, groups = _mixers(fields, family, kinds, state, biases, others, (f"{layer}.mamba", f"{layer}.self_attn"))
     count = fields.integer("num_local_experts", default=0, least=0)

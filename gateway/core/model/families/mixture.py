@@ -1,4 +1,4 @@
-"""Decoders of experts that differ from those of moe.py: Phi-MoE, MiniMax-M2, ERNIE 4.5 (models/phimoe.py, minimax_m2.py,
+"""Decoders of experts that differ from those of sparse_moe.py: Phi-MoE, MiniMax-M2, ERNIE 4.5 (models/phimoe.py, minimax_m2.py,
 ernie45_moe.py). Pure. Fields that are not there are those of transformers' configuration classes."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gateway.core.model.families.blueprint import Blueprint
 from gateway.core.model.families.config import Fields
 from gateway.core.model.families.parts import (
+    LAYER_NORMS,
     attention,
     ends,
     experts,
@@ -20,8 +21,6 @@ from gateway.core.model.families.parts import (
     tensor,
 )
 
-_AROUND = ("input_layernorm", "post_attention_layernorm")
-
 
 def phi_moe(fields: Fields, family: str, path: str) -> Blueprint:
     """Norms and head with a bias."""
@@ -32,8 +31,8 @@ def phi_moe(fields: Fields, family: str, path: str) -> Blueprint:
         router(f"{block}.gate", numbers, hidden, count),
         *experts(block, numbers, hidden, fields.integer("intermediate_size"), count),
     ]
-    others = ends(fields, path) + norms(layer, len(numbers), hidden, *_AROUND)
-    others += [tensor(f"{layer}.{name}.bias", len(numbers), hidden) for name in _AROUND]
+    others = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
+    others += [tensor(f"{layer}.{name}.bias", len(numbers), hidden) for name in LAYER_NORMS]
     others.append(tensor(f"{path}.norm.bias", 1, hidden))
     if fields.flag("lm_head_bias"):
         others.append(tensor("lm_head.bias", 1, fields.integer("vocab_size"), shard="vocab"))
@@ -49,7 +48,7 @@ def minimax(fields: Fields, family: str, path: str) -> Blueprint:
         *attention(fields, family, f"{layer}.self_attn", numbers, bias=fields.flag("attention_bias")),
         *experts(block, numbers, hidden, fields.integer("intermediate_size"), count),
     ]
-    others = ends(fields, path) + norms(layer, layers, hidden, *_AROUND)
+    others = ends(fields, path) + norms(layer, layers, hidden, *LAYER_NORMS)
     others += [
         tensor(f"{layer}.self_attn.q_norm.weight", layers, heads * head_dim, shard="column"),
         tensor(f"{layer}.self_attn.k_norm.weight", layers, kv_heads * head_dim, shard="column"),
@@ -69,7 +68,7 @@ def ernie(fields: Fields, family: str, path: str) -> Blueprint:
         *attention(fields, family, f"{layer}.self_attn", numbers, bias=bias, out_bias=bias),
         *mlp(block, rest, hidden, fields.integer("intermediate_size"), bias=bias),
     ]
-    others = ends(fields, path, tied=True) + norms(layer, len(numbers), hidden, *_AROUND)
+    others = ends(fields, path, tied=True) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     if sparse:
         count, width = fields.integer("moe_num_experts"), fields.integer("moe_intermediate_size")
         linears += experts(block, sparse, hidden, width, count)

@@ -147,6 +147,10 @@ def ends(fields: Fields, path: str, *, tied: bool = False, embedding: str = "emb
     return found
 
 
+# The norms of a layer, before attention and before the MLP, as most engines' models name them.
+LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
 def norms(path: str, count: int, size: int, *names: str) -> list[TensorGroup]:
     """Norms without bias under `path`, of `size` elements each."""
     return [tensor(f"{path}.{name}.weight", count, size) for name in names] if count else []

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from gateway.core.model.families.blueprint import Blueprint
 from gateway.core.model.families.config import Fields
 from gateway.core.model.families.parts import (
+    LAYER_NORMS,
     attention,
     ends,
     experts,
@@ -23,8 +24,6 @@ from gateway.core.model.families.parts import (
     tensor,
 )
 
-_NORMS = ("input_layernorm", "post_attention_layernorm")
-
 
 def mixtral(fields: Fields, family: str, path: str) -> Blueprint:
     numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
@@ -34,7 +33,7 @@ def mixtral(fields: Fields, family: str, path: str) -> Blueprint:
         router(f"{block}.gate", numbers, hidden, count),
         *experts(block, numbers, hidden, fields.integer("intermediate_size"), count),
     ]
-    others = ends(fields, path) + norms(layer, len(numbers), hidden, *_NORMS)
+    others = ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
 
 
@@ -46,7 +45,7 @@ def gpt_oss(fields: Fields, family: str, path: str) -> Blueprint:
         router(f"{layer}.mlp.router", numbers, hidden, count, bias=True),
         *experts(f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), count, bias=True),
     ]
-    others = ends(fields, path, embedding="embedding") + norms(layer, len(numbers), hidden, *_NORMS)
+    others = ends(fields, path, embedding="embedding") + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     others.append(tensor(f"{layer}.attn.sinks", len(numbers), heads_of(fields, family)[0], shard="column"))
     return Blueprint(tuple(linears), softmax_groups(fields, family, sinks=True), tuple(others))
 
@@ -55,7 +54,7 @@ def qwen_moe(fields: Fields, family: str, path: str) -> Blueprint:
     numbers, layer = layer_numbers(fields), f"{path}.layers.*"
     bias = family == "qwen2_moe" or fields.flag("attention_bias")
     linears = attention(fields, family, f"{layer}.self_attn", numbers, bias=bias) + qwen_mlps(fields, family, layer, numbers)
-    others = ends(fields, path) + norms(layer, len(numbers), fields.integer("hidden_size"), *_NORMS)
+    others = ends(fields, path) + norms(layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS)
     if family == "qwen3_moe":
         others += norms(f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm")
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
@@ -65,7 +64,7 @@ def glm_moe(fields: Fields, family: str, path: str) -> Blueprint:
     numbers, hidden, layer = layer_numbers(fields), fields.integer("hidden_size"), f"{path}.layers.*"
     mlps, others = late_moe(fields, layer, numbers, float_router=True)
     linears = attention(fields, family, f"{layer}.self_attn", numbers, bias=fields.flag("attention_bias")) + mlps
-    others += ends(fields, path) + norms(layer, len(numbers), hidden, *_NORMS)
+    others += ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)
     if fields.flag("use_qk_norm"):
         others += norms(f"{layer}.self_attn", len(numbers), heads_of(fields, family)[2], "q_norm", "k_norm")
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(others))
