@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 # A command makes a few hundred thousand objects and ends: a search for cycles after every 700 would cost a seventh of its time.
 _OBJECTS = 100_000
 
 
+# What we make is for this user alone (`gateway.store.data_folder`), and so is what the processes make that we start.
+_UMASK = 0o077
+
+
 def main() -> None:
+    os.umask(_UMASK)
     if sys.argv[1:] == ["serve"]:
         serve()
     else:

@@ -57,7 +57,7 @@ class Documents:
         kept = {name: entry for name, entry in self._known.items() if _survives(entry)}
         beside = self._cache.with_name(f"{self._cache.name}.{os.getpid()}")
         with suppress(OSError):
-            self._cache.parent.mkdir(parents=True, exist_ok=True)
+            self._cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             beside.write_text(json.dumps(kept))
             beside.replace(self._cache)
 

@@ -10,6 +10,7 @@ import fcntl
 import glob
 import json
 import os
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -82,9 +83,25 @@ def fetch(job: Job) -> None:
         )
         if wrong := _drop_wrong(folder, job.files):
             raise BadModel(f"The download of {job.repo} is not whole: {', '.join(wrong[:5])}.", hint="Start it again.")
+        _share(folder, job.files)
         draft = folder / f"{MARKER}.tmp"
         draft.write_text(json.dumps({"remote_code": job.remote_code, "files": job.files}))
         draft.replace(folder / MARKER)
+
+
+def _share(folder: Path, files: dict[str, int]) -> None:
+    """Let all users read the files, and pass the folders on the way from ROOT: an engine's container runs as another user, without the
+    right to read what is closed to that user. On the host itself DATA_DIR around the files keeps others out; a folder that FITSERVE_MODELS_DIR
+    names is the operator's to guard."""
+    passed = {
+        folder.parent,
+        folder,
+        *(parent for name in files for parent in (folder / name).parents if folder in parent.parents),
+    }
+    for path, wanted in (*((path, 0o755) for path in passed), *((folder / name, 0o644) for name in files)):
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        if mode & wanted != wanted and not path.is_symlink():
+            path.chmod(mode | wanted)
 
 
 def _drop_wrong(folder: Path, files: dict[str, int]) -> list[str]:

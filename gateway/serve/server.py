@@ -24,6 +24,7 @@ from gateway.serve.proxy.limits import hold_little
 from gateway.serve.proxy.upstream_connection import watch_peer
 from gateway.serve.proxy.uvicorn_config import uvicorn_config
 from gateway.settings import Settings
+from gateway.store.data_folder import close_data_folder
 
 log = structlog.get_logger("fitserve")
 
@@ -34,7 +35,7 @@ _ORPHANED_S = 30.0
 def lock(data: Path) -> int:
     """Hold the data folder for this process. Raises SettingsError naming the gateway that has it."""
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        close_data_folder(data)
         descriptor = _lock_file(data / "gateway.lock")
     except OSError as error:
         raise SettingsError(

@@ -69,14 +69,15 @@ class Database:
         with self._translated("opened"):
             path.parent.mkdir(parents=True, exist_ok=True)
             existed = path.exists()
+            if not existed:
+                # SQLite gives the files beside the database the mode of the database.
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
             try:
                 self._open(existed)
             except BaseException:
                 self.connection.close()
                 raise
-            if not existed:
-                os.chmod(path, 0o600)  # noqa: PTH101 - wishes may name private paths
 
     def rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
         with self._translated("read"), self._lock:

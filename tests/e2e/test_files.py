@@ -1,0 +1,118 @@
+"""What a whole run leaves on the disk, as another user of the machine finds it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.demo.checkpoint import make_model
+from tests.e2e.conftest import Gateway
+from tests.e2e.scripted import ENGINE, scripted_gateway
+from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
+
+# Takes the lock with which a reader of SQLite's shared memory stops every writer.
+_LOCKS = """
+import fcntl, os, sys
+os.setgid(65534)
+os.setuid(65534)
+try:
+    descriptor = os.open(sys.argv[1], os.O_RDONLY)
+    fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 8, 120)
+except OSError as error:
+    print(type(error).__name__)
+else:
+    print("locked")
+"""
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Gateway:
+    """A gateway with two workers, and what may be in the data folder of an older one: open to all."""
+    made = scripted_gateway(
+        tmp_path, FITSERVE_WORKERS="2", FITSERVE_ADMIN_KEY="an-admin-key-of-this-test", FITSERVE_ACCESS_LOG="1"
+    )
+    (made.data / "logs").mkdir()
+    (made.data / "logs" / "old.log").write_text("words of a client")
+    made.data.chmod(0o755)
+    made.environment["FITSERVE_KEY"] = "an-admin-key-of-this-test"
+    made.client.headers["authorization"] = "Bearer an-admin-key-of-this-test"
+    return made
+
+
+def entries(data: Path) -> dict[str, str]:
+    """Every file and folder by its path in the data folder, with its mode; without what is behind links."""
+    found = {}
+    for folder, folders, files in os.walk(data):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            if not path.is_symlink():
+                found[str(path.relative_to(data))] = oct(stat.S_IMODE(path.stat().st_mode))
+    return found
+
+
+def test_a_whole_run_leaves_nothing_that_another_user_can_open(gateway: Gateway, tmp_path: Path) -> None:
+    make_model(tmp_path / "demo")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "demo").iterdir()} | {"nested/config.json": b"{}"}
+    before = os.umask(0o022)
+    try:
+        with FakeHub({"org/name": FakeRepo(files)}) as hub, contextlib.closing(gateway):
+            gateway.environment |= {"FITSERVE_HF_ENDPOINT": hub.url(), "NO_PROXY": "127.0.0.1"}
+            gateway.start()
+            assert gateway.cli("keys", "add", "somebody").returncode == 0
+            assert gateway.cli("plan", "org/name", "--engine", ENGINE).returncode == 0
+            gateway.client.post("/admin/models", json={"name": "m", "source": "org/name", "engines": [ENGINE]})
+            gateway.until("m", "ready")
+            answer = gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+            assert answer.status_code == 200, answer.text
+            found = entries(gateway.data)
+            taken = subprocess.run(
+                [sys.executable, "-S", "-c", _LOCKS, str(gateway.data / "fitserve.db-shm")], capture_output=True, text=True, check=True
+            ) if os.geteuid() == 0 else None  # fmt: skip
+            gateway.kill(signal.SIGTERM)
+            gateway.start()
+            assert entries(gateway.data).keys() >= {"fitserve.db", "keys.json"}
+            gateway.until("m", "ready")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(gateway.data.stat().st_mode) == 0o700
+    weights = f"models/org--name/{COMMIT}"
+    # That all of these are there shows that the run has made what it was to make.
+    for made in (
+        *(
+            "fitserve.db",
+            "fitserve.db-wal",
+            "fitserve.db-shm",
+            "gateway.lock",
+            "installation",
+            "keys.json",
+            "profiles.json",
+            "hub",
+        ),
+        *(
+            "instances/m-r0-a1.json",
+            "live/m-r0-a1.json",
+            "logs/m-r0-a1.log",
+            "run/m-r0-a1",
+            "run/control.sock",
+            "home",
+            weights,
+        ),
+    ):
+        assert made in found, sorted(found)
+    opened = {path for path, mode in found.items() if int(mode, 8) & 0o077}
+    # The library of the Hub gives its lock files this mode by itself; they are empty.
+    locks = {path for path in opened if path.startswith("hub/.locks/") and not (gateway.data / path).stat().st_size}
+    assert not {path for path in opened - locks if path.split("/")[0] not in ("engines", "models")}, found
+    # Engines in containers are another user, so the weights, and the folders on the way to them, are readable behind the closed folder.
+    for path, wanted in ((weights.rpartition("/")[0], "0o755"), (weights, "0o755"), (f"{weights}/config.json", "0o644")):
+        assert found[path] == wanted, path
+    assert "other users could open the data folder" in gateway.log.read_text()
+    if taken is not None:
+        assert taken.stdout.strip() == "PermissionError"

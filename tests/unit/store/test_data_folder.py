@@ -1,0 +1,79 @@
+"""The data folder is closed to other users, also one that an older gateway left open."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.errors import SettingsError
+from gateway.store.data_folder import close_data_folder
+from gateway.store.database import Database
+
+
+@pytest.fixture(autouse=True)
+def _usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_a_new_folder_is_closed(tmp_path: Path) -> None:
+    close_data_folder(tmp_path / "new" / "data")
+    assert mode(tmp_path / "new" / "data") == 0o700
+
+
+def test_an_open_folder_is_closed_with_all_that_is_in_it_and_a_line_in_the_log(tmp_path: Path) -> None:
+    data, outside = tmp_path / "data", tmp_path / "outside"
+    for file in ("fitserve.db", "logs/a.log", "run/a/deep/file", "models/org--name/weights", "run/models/file"):
+        (data / file).parent.mkdir(parents=True, exist_ok=True)
+        (data / file).touch()
+    outside.mkdir()
+    (data / "link").symlink_to(outside)
+    with capture_logs() as lines:
+        close_data_folder(data)
+    assert [(line["log_level"], line["mode"]) for line in lines] == [("warning", "0o755")]
+    closed = (
+        "fitserve.db",
+        "logs",
+        "logs/a.log",
+        "run",
+        "run/a",
+        "run/a/deep",
+        "run/a/deep/file",
+        "run/models",
+        "run/models/file",
+    )
+    assert [oct(mode(data / path) & 0o077) for path in (".", *closed)] == ["0o0"] * (1 + len(closed))
+    assert lines[0]["files"] == len(closed)
+    # What engines in containers read stays readable behind the closed folder, and what a link points to is not ours.
+    assert mode(data / "models/org--name/weights") == 0o644
+    assert mode(outside) == 0o755
+    with capture_logs() as lines:
+        close_data_folder(data)
+    assert not lines
+
+
+def test_a_folder_that_all_users_share_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(SettingsError, match="share"):
+        close_data_folder(tmp_path)
+    assert mode(tmp_path) == 0o1777
+
+
+def test_the_files_beside_the_database_are_as_closed_as_the_database(tmp_path: Path) -> None:
+    """A reader of the -shm file could take a lock there that stops every change."""
+    made = Database(tmp_path / "fitserve.db")
+    try:
+        files = {path.name: oct(mode(path)) for path in tmp_path.iterdir()}
+    finally:
+        made.close()
+    assert files == dict.fromkeys(("fitserve.db", "fitserve.db-wal", "fitserve.db-shm"), "0o600")
