@@ -21,6 +21,8 @@ def call(method: str, path: str, body: Any = None) -> Any:
             response = client.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise _unreachable(client, error) from None
+        except UnicodeEncodeError:
+            raise BadRequest("What was given is not valid UTF-8.", hint="Type it again.") from None
         if response.is_error:
             raise _reported_error(response.status_code, response.content)
         return response.json()

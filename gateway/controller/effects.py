@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
 
 import structlog
 
+from gateway.controller.engine_client import EngineClient
 from gateway.controller.launcher import Launcher
 from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.controller.planner import Planner
@@ -24,9 +24,6 @@ from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.store.running_engines import RunningEngine, RunningEngines
 from gateway.store.store import Store
-
-if TYPE_CHECKING:
-    import httpx
 
 log = structlog.get_logger("fitserve.loop")
 
@@ -48,7 +45,7 @@ class Effects:
         planner: Planner,
         launcher: Launcher,
         gpus: GpuWatch,
-        client: Callable[[], httpx.AsyncClient],
+        client: EngineClient,
     ) -> None:
         self._store = store
         self._running = running
@@ -133,7 +130,7 @@ class Effects:
         def report(progress: str) -> None:
             replica.progress = progress
 
-        failure = await verify(self._client(), watcher.url, attempt.model, attempt.plan, patience_s, report)
+        failure = await verify(self._client, watcher.url, attempt.model, attempt.plan, patience_s, report)
         if failure is None:
             watcher.note(verified=True, phase="serving")
         else:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from gateway.controller.managed_model import ManagedModel, ReplicaState, route
 from gateway.domain import Attempt, Instance
-from gateway.routing.table import RouteTable
+from gateway.routing.table import ModelRoute, RouteTable
 from gateway.store.store import Store
 
 
@@ -66,4 +66,14 @@ class Fleet:
         # An engine with another plan than the recorded plan is about to be replaced.
         own = [instance for instance in instances if instance.fingerprint == plans.get(instance.name)]
         urls = {instance.name: instance.url for instance in own if instance.state == "running" and instance.url}
-        return RouteTable({name: route(model, urls) for name, model in self.models.items()})
+        return RouteTable({name: _route(model, urls) for name, model in self.models.items()})
+
+
+def _route(model: ManagedModel, urls: Mapping[str, str]) -> ModelRoute:
+    """As `route`. An error that nobody expected leaves this model without a route, not all of them."""
+    try:
+        return route(model, urls)
+    except Exception as error:
+        if not model.setback.rest_s:
+            model.setback.broke(error)
+        return ModelRoute(model.wish.name, "starting", model.setback.problem or "", int(model.created_at), (), None)

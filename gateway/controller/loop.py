@@ -1,8 +1,7 @@
-"""The loop: the only writer. It compares what is wanted with what is there, asks `next_action`, acts, records.
+"""The loop: the only writer. It compares what is wanted with what is there, and has every replica take its next step.
 
 Level-triggered: events only wake it, and each pass works from what is true now, so a crash at any point costs one
-more pass. Slow effects (planning, launching, verifying, stopping) run as one task per replica; the loop never waits
-for them.
+more pass. An error that nobody expected stays with the replica or the model that met it.
 """
 
 from __future__ import annotations
@@ -10,39 +9,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 import structlog
 
 from gateway.controller.effects import Effects
+from gateway.controller.endpoint_watcher import EndpointWatcher
+from gateway.controller.engine_client import EngineClient
 from gateway.controller.engine_logs import remove_logs
-from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet import Fleet
 from gateway.controller.launcher import Launcher
-from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.controller.managed_model import ManagedModel
 from gateway.controller.planner import Planner
-from gateway.controller.verify import alive
-from gateway.controller.watcher import EndpointWatcher, Watcher
-from gateway.core import reconcile
+from gateway.controller.replica_steps import ReplicaSteps
+from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
-from gateway.core.reconcile import Rest, next_action
-from gateway.domain import Attempt, Decision, Hardware, Instance, Observation, Wish
+from gateway.domain import Decision, Hardware, Instance, Wish
 from gateway.errors import HostError, NotFound, StoreError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.routes import Routes
 from gateway.store.running_engines import RunningEngines, restore_running
 from gateway.store.store import Store
-
-if TYPE_CHECKING:
-    import httpx
+from gateway.supervision import Setback
 
 log = structlog.get_logger("fitserve.loop")
 
-# How long a "no plan" stands before the planner looks at the machine again: memory may have become free.
-_REPLAN_S = 30.0
-# An engine that failed to start has nothing to finish; it gets a moment to end its workers.
-_FAILED_GRACE_S = 1.0
+# Calls to engines at once, and as many to endpoints.
+_CALLS_AT_ONCE = 128
+# With their rests these take about two minutes.
+_MOST_BROKEN_PASSES = 8
 
 
 class Loop:
@@ -55,10 +50,9 @@ class Loop:
         launcher: Launcher,
         gpus: GpuWatch,
         signatures: Callable[[], Signatures],
-        client: Callable[[], httpx.AsyncClient],
         routes: Routes,
     ) -> None:
-        """signatures: gives what engines print when they fail. client: makes the control calls to engines."""
+        """signatures: gives what engines print when they fail."""
         self._fleet = Fleet()
         self.models = self._fleet.models
         self.host_problem: str | None = None
@@ -68,16 +62,18 @@ class Loop:
         self._planner = planner
         self._host = launcher.host
         self._gpus = gpus
-        self._signatures = signatures
-        self._client = client
         self._routes = routes
         self._settings = launcher.settings
         self._running = RunningEngines(launcher.settings.data)
-        self._effects = Effects(store, self._running, planner, launcher, gpus, client)
-        self._failpoint = Failpoint(launcher.settings.failpoint)
+        # Apart, so that no number of endpoints that are away keeps the engines of this machine waiting.
+        engine_client, self._endpoint_client = EngineClient(_CALLS_AT_ONCE), EngineClient(_CALLS_AT_ONCE)
+        effects = Effects(store, self._running, planner, launcher, gpus, engine_client)
+        watching = (gpus, signatures, engine_client, self.wake, routes.silent_s)
+        self._steps = ReplicaSteps(effects, self._fleet, launcher, *watching)
+        self._strays = Strays(effects.stop, launcher.settings.stop_grace_s, self.wake)
+        self._setback = Setback("the control loop")
         self._wake = asyncio.Event()
         self._lost = gpus.lost
-        self._strays: set[asyncio.Task[None]] = set()
 
     # --- what the API calls ---
 
@@ -104,8 +100,10 @@ class Loop:
         now = time.time()
         await asyncio.to_thread(self._store.forgive, name, now)
         model.forgiven_at = now
+        model.setback.over()
         for replica in model.replicas:
             replica.blocked = None
+            replica.setback.over()
         self.wake()
         return model
 
@@ -130,12 +128,21 @@ class Loop:
 
     # --- running ---
 
+    @property
+    def problem(self) -> str | None:
+        """What keeps passes from being whole, that nobody expected."""
+        return self._setback.problem
+
     async def run(self) -> None:
-        """Until cancelled. Engines go on running after it; `close` lets go of them."""
+        """Until cancelled. Engines go on running after it; `close` lets go of them.
+
+        Raises what passes meet that nobody expected, after so many in a row: perhaps another process does better.
+        """
         while True:
             self._wake.clear()
             try:
                 await self._pass()
+                self._setback.over()
             except HostError as error:
                 if self.host_problem is None:
                     log.error("the host does not answer", error=str(error))  # noqa: TRY400 - the traceback adds nothing
@@ -143,6 +150,11 @@ class Loop:
                 if not self._routes.table.models:
                     # The wanted models are known though no engine is: their clients are asked to wait, and do not hear that they do not exist.
                     self._publish_routes([])
+            except Exception as error:
+                self._setback.broke(error)
+                if self._setback.count >= _MOST_BROKEN_PASSES:
+                    raise
+                await asyncio.sleep(self._setback.rest_s)
             self.last_pass = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.tick_s):
@@ -154,10 +166,11 @@ class Loop:
             for endpoint in model.endpoints:
                 await endpoint.close()
             for replica in model.replicas:
-                await _cancel(replica.task)
+                if replica.task is not None:
+                    replica.task.cancel()
+                    await asyncio.wait({replica.task})
                 await replica.unwatch()
-        for task in list(self._strays):
-            await _cancel(task)
+        await self._strays.close()
 
     def load(self) -> None:
         """Read what is wanted and what was tried, before the first request: no model may be unknown to clients that wait for it."""
@@ -181,16 +194,10 @@ class Loop:
                 replica.blocked = None
         # Before anything that may fail: an engine that is gone gets no more requests.
         self._publish_routes(instances)
-        self._stop_strays(instances)
+        self._strays.look(instances, self._fleet.instance_names())
         for model in list(self.models.values()):
-            self._watch_endpoints(model)
             try:
-                for replica in model.replicas:
-                    # Several steps may follow one another in one pass (fail, stop, plan).
-                    while await self._step(model, replica, instances):
-                        pass
-                if model.deleting:
-                    await self._forget(model, instances)
+                await self._attend(model, instances)
             except StoreError as error:
                 # A step that could not be recorded is not done, and is tried again; other models go on.
                 if self.store_problem is None:
@@ -199,116 +206,28 @@ class Loop:
         self._publish_routes(instances)
         self.store_problem = problem
 
-    async def _step(self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]) -> bool:
-        """Perform the next action of one replica. Returns whether to ask for another action at once."""
-        if replica.task is not None and replica.task.done():
-            self._finish(replica, replica.task)
-            # The list of instances is older than the effect: list them again before the next step.
-            self.wake()
-            return False
-        if model.deleting and replica.task is not None and not replica.stopping:
-            replica.task.cancel()
-        instance = replica.instance_among(instances)
-        if replica.blocked is not None and time.monotonic() - replica.blocked_at > _REPLAN_S:
-            replica.blocked = None
-        watched = instance is not None and instance.state != "created" and not model.deleting
-        if replica.attempt is not None and instance is not None and watched and replica.watcher is None:
-            replica.watcher = self._watcher(replica.attempt, instance)
-        seen = replica.watcher.observation if replica.watcher else Observation(phase=replica.phase)
-        if replica.attempt is not None and (loss := self._gpus.failure(replica.attempt.plan.gpus)) is not None:
-            seen = seen.evolve(proof=seen.proof or loss)
-        action = next_action(
-            reconcile.ReplicaSnapshot(
-                wanted=not model.deleting,
-                policy=model.wish.policy,
-                attempt=replica.attempt,
-                history=reconcile.counted(replica.history, model.forgiven_at, time.time()),
-                instance=instance,
-                seen=seen,
-                tail=tuple(replica.watcher.tail) if replica.watcher else (),
-                blocked=replica.blocked,
-                busy=replica.busy,
-            ),
-            time.time(),
-            backoff_s=self._settings.backoff_s,
-            backoff_max_s=self._settings.backoff_max_s,
-        )
-        effects, name = self._effects, type(action).__name__
-        match action:
-            case Rest():
-                replica.shown = action
-            case reconcile.MakePlan():
-                replica.shown = Rest("starting", "planning")
-                self._start(replica, name, effects.plan(model, replica, lambda: self._fleet.claims(replica), self._fleet.ports))
-            case reconcile.Launch(attempt):
-                replica.shown = Rest("starting", "launching")
-                self._start(replica, name, effects.launch(model, replica, attempt))
-            case reconcile.Verify(attempt):
-                replica.shown = Rest("verifying", "proving that it generates")
-                self._start(replica, name, effects.verify(replica, attempt))
-            case reconcile.Publish(attempt):
-                await self._performed(name, effects.publish(replica, attempt))
-                replica.shown = Rest("ready")
-            case reconcile.Fail(attempt, failure):
-                await self._performed(name, effects.fail(replica, attempt, failure))
-                return True
-            case reconcile.Stop(instance_to_stop, why):
-                replica.shown = Rest("stopping" if model.deleting else "starting", why)
-                grace = self._settings.stop_grace_s if model.deleting else _FAILED_GRACE_S
-                replica.stopping = True
-                self._start(replica, name, effects.stop(instance_to_stop, grace))
-        return False
-
-    # --- effects ---
-
-    def _start(self, replica: ReplicaState, name: str, effect: Coroutine[Any, Any, None]) -> None:
-        replica.task = asyncio.create_task(self._performed(name, effect))
-        replica.task.add_done_callback(lambda _: self.wake())
-
-    async def _performed(self, name: str, effect: Coroutine[Any, Any, None]) -> None:
-        self._failpoint.reach(name, "before")
-        await effect
-        self._failpoint.reach(name, "after")
-
-    def _finish(self, replica: ReplicaState, task: asyncio.Task[None]) -> None:
-        replica.task, replica.stopping, replica.progress = None, False, ""
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, StoreError):
-            raise error
-        if error is not None:
-            # An error that we did not expect is a bug: log it and slow down, so that the loop never spins.
-            log.error("an effect broke", model=replica.model, replica=replica.index, exc_info=error)
-            replica.block(f"internal error: {type(error).__name__}: {error}")
-
-    def _watcher(self, attempt: Attempt, instance: Instance) -> Watcher:
-        url = instance.url or ""
-
-        async def canary(watcher: Watcher, timeout_s: float) -> bool:
-            return await alive(self._client(), watcher.url, attempt.model, attempt.plan, timeout_s)
-
-        watched = (self._host, self._signatures(), self._settings, self.wake, self._routes.silent_s, canary)
-        return Watcher(attempt, instance.name, url, *watched)
+    async def _attend(self, model: ManagedModel, instances: list[Instance]) -> None:
+        """What is to be done for one model now. An error that nobody expected stays with the model. Raises StoreError."""
+        if model.setback.rest_s:
+            return
+        try:
+            self._watch_endpoints(model)
+            for replica in model.replicas:
+                await self._steps.attend(model, replica, instances)
+            if model.deleting:
+                await self._forget(model, instances)
+            model.setback.over()
+        except StoreError:
+            raise
+        except Exception as error:
+            model.setback.broke(error)
 
     def _watch_endpoints(self, model: ManagedModel) -> None:
         if not model.endpoints and not model.deleting:
-            for endpoint in model.wish.endpoints:
-                watcher = EndpointWatcher(
-                    model.wish.name, endpoint, self._client(), self._settings.health_interval_s, self.wake
-                )
-                model.endpoints.append(watcher)
+            watched = (self._endpoint_client, self._settings.health_interval_s, self.wake)
+            model.endpoints += [EndpointWatcher(model.wish.name, endpoint, *watched) for endpoint in model.wish.endpoints]
 
     # --- bookkeeping ---
-
-    def _stop_strays(self, instances: list[Instance]) -> None:
-        """Instances of no attempt that we know: a model that was removed, or a database that was set back."""
-        known = self._fleet.instance_names()
-        for instance in instances:
-            # A plan is recorded before its engine is started, so an instance without a record is not one that just starts.
-            if instance.name not in known and not any(task.get_name() == instance.name for task in self._strays):
-                log.warning("stopping an engine that belongs to nothing", instance=instance.name)
-                task = asyncio.create_task(self._effects.stop(instance.name, self._settings.stop_grace_s), name=instance.name)
-                self._strays.add(task)
-                task.add_done_callback(self._strays.discard)
 
     async def _forget(self, model: ManagedModel, instances: list[Instance]) -> None:
         """Remove a model once nothing of it runs."""
@@ -332,10 +251,3 @@ class Loop:
         table = self._fleet.route_table(instances)
         if table != self._routes.table:
             self._routes.table = table
-
-
-async def _cancel(task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gateway.controller.watcher import EndpointWatcher, Watcher
+from gateway.controller.endpoint_watcher import EndpointWatcher
+from gateway.controller.watcher import Watcher
 from gateway.core.reconcile import Rest
 from gateway.domain import Attempt, Decision, Instance, Plan, Wish
 from gateway.routing import table as routing
+from gateway.supervision import Setback
 
+_SHOWN_AWAY = 3
 # States from which a model comes back by itself, so that it can be waited for.
 _HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
 
@@ -31,6 +34,18 @@ class ReplicaState:
     blocked: str | None = None
     blocked_at: float = 0.0
     shown: Rest = Rest("starting")
+    setback: Setback = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.setback = Setback("a replica", model=self.model, replica=self.index)
+
+    @property
+    def problems(self) -> Iterator[str]:
+        """Errors that nobody expected, which its work meets now."""
+        if self.setback.problem is not None:
+            yield self.setback.problem
+        if self.watcher is not None:
+            yield from self.watcher.problems
 
     @property
     def busy(self) -> bool:
@@ -76,17 +91,37 @@ class ManagedModel:
     decision: Decision | None = None
     forgiven_at: float = 0.0
     """Failures until then no longer count, because somebody asked to try again."""
+    setback: Setback = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.setback = Setback("a model", model=self.wish.name)
+
+    @property
+    def problems(self) -> Iterator[str]:
+        """Errors that nobody expected, which its work meets now; the work goes on after a while."""
+        if self.setback.problem is not None:
+            yield self.setback.problem
+        for replica in self.replicas:
+            yield from replica.problems
 
 
 def status(model: ManagedModel) -> tuple[str, str]:
     """The state of a model in a word, and why. Ready as soon as one replica is."""
+    state, detail = _status(model)
+    return state, "; ".join([*([detail.rstrip(".")] if detail else []), *problems]) if (
+        problems := [*model.problems]
+    ) else detail
+
+
+def _status(model: ManagedModel) -> tuple[str, str]:
     if model.deleting:
         return "stopping", "it is being removed"
     if model.wish.endpoints:
-        up = [endpoint for endpoint in model.endpoints if endpoint.served_name is not None]
+        away = [endpoint.detail for endpoint in model.endpoints if endpoint.served_name is None]
+        up = len(model.endpoints) - len(away)
         if up:
-            return "ready", f"{len(up)} of {len(model.wish.endpoints)} endpoints answer"
-        return "unreachable", "; ".join(endpoint.detail for endpoint in model.endpoints)
+            return "ready", "; ".join([f"{up} of {len(model.wish.endpoints)} endpoints answer", *away[:_SHOWN_AWAY]])
+        return "unreachable", "; ".join(away)
     order = ("ready", "verifying", "starting", "backing_off", "no_plan", "quarantined", "stopping")
     best = min(model.replicas, key=lambda replica: order.index(replica.shown.state))
     detail = best.shown.reason

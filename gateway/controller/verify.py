@@ -7,25 +7,58 @@ for ever, so nothing is routed before this has passed.
 
 from __future__ import annotations
 
-import json
 import math
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
+import msgspec
+
+from gateway.controller.engine_client import LARGE_BYTES, EngineAnswer, EngineClient, NoAnswerError
 from gateway.domain import Failure, Plan
 
-if TYPE_CHECKING:
-    import httpx
+T = TypeVar("T")
 
 # Two unrelated beginnings: a model may legitimately repeat itself after one of them.
 PROMPTS = ("The quick brown fox", "Once upon a time there was")
 TOKENS = 16
 BURST_PROMPT = 16
 BURST_TOKENS = 4
-_SNIPPET = 200
 # How full an engine says its KV cache is: vLLM 0.33.0 v1/metrics/loggers.py, SGLang 0.5.23 srt/observability/metrics_collector.py (with --enable-metrics).
-CACHE_USAGE = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+CACHE_USAGE = re.compile(rb"^(?:vllm:kv_cache_usage_perc|sglang:token_usage).*$", re.MULTILINE)
 _METRICS_S = 5.0
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str
+    logprobs: _Logprobs | None = None
+
+
+class Completion(msgspec.Struct):
+    """What is read of an answer of /v1/completions."""
+
+    choices: list[_Choice]
+
+
+class _Embedding(msgspec.Struct):
+    embedding: list[float]
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Embedding]
+
+
+class _Score(msgspec.Struct):
+    relevance_score: float
+
+
+class _Ranking(msgspec.Struct):
+    results: list[_Score]
 
 
 class _Refuted(Exception):
@@ -41,7 +74,7 @@ class _Refuted(Exception):
 
 
 async def verify(
-    client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float, report: Callable[[str], None] = lambda _: None
+    client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float, report: Callable[[str], None] = lambda _: None
 ) -> Failure | None:
     """None when the engine at `url` (without /v1) really serves `name` as planned; otherwise the failure."""
     try:
@@ -56,37 +89,33 @@ async def verify(
     return None
 
 
-async def alive(client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float) -> bool:
+async def alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float) -> bool:
     """Whether the engine is at work: it answers the smallest request in time, be it with an error, or its KV cache fills.
 
     While an engine reads a long prompt, the prompt takes all tokens of every step, and the smallest request waits for its end."""
-    import httpx
-
     path, body = "/v1/completions", _completion(name, "1", 1)
     if plan.model.task != "generate":
         path, body = "/v1/embeddings", {"model": name, "input": "1"}
     before = await _cache_usage(client, url)
     try:
-        await client.post(f"{url}{path}", json=body, timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 5)))
-    except httpx.HTTPError:
+        await client.post(f"{url}{path}", body, timeout_s)
+    except NoAnswerError:
         after = await _cache_usage(client, url)
         return bool(before and after) and after != before
     return True
 
 
-async def _cache_usage(client: httpx.AsyncClient, url: str) -> list[str]:
+async def _cache_usage(client: EngineClient, url: str) -> list[bytes]:
     """The lines of the engine's metrics about its KV cache; empty where it has none."""
-    import httpx
-
     try:
-        answer = await client.get(f"{url}/metrics", timeout=_METRICS_S)
-    except httpx.HTTPError:
+        answer = await client.get(f"{url}/metrics", _METRICS_S, LARGE_BYTES)
+    except NoAnswerError:
         return []
-    return [line for line in answer.text.splitlines() if line.startswith(CACHE_USAGE)] if answer.is_success else []
+    return CACHE_USAGE.findall(answer.body) if answer.status == 200 else []
 
 
 async def _generates(
-    client: httpx.AsyncClient, url: str, name: str, plan: Plan, timeout_s: float, report: Callable[[str], None]
+    client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float, report: Callable[[str], None]
 ) -> None:
     path, context = f"{url}/v1/completions", plan.max_model_len.value
     tokens = min(TOKENS, max(1, context // 2))
@@ -95,7 +124,7 @@ async def _generates(
     for prompt in PROMPTS:
         # A byte-level tokenizer makes one token of each character; a tiny context holds only the first of them.
         beginning = prompt if tokens + len(prompt) <= context else prompt[:1]
-        answer = await _post(client, path, _completion(name, beginning, tokens), timeout_s)
+        answer = await _post(client, path, _completion(name, beginning, tokens), timeout_s, Completion)
         problem = degenerate(answer)
         if problem is None:
             break
@@ -105,19 +134,15 @@ async def _generates(
     long = min(plan.max_num_batched_tokens.value, context - 2)
     if long > 0:
         report(f"verifying: a prompt of {long} tokens")
-        await _post(client, path, _completion(name, _ids(plan, long, 0), 2), timeout_s)
+        await _post(client, path, _completion(name, _ids(plan, long, 0), 2), timeout_s, Completion)
     many, length = _burst(plan)
     if many > 1:
         report(f"verifying: {many} requests at once")
         # One call with many prompts: to the engine they are as many requests.
         prompts = [_ids(plan, length, first) for first in range(many)]
-        answer = await _post(client, path, _completion(name, prompts, BURST_TOKENS), timeout_s)
-        choices = answer.get("choices")
-        if not isinstance(choices, list) or len(choices) != many:
-            got = len(choices) if isinstance(choices, list) else "no"
-            raise _Refuted(
-                "gibberish", f"Asked for {many} answers at once, the engine gave {got}.", json.dumps(answer)[:_SNIPPET]
-            )
+        answer = await _post(client, path, _completion(name, prompts, BURST_TOKENS), timeout_s, Completion)
+        if len(answer.choices) != many:
+            raise _Refuted("gibberish", f"Asked for {many} answers at once, the engine gave {len(answer.choices)}.")
 
 
 def _burst(plan: Plan) -> tuple[int, int]:
@@ -138,33 +163,27 @@ def _completion(name: str, prompt: str | list[int] | list[list[int]], tokens: in
     return {"model": name, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 1, "ignore_eos": True}
 
 
-def degenerate(answer: dict[str, Any]) -> str | None:
+def degenerate(answer: Completion) -> str | None:
     """Why this completion is not text: empty, one token repeated, or log probabilities that are not numbers."""
-    try:
-        choice = answer["choices"][0]
-        text = choice["text"]
-    except (KeyError, IndexError, TypeError):
-        return f"the answer has no choices: {json.dumps(answer)[:_SNIPPET]}"
-    if not isinstance(text, str) or not text:
+    if not answer.choices:
+        return "the answer has no choices"
+    choice = answer.choices[0]
+    text, logprobs = choice.text, choice.logprobs or _Logprobs()
+    if not text:
         return "the text is empty"
     if text.strip("\ufffd") == "":
         return "the text is not valid UTF-8"
-    logprobs = choice.get("logprobs") or {}
-    numbers = [number for number in logprobs.get("token_logprobs") or [] if number is not None]
-    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+    if not all(number is None or math.isfinite(number) for number in logprobs.token_logprobs or ()):
         return "the log probabilities are not finite"
-    tokens = logprobs.get("tokens") or list(text)
+    tokens = logprobs.tokens or list(text)
     if len(tokens) >= TOKENS // 2 and len(set(tokens)) == 1:
         return f"one token is repeated: {text[:40]!r}"
     return None
 
 
-async def _embeds(client: httpx.AsyncClient, url: str, name: str, timeout_s: float) -> None:
-    answer = await _post(client, f"{url}/v1/embeddings", {"model": name, "input": list(PROMPTS)}, timeout_s)
-    try:
-        vectors = [[float(number) for number in item["embedding"]] for item in answer["data"]]
-    except (KeyError, TypeError, ValueError):
-        raise _Refuted("gibberish", "The engine answers, but not with embeddings.", json.dumps(answer)[:_SNIPPET]) from None
+async def _embeds(client: EngineClient, url: str, name: str, timeout_s: float) -> None:
+    answer = await _post(client, f"{url}/v1/embeddings", {"model": name, "input": list(PROMPTS)}, timeout_s, _Embeddings)
+    vectors = [item.embedding for item in answer.data]
     if len(vectors) != len(PROMPTS) or not all(vectors) or len({len(vector) for vector in vectors}) != 1:
         raise _Refuted("gibberish", "The engine does not give one embedding of one size for each input.")
     if not all(math.isfinite(number) for vector in vectors for number in vector):
@@ -173,33 +192,29 @@ async def _embeds(client: httpx.AsyncClient, url: str, name: str, timeout_s: flo
         raise _Refuted("gibberish", "Different inputs get the same embedding.")
 
 
-async def _ranks(client: httpx.AsyncClient, url: str, name: str, timeout_s: float) -> None:
+async def _ranks(client: EngineClient, url: str, name: str, timeout_s: float) -> None:
     body = {"model": name, "query": PROMPTS[0], "documents": [PROMPTS[0], PROMPTS[1]]}
-    answer = await _post(client, f"{url}/v1/rerank", body, timeout_s)
-    try:
-        scores = [float(result["relevance_score"]) for result in answer["results"]]
-    except (KeyError, TypeError, ValueError):
-        raise _Refuted("gibberish", "The engine answers, but not with scores.", json.dumps(answer)[:_SNIPPET]) from None
+    answer = await _post(client, f"{url}/v1/rerank", body, timeout_s, _Ranking)
+    scores = [result.relevance_score for result in answer.results]
     if len(scores) != len(PROMPTS) or not all(math.isfinite(score) for score in scores):
         raise _Refuted("gibberish", "The engine does not give one finite score for each document.")
     if scores[0] == scores[1]:
         raise _Refuted("gibberish", "Different documents get the same score.")
 
 
-async def _post(client: httpx.AsyncClient, url: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    import httpx
+async def _post(client: EngineClient, url: str, body: dict[str, Any], timeout_s: float, kind: type[T]) -> T:
+    try:
+        answer = await client.post(url, body, timeout_s)
+    except NoAnswerError as error:
+        raise _Refuted("verification_failed", f"The engine broke off while it was verified: it {error}.") from None
+    if answer.status != 200:
+        words = answer.words
+        raise _Refuted("verification_failed", f"The engine answered {answer.status} to a plain request: {words}", words)
+    return await _read(answer, kind)
 
+
+async def _read(answer: EngineAnswer, kind: type[T]) -> T:
     try:
-        response = await client.post(url, json=body, timeout=timeout_s)
-    except httpx.HTTPError as error:
-        raise _Refuted("verification_failed", f"The engine broke off while it was verified: {type(error).__name__}.") from None
-    if response.status_code != 200:
-        text = response.text[:_SNIPPET]
-        raise _Refuted("verification_failed", f"The engine answered {response.status_code} to a plain request: {text}", text)
-    try:
-        answer = response.json()
-    except ValueError:
-        raise _Refuted("gibberish", "The engine's answer is not JSON.", response.text[:_SNIPPET]) from None
-    if not isinstance(answer, dict):
-        raise _Refuted("gibberish", "The engine's answer is not a JSON object.", response.text[:_SNIPPET])
-    return answer
+        return await answer.read(kind)
+    except NoAnswerError as error:
+        raise _Refuted("gibberish", f"The engine {error}.", answer.words) from None

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterator
 
+from gateway.controller.engine_client import EngineClient, NoAnswerError
 from gateway.controller.engine_logs import LogCopy, log_path
+from gateway.controller.verify import alive
 from gateway.core.failures.diagnose import PHASES
 from gateway.core.failures.log_lines import clean
 from gateway.core.failures.log_reader import LogReader
@@ -19,12 +19,10 @@ from gateway.domain import Attempt, Failure, Observation
 from gateway.errors import HostError
 from gateway.hosts.host import Host
 from gateway.settings import Settings
-
-if TYPE_CHECKING:
-    import httpx
+from gateway.supervision import Supervised
 
 _TAIL_LINES = 200
-_PROBE_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 5.0
 _START_POLL_S = 0.5
 # Time between the line that proves a failure and its report: the engine prints the reasons after that line.
 _REASONS_S = 0.4
@@ -44,29 +42,35 @@ class Watcher:
         host: Host,
         signatures: Signatures,
         settings: Settings,
+        client: EngineClient,
         wake: Callable[[], None],
         silent_s: Callable[[str], float | None] = lambda _: None,
-        canary: Callable[[Watcher, float], Awaitable[bool]] | None = None,
     ) -> None:
-        """silent_s: seconds since the instance gave its clients a byte; None: no client waits. canary: asks for one token;
-        whether the answer came in so many seconds."""
+        """silent_s: seconds since the instance gave its clients a byte; None: no client waits."""
         self.attempt = attempt
         self.name = name
         self.url = url
         self.observation = Observation(verified=attempt.state == "ready")
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._host = host
-        self._reader = LogReader(signatures, attempt.plan.engine.kind)
-        # The log of an engine that serves may be read from the middle on, where it holds words of users.
-        if attempt.state == "ready":
-            self._reader.serve()
+        self._signatures = signatures
+        self._reader = self._new_reader()
         self._report_timer: asyncio.TimerHandle | None = None
         self._settings = settings
+        self._client = client
         self._wake = wake
         self._silent_s = silent_s
-        self._canary = canary
         self._last_sign = self._answered = time.monotonic()
-        self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._health())]
+        self._silent_since: float | None = None
+        self._works = [
+            Supervised(self._follow, "reading the log of an engine", wake, instance=name),
+            Supervised(self._health, "the health checks of an engine", wake, instance=name),
+        ]
+
+    @property
+    def problems(self) -> Iterator[str]:
+        """What keeps this watcher from seeing all."""
+        return (work.setback.problem for work in self._works if work.setback.problem is not None)
 
     @property
     def cache_bytes(self) -> int | None:
@@ -92,16 +96,23 @@ class Watcher:
         if self._report_timer is not None:
             self._report_timer.cancel()
             self._report_timer = None
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        for work in self._works:
+            await work.close()
+
+    def _new_reader(self) -> LogReader:
+        reader = LogReader(self._signatures, self.attempt.plan.engine.kind)
+        # The log of an engine that serves may be read from the middle on, where it holds words of users.
+        if self.attempt.state == "ready":
+            reader.serve()
+        return reader
 
     async def _follow(self) -> None:
         number = 0
-        copy = None if self._host.kind == "process" else LogCopy(log_path(self._settings.data, self.name))
+        self._reader = self._new_reader()
+        copy = None
         try:
+            if self._host.kind != "process":
+                copy = LogCopy(log_path(self._settings.data, self.name))
             async with contextlib.aclosing(self._host.follow(self.name)) as lines:
                 async for raw in lines:
                     number += 1
@@ -138,41 +149,46 @@ class Watcher:
         if failure is not None:
             self.fail(failure)
 
-    async def _health(self) -> None:
-        silent_since: float | None = None
-        while True:
-            healthy = await answers(f"{self.url}/health")
-            now = time.monotonic()
-            if healthy:
-                silent_since = None
-                if not self.observation.answering:
-                    self.note(answering=True, phase="verifying" if not self.observation.verified else "serving")
-                if self.observation.verified:
-                    await self._progress()
-            elif self.observation.answering:
-                silent_since = silent_since or now
-                if now - silent_since > self._settings.hang_after_s:
-                    seconds = round(now - silent_since)
-                    self.fail(
-                        Failure(
-                            kind="hang",
-                            phase=self.observation.phase,
-                            message=f"The engine answered no health check for {seconds} seconds, though its process lives.",
-                            advice="The engine is replaced.",
-                            proves="nothing",
-                        )
-                    )
-            elif now - self._last_sign > self._settings.start_timeout_s:
+    async def _health(self) -> float:
+        """One look; the seconds until the next one."""
+        healthy = await self._healthy()
+        now = time.monotonic()
+        if healthy:
+            self._silent_since = None
+            if not self.observation.answering:
+                self.note(answering=True, phase="verifying" if not self.observation.verified else "serving")
+            if self.observation.verified:
+                await self._progress()
+        elif self.observation.answering:
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since > self._settings.hang_after_s:
+                seconds = round(now - self._silent_since)
                 self.fail(
                     Failure(
-                        kind="start_timeout",
+                        kind="hang",
                         phase=self.observation.phase,
-                        message=f"The start printed nothing for {round(self._settings.start_timeout_s)} seconds and does not answer.",
-                        line=self.tail[-1] if self.tail else None,
-                        advice="Read the log; FITSERVE_START_TIMEOUT_S sets the patience.",
+                        message=f"The engine answered no health check for {seconds} seconds, though its process lives.",
+                        advice="The engine is replaced.",
+                        proves="nothing",
                     )
                 )
-            await asyncio.sleep(self._settings.health_interval_s if self.observation.answering else _START_POLL_S)
+        elif now - self._last_sign > self._settings.start_timeout_s:
+            self.fail(
+                Failure(
+                    kind="start_timeout",
+                    phase=self.observation.phase,
+                    message=f"The start printed nothing for {round(self._settings.start_timeout_s)} seconds and does not answer.",
+                    line=self.tail[-1] if self.tail else None,
+                    advice="Read the log; FITSERVE_START_TIMEOUT_S sets the patience.",
+                )
+            )
+        return self._settings.health_interval_s if self.observation.answering else _START_POLL_S
+
+    async def _healthy(self) -> bool:
+        try:
+            return (await self._client.get(f"{self.url}/health", PROBE_TIMEOUT_S)).status == 200
+        except NoAnswerError:
+            return False
 
     async def _progress(self) -> None:
         """An engine hangs when its clients wait, it gives no token, and it does not answer the smallest request either.
@@ -181,10 +197,10 @@ class Watcher:
         """
         patience_s = self._settings.hang_after_s
         silent = self._silent_s(self.name)
-        if silent is None or min(silent, time.monotonic() - self._answered) < patience_s or self._canary is None:
+        if silent is None or min(silent, time.monotonic() - self._answered) < patience_s:
             return
         for _ in range(_CANARIES):
-            if await self._canary(self, patience_s / 3):
+            if await alive(self._client, self.url, self.attempt.model, self.attempt.plan, patience_s / 3):
                 self._answered = time.monotonic()
                 return
             still = self._silent_s(self.name)
@@ -200,68 +216,3 @@ class Watcher:
                 proves="nothing",
             )
         )
-
-
-class EndpointWatcher:
-    """Watches an engine that runs elsewhere: `served_name` is what it calls the model, None while it is away."""
-
-    def __init__(
-        self, model: str, endpoint: str, client: httpx.AsyncClient, interval_s: float, wake: Callable[[], None]
-    ) -> None:
-        self.url = endpoint.rstrip("/").removesuffix("/v1")
-        self.served_name: str | None = None
-        self.detail = "not asked yet"
-        self._model = model
-        self._client = client
-        self._interval_s = interval_s
-        self._wake = wake
-        self._task = asyncio.create_task(self._watch())
-
-    async def close(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-
-    async def _watch(self) -> None:
-        while True:
-            before = (self.served_name, self.detail)
-            self.served_name, self.detail = await self._look()
-            if (self.served_name, self.detail) != before:
-                self._wake()
-            await asyncio.sleep(self._interval_s if self.served_name else min(1.0, self._interval_s))
-
-    async def _look(self) -> tuple[str | None, str]:
-        import httpx
-
-        try:
-            response = await self._client.get(f"{self.url}/v1/models", timeout=_PROBE_TIMEOUT_S)
-            names = [str(model["id"]) for model in response.json()["data"]] if response.status_code == 200 else []
-        except httpx.HTTPError as error:
-            return None, f"{self.url} does not answer ({type(error).__name__})"
-        except (ValueError, KeyError, TypeError):
-            return None, f"{self.url}/v1/models does not answer like an OpenAI server"
-        if self._model in names:
-            return self._model, ""
-        if len(names) == 1:
-            return names[0], ""
-        return None, f"{self.url} does not serve {self._model}" + (f" but {', '.join(names[:5])}" if names else "")
-
-
-async def answers(url: str) -> bool:
-    """Whether a GET gives 200 within a few seconds.
-
-    A connection of its own each time: it is cancelled at any moment, which a pool of connections does not survive well,
-    and a new connection is what a client would have to make.
-    """
-    parts = urlsplit(url)
-    try:
-        async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            try:
-                writer.write(f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
-                status = await reader.readline()
-            finally:
-                writer.close()
-    except (OSError, ValueError):
-        return False
-    return status.split()[1:2] == [b"200"]

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator
-from functools import cache, partial
-from importlib import import_module
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -48,9 +48,9 @@ from gateway.store.recovery import installation_id, open_store
 from gateway.version import __version__
 
 if TYPE_CHECKING:
-    import httpx
-
     from gateway.serve.workers.supervisor import Workers
+
+log = structlog.get_logger("fitserve")
 
 # The loop looks at the world at least this often; a longer silence means that the loop hangs.
 _STALE_S = 15.0
@@ -75,6 +75,8 @@ class GatewayApp:
         self.plane = plane
         self.workers = workers
         self.scopes = scopes
+        self.failure: str | None = None  # why the loop has ended, though nobody ended it
+        self.stop: Callable[[], object] | None = None  # ends the server
         self._inner = inner
         self._keys = keys
         self._access_log = access_log
@@ -90,6 +92,16 @@ class GatewayApp:
                 visit.tell()
         else:
             await self._let_in(scope, receive, send)
+
+    def loop_ended(self, running: asyncio.Task[None]) -> None:
+        """Without the loop no engine is watched: whoever supervises this process has to hear of it, and start another one."""
+        error = None if running.cancelled() else running.exception()
+        self.failure = (
+            f"{type(error).__name__}: {error}" if error else "it was cancelled" if running.cancelled() else "it returned"
+        )
+        log.critical("the control loop has ended, and so does the gateway; engines go on", reason=self.failure, exc_info=error)
+        if self.stop is not None:
+            self.stop()
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -115,8 +127,6 @@ def create_app(
     listening socket for each, and the path at which they ask this process; the data plane is theirs then.
     """
     profiles = Profiles(settings.profiles_dir)
-    # Made on first use: importing httpx is a tenth of the whole start.
-    client = cache(_control_client)
     failed_logins = FailedLogins(memory=shared[0] if shared is not None else None)
     keys = Keys(_secret(settings.admin_key), _secret(settings.api_key), failed_logins=failed_logins)
     limits = Limits(
@@ -153,12 +163,12 @@ def create_app(
         watch = gpus or GpuWatch()
         planner = MachinePlanner(settings, profiles, hub, watch, installed_only=chosen.kind == "process")
         launcher = Launcher(settings, chosen, profiles.engine, partial(download, hub))
-        loop = Loop(store, planner, launcher, watch, lambda: profiles.signatures, client, routes)
+        loop = Loop(store, planner, launcher, watch, lambda: profiles.signatures, routes)
         await asyncio.to_thread(loop.load)
         watch.start(profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake))
         app.state.settings, app.state.store, app.state.profiles, app.state.loop = settings, store, profiles, loop
-        warm = asyncio.create_task(asyncio.to_thread(import_module, "httpx"))
         running = asyncio.create_task(loop.run())
+        running.add_done_callback(gateway.loop_ended)
         if workers is not None:
             workers.start()
         try:
@@ -168,12 +178,10 @@ def create_app(
                 await workers.close()
             plane.close()
             await asyncio.to_thread(watch.close)
+            running.remove_done_callback(gateway.loop_ended)
             running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
+            await asyncio.wait({running})
             await loop.close()
-            await warm
-            await client().aclose()
             await chosen.close()
             store.close()
 
@@ -196,28 +204,22 @@ def create_app(
 
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> JSONResponse:
-        """Inference is answered. No I/O, so that it stays true while a disk or Docker hangs."""
-        alive = workers is None or workers.alive > 0
-        return JSONResponse({"status": "ok" if alive else "no worker"}, 200 if alive else 503)
+        """Inference is answered, and the loop lives. No I/O, so that it stays true while a disk or Docker hangs."""
+        status = "no worker" if workers is not None and workers.alive == 0 else "no loop" if gateway.failure else "ok"
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz() -> JSONResponse:
         """The gateway can do its work: the loop runs, the store and the host answer."""
         loop: Loop = app.state.loop
         problems = [problem for problem in (loop.store_problem and "store", loop.host_problem and "host") if problem]
-        if time.monotonic() - loop.last_pass > _STALE_S:
+        if gateway.failure or loop.problem or time.monotonic() - loop.last_pass > _STALE_S:
             problems.append("loop")
         return JSONResponse({"status": "not ready" if problems else "ok", "problems": problems}, 503 if problems else 200)
 
     scopes = Scopes([*app.routes, *(route for router in routers for route in router.routes)])
-    return GatewayApp(app, keys, scopes, plane, workers, access_log=settings.access_log)
-
-
-def _control_client() -> httpx.AsyncClient:
-    """For health checks and verification; inference goes through `gateway.serve.proxy.upstream_connection`."""
-    import httpx
-
-    return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5), follow_redirects=False, trust_env=False)
+    gateway = GatewayApp(app, keys, scopes, plane, workers, access_log=settings.access_log)
+    return gateway
 
 
 def _secret(value: Any) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import re
 import resource
@@ -12,12 +13,13 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import structlog
 import uvicorn
 
-from gateway.errors import SettingsError
+from gateway.errors import FitserveError, SettingsError
 from gateway.serve.app import GatewayApp, create_app
 from gateway.serve.proxy.client_connection import client_protocol
 from gateway.serve.proxy.limits import hold_little
@@ -30,6 +32,8 @@ log = structlog.get_logger("fitserve")
 
 # Workers look at their signals ten times a second, and close their sockets at once then; where they get time to.
 _ORPHANED_S = 30.0
+# After the grace time: for what else has to end.
+_LAST_S = 30
 
 
 def lock(data: Path) -> int:
@@ -112,10 +116,11 @@ def _listen(settings: Settings) -> socket.socket:
         time.sleep(0.05)
 
 
-def _server(settings: Settings, listener: socket.socket) -> tuple[uvicorn.Server, socket.socket]:
-    """The server, and where it listens."""
+def _server(settings: Settings, listener: socket.socket) -> tuple[GatewayApp, uvicorn.Server, socket.socket]:
+    """The application, its server, and where that listens."""
     if settings.workers == 1:
-        return uvicorn.Server(server_config(settings, create_app(settings))), listener
+        app = create_app(settings)
+        return app, uvicorn.Server(server_config(settings, app)), listener
     from gateway.serve.workers import sockets
     from gateway.serve.workers.control_server import ControlServer
     from gateway.shared_memory import SharedMemory
@@ -124,11 +129,17 @@ def _server(settings: Settings, listener: socket.socket) -> tuple[uvicorn.Server
     control, path = sockets.listen_control(settings.data)
     app = create_app(settings, shared=(SharedMemory(), listeners, path))
     assert app.workers is not None  # noqa: S101 - it was told what they share
-    return ControlServer(settings, app, app.workers), control
+    return app, ControlServer(settings, app, app.workers), control
+
+
+def _end(server: uvicorn.Server, settings: Settings) -> None:
+    """As SIGTERM does; and where that hangs, because what ended the loop also holds up the end, the kernel ends this process."""
+    server.should_exit = True
+    signal.alarm(math.ceil(settings.stop_grace_s) + _LAST_S)
 
 
 def serve(settings: Settings) -> None:
-    """Run the gateway until SIGTERM or SIGINT; engines go on running. Raises SettingsError."""
+    """Run the gateway until SIGTERM or SIGINT; engines go on running. Raises SettingsError, and FitserveError when the loop ends."""
     # uvicorn finishes its work first, then raises the signal again: stopping a service is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     held = lock(settings.data)
@@ -137,9 +148,14 @@ def serve(settings: Settings) -> None:
         address, port = listener.getsockname()[:2]
         log.info("listening", url=f"http://{address}:{port}", data=str(settings.data), keys=settings.admin_key is not None)
         allow_connections(settings)
-        server, listener = _server(settings, listener)
+        app, server, listener = _server(settings, listener)
+        app.stop = partial(_end, server, settings)
         server.run(sockets=[listener])
         if not server.started:
             raise SettingsError("The gateway could not start; the lines above say why.")
+        if app.failure is not None:
+            raise FitserveError(
+                f"The control loop has ended ({app.failure}).", hint="The log says why. Engines go on; start the gateway again."
+            )
     finally:
         os.close(held)

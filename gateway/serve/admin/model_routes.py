@@ -7,18 +7,19 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import AnyHttpUrl, ConfigDict, Field, TypeAdapter, ValidationError
+from fastapi.routing import APIRoute
+from pydantic import ConfigDict, Field
 
 from gateway.controller.engine_logs import log_path, read_log
 from gateway.controller.loop import Loop
 from gateway.controller.managed_model import ManagedModel, ReplicaState, status
 from gateway.core.planner.explain import changes
 from gateway.domain import Attempt, Decision, Failure, Hardware, Plan, Value, Wish
+from gateway.domain.endpoint_url import endpoint_url
 from gateway.errors import BadRequest, NotFound
 from gateway.settings import Settings
 
 router = APIRouter(prefix="/admin", tags=["admin"])
-_Url: TypeAdapter[AnyHttpUrl] = TypeAdapter(AnyHttpUrl)
 
 
 class ModelRequest(Wish):
@@ -39,19 +40,11 @@ class ModelRequest(Wish):
                 hint="Give exactly one of them.",
                 param="source",
             )
-        for endpoint in endpoints:
-            try:
-                url = _Url.validate_python(endpoint)
-            except ValidationError:
-                raise BadRequest(
-                    f"{endpoint[:200]!r} is not a URL.", hint="Give one like http://127.0.0.1:9200/v1.", param="endpoint"
-                ) from None
-            if url.username or url.password or url.query or url.fragment:
-                raise BadRequest(
-                    "An endpoint is a plain base URL, without user, password or query.",
-                    hint="Give one like http://127.0.0.1:9200/v1.",
-                    param="endpoint",
-                )
+        try:
+            # The same engine, written in two ways, is one.
+            endpoints = tuple(dict.fromkeys(endpoint_url(endpoint) for endpoint in endpoints))
+        except ValueError as error:
+            raise BadRequest(str(error), hint="Give one like http://127.0.0.1:9200/v1.", param="endpoint") from None
         if self.min_context and self.max_context and self.min_context > self.max_context:
             raise BadRequest("min_context is larger than max_context.", hint="Swap or drop one.", param="min_context")
         return Wish.model_validate(fields | {"endpoints": endpoints})
@@ -113,6 +106,7 @@ async def add_model(request: Request, body: ModelRequest, dry_run: bool = False)
     """Add a model: 202, and the gateway starts working on it. With `dry_run` the plan is returned, and nothing happens."""
     loop: Loop = request.app.state.loop
     wish = body.wish()
+    _check_name(wish.name)
     if dry_run:
         return JSONResponse((await loop.plan(wish)).model_dump(mode="json", by_alias=True))
     if wish.source is not None:
@@ -187,6 +181,17 @@ async def hardware(request: Request) -> Hardware:
     """What the probe reads now."""
     loop: Loop = request.app.state.loop
     return await loop.hardware()
+
+
+def _check_name(name: str) -> None:
+    """Raises BadRequest where another route would be meant by the name: /admin/models/a/logs are the logs of `a`."""
+    last = name.rpartition("/")[2]
+    if "/" in name and any(route.path.endswith(f"}}/{last}") for route in router.routes if isinstance(route, APIRoute)):
+        raise BadRequest(
+            f"A name may not end in /{last}: /admin/models/{name} asks for something of the model {name.rpartition('/')[0]}.",
+            hint="Choose another name.",
+            param="name",
+        )
 
 
 async def _view(request: Request, model: ManagedModel, *, full: bool) -> ModelView:

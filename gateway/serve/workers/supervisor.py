@@ -45,6 +45,7 @@ from gateway.serve.workers.channel import (
 from gateway.serve.workers.shared_limits import LimitRows
 from gateway.settings import Settings
 from gateway.shared_memory import SharedMemory
+from gateway.supervision import Supervised
 
 log = structlog.get_logger("fitserve.workers")
 
@@ -122,13 +123,14 @@ class Workers:
         self._counted: dict[tuple[str, tuple[str, ...]], float] = {}  # by workers that have ended
         self._listeners = listeners
         self._tasks: list[asyncio.Task[None]] = []
+        self._tending: Supervised | None = None
         self._drained = asyncio.Event()
 
     # --- what the application calls ---
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._keep(index)) for index in range(len(self._listeners))]
-        self._tasks.append(asyncio.create_task(self._tend()))
+        self._tending = Supervised(self._tend, "tending the workers")
 
     @property
     def alive(self) -> int:
@@ -170,6 +172,8 @@ class Workers:
     async def close(self) -> None:
         """Returns when all have ended."""
         self.drain()
+        if self._tending is not None:
+            await self._tending.close()
         _, late = await asyncio.wait(self._tasks, timeout=self._settings.stop_grace_s + 5) if self._tasks else ((), ())
         for worker in self._running.values():
             log.warning("a worker does not end and is killed", worker=worker.index)
@@ -261,21 +265,20 @@ class Workers:
         self._rows.forget(worker.index)
         return code
 
-    async def _tend(self) -> None:
-        """Tells each worker the requests in flight at the others, and ends workers that hang."""
-        while not self._drained.is_set():
-            await asyncio.sleep(REPORT_S)
-            for worker in self._running.values():
-                others = (other.loads for other in self._running.values() if other is not worker)
-                in_flight = _summed(others)
-                if worker.elsewhere != in_flight:
-                    worker.elsewhere = in_flight
-                    worker.channel.send(Elsewhere(in_flight))
-                # Not by the clock: where this process gets no time, a worker gets none either, or is not heard.
-                worker.silent_looks += 1
-                if worker.silent_looks * REPORT_S > HUNG_S:
-                    log.error("a worker hangs and is killed", worker=worker.index)
-                    worker.process.kill()
+    async def _tend(self) -> float:
+        """Tells each worker the requests in flight at the others, and ends workers that hang. The seconds until it is wanted again."""
+        for worker in self._running.values():
+            others = (other.loads for other in self._running.values() if other is not worker)
+            in_flight = _summed(others)
+            if worker.elsewhere != in_flight:
+                worker.elsewhere = in_flight
+                worker.channel.send(Elsewhere(in_flight))
+            # Not by the clock: where this process gets no time, a worker gets none either, or is not heard.
+            worker.silent_looks += 1
+            if worker.silent_looks * REPORT_S > HUNG_S:
+                log.error("a worker hangs and is killed", worker=worker.index)
+                worker.process.kill()
+        return REPORT_S
 
 
 def _summed(loads: Iterable[dict[str, ReplicaLoad]]) -> dict[str, int]:

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -47,6 +48,7 @@ from gateway.serve.workers.channel import (
 from gateway.serve.workers.control_forwarder import ControlForwarder
 from gateway.serve.workers.shared_limits import SharedRateLimiter
 from gateway.shared_memory import SharedMemory
+from gateway.supervision import Supervised
 
 log = logging.getLogger("fitserve.worker")
 
@@ -97,11 +99,12 @@ class Worker:
         self.plane = DataPlane(self.routes, self.keys, begin.limits, self.metrics)
         self.plane.limiter = self.limiter
         self._index = index
+        self._count_at = -math.inf
         self._take_keys(begin.keys)
 
     async def listen(self, channel: Channel) -> None:
         """Until the control process is gone."""
-        reporting = asyncio.create_task(self._report(channel))
+        reporting = Supervised(partial(self._report, channel), "reports to the control process", worker=self._index)
         try:
             while True:
                 match await channel.to_worker():
@@ -115,25 +118,24 @@ class Worker:
             log.warning("the control process is gone; worker %d goes on with the last routes and keys", self._index)
         finally:
             self.routes.elsewhere(None)
-            reporting.cancel()
+            await reporting.close()
 
     def _take_keys(self, table: KeyTableMessage) -> None:
         self.keys.swap(table.keys, closed=table.closed)
         self.limiter.rows = table.rows
         self.limiter.keep(self.keys.table.keys)
 
-    async def _report(self, channel: Channel) -> None:
-        counted_at = -math.inf
-        while True:
-            began = time.monotonic()
-            if channel.unread_bytes < _MOST_UNREAD_BYTES:
-                samples = None
-                if began >= counted_at:
-                    samples = tuple(self._samples())
-                    # With very many series, less often, so that counting takes a hundredth of the time.
-                    counted_at = time.monotonic() + 100 * (time.monotonic() - began) - REPORT_S
-                channel.send(Report(self.routes.loads(), samples))
-            await asyncio.sleep(REPORT_S)
+    async def _report(self, channel: Channel) -> float:
+        """One report; the seconds until the next one."""
+        began = time.monotonic()
+        if channel.unread_bytes < _MOST_UNREAD_BYTES:
+            samples = None
+            if began >= self._count_at:
+                samples = tuple(self._samples())
+                # With very many series, less often, so that counting takes a hundredth of the time.
+                self._count_at = time.monotonic() + 100 * (time.monotonic() - began) - REPORT_S
+            channel.send(Report(self.routes.loads(), samples))
+        return REPORT_S
 
     def _samples(self) -> Iterator[Sample]:
         yield from self.metrics.samples()

@@ -125,7 +125,7 @@ async def test_a_killed_engine_is_noticed_unrouted_and_started_again(tmp_path: P
         await gateway.until("m", "backing_off")
         assert (await gateway.client.get("/v1/models")).json()["data"] == []
         an_hour_later = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 3601)
-        monkeypatch.setattr("gateway.controller.loop.time", an_hour_later)
+        monkeypatch.setattr("gateway.controller.replica_steps.time", an_hour_later)
         ready = await gateway.until("m", "ready")
         assert [attempt["state"] for attempt in ready["attempts"]] == ["failed", "ready"]
         assert ready["attempts"][0]["failure"]["kind"] == "killed"

@@ -7,6 +7,7 @@ import asyncio
 import httpx
 import pytest
 
+from gateway.controller.engine_client import EngineClient
 from gateway.controller.verify import alive
 from tests.support.dataplane import until
 from tests.support.makers import plan
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.anyio
 LONG = {"model": "m", "prompt": [1] * 3000, "max_tokens": 1}
 
 
-async def lives(client: httpx.AsyncClient, engine: FakeEngine) -> bool:
-    return await alive(client, f"http://127.0.0.1:{engine.port}", "m", plan(), 0.5)
+async def lives(engine: FakeEngine) -> bool:
+    return await alive(EngineClient(4), f"http://127.0.0.1:{engine.port}", "m", plan(), 0.5)
 
 
 async def test_an_engine_that_reads_a_long_prompt_before_anything_else_lives() -> None:
@@ -26,18 +27,18 @@ async def test_an_engine_that_reads_a_long_prompt_before_anything_else_lives() -
     async with FakeEngine(script, print) as engine, httpx.AsyncClient(trust_env=False, timeout=None) as client:
         asking = asyncio.create_task(client.post(f"http://127.0.0.1:{engine.port}/v1/completions", json=LONG))
         await until(lambda: engine.cached > 0)
-        assert await lives(client, engine)
+        assert await lives(engine)
         assert not asking.done()
         asking.cancel()
         await asyncio.wait({asking})
 
 
 async def test_an_engine_that_answers_the_smallest_request_lives() -> None:
-    async with FakeEngine(EngineScript(model="m"), print) as engine, httpx.AsyncClient(trust_env=False) as client:
-        while not await lives(client, engine):
+    async with FakeEngine(EngineScript(model="m"), print) as engine:
+        while not await lives(engine):
             pass
 
 
 async def test_an_engine_that_answers_nothing_and_whose_cache_does_not_fill_hangs() -> None:
-    async with FakeEngine(EngineScript(model="m", hang_after=0), print) as engine, httpx.AsyncClient(trust_env=False) as client:
-        assert not await lives(client, engine)
+    async with FakeEngine(EngineScript(model="m", hang_after=0), print) as engine:
+        assert not await lives(engine)

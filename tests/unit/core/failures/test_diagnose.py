@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from gateway.cli.diagnosis import SCHEMA, report
 from gateway.cli.main import app
+from gateway.controller.engine_client import EngineClient
 from gateway.controller.watcher import Watcher
 from gateway.core.facts.learn import learn, told
 from gateway.core.failures.diagnose import diagnose
@@ -295,7 +296,7 @@ async def watched(name: str, *, ends: bool) -> Observation:
     lines = text(name).split(b"\n")
     settings = Settings.model_validate({"data_dir": "/nonexistent"})
     host = Printing(lines if ends else lines[: CASES[name]["line"]], ends=ends)
-    watcher = Watcher(failed_attempt(), "x", "http://127.0.0.1:1", host, SIGNATURES, settings, woken.set)  # type: ignore[arg-type]
+    watcher = Watcher(failed_attempt(), "x", "http://127.0.0.1:1", host, SIGNATURES, settings, EngineClient(1), woken.set)  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(HANG_S):
             while watcher.observation.proof is None and not watcher.observation.log_ended:

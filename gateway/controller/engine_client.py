@@ -1,0 +1,188 @@
+"""Asks engines what the gateway itself wants to know: health, names of models, proofs. Requests of clients go through `serve/proxy`.
+
+An engine may be anything that listens on a port, so of its answer only so many bytes are read, within so much time in all, and plain
+ones: no encoding, so that no small answer unpacks into a large one, and no redirect, which leads elsewhere. JSON is read as the type that is
+wanted: what else it holds makes no objects.
+
+Each call has a connection of its own: it may be ended at any moment, and shows what a new client would meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+from gateway.core.failures.log_lines import clean
+
+T = TypeVar("T")
+
+CONNECT_S = 5.0
+SMALL_BYTES = 64 * 1024
+LARGE_BYTES = 4 * 1024 * 1024
+# Reading so much JSON takes less time than handing it to a thread.
+_AT_ONCE_BYTES = 16 * 1024
+_SHOWN = 200
+_tls_context = functools.cache(ssl.create_default_context)
+
+
+class NoAnswerError(Exception):
+    """The engine gave no answer that can be used. The text says why, after the engine's name: "does not answer (connection refused)"."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswer:
+    """`body`: all of it."""
+
+    status: int
+    body: bytes
+
+    @property
+    def words(self) -> str:
+        """The beginning of the body, fit to be shown."""
+        text = clean(self.body[:_SHOWN].replace(b"\r", b" ").replace(b"\n", b" "))
+        return "".join(char if char.isprintable() else " " for char in text)
+
+    async def read(self, kind: type[T]) -> T:
+        """The body as JSON of that kind. Raises NoAnswerError."""
+        decode = functools.partial(msgspec.json.decode, self.body, type=kind)
+        try:
+            return decode() if len(self.body) <= _AT_ONCE_BYTES else await asyncio.to_thread(decode)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise NoAnswerError(f"answers with something else than was asked for ({str(error)[:_SHOWN]})") from None
+
+
+class EngineClient:
+    """Makes the calls, at most `at_once` at a time; others wait for their turn, and their time begins with it."""
+
+    def __init__(self, at_once: int) -> None:
+        self._places = asyncio.Semaphore(at_once)
+
+    async def get(self, url: str, within_s: float, most_bytes: int = SMALL_BYTES) -> EngineAnswer:
+        """Raises NoAnswerError."""
+        return await self._ask("GET", url, b"", within_s, most_bytes)
+
+    async def post(self, url: str, body: Any, within_s: float, most_bytes: int = LARGE_BYTES) -> EngineAnswer:
+        """`body` is sent as JSON. Raises NoAnswerError."""
+        return await self._ask("POST", url, msgspec.json.encode(body), within_s, most_bytes)
+
+    async def _ask(self, method: str, url: str, body: bytes, within_s: float, most_bytes: int) -> EngineAnswer:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+            lines = f"{method} {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\naccept: */*\r\naccept-encoding: identity\r\n"
+            if body:
+                lines += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            head = lines.encode("ascii") + b"\r\n"
+        except ValueError:
+            raise NoAnswerError("has an address that is not a URL") from None
+        loop = asyncio.get_running_loop()
+        async with self._places:
+            call = _Call(head + body, most_bytes, loop.create_future())
+            deadline = loop.time() + within_s
+            try:
+                tls = await asyncio.to_thread(_tls_context) if parts.scheme == "https" else None
+                async with asyncio.timeout_at(min(deadline, loop.time() + CONNECT_S)):
+                    await loop.create_connection(lambda: call, host, port, ssl=tls)
+                async with asyncio.timeout_at(deadline):
+                    return await call.answer
+            except TimeoutError:
+                raise NoAnswerError(f"does not answer within {within_s:g} s") from None
+            except (OSError, UnicodeError) as error:
+                raise NoAnswerError(f"does not answer ({_reason(error)})") from None
+            finally:
+                call.end()
+
+
+class _Call(asyncio.Protocol):
+    """One request on one connection; `answer` is what came of it."""
+
+    def __init__(self, request: bytes, most_bytes: int, answer: asyncio.Future[EngineAnswer]) -> None:
+        self.answer = answer
+        self._request = request
+        self._left = most_bytes
+        self._most = most_bytes
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._status = 0
+        self._sized = False
+        self._encoding = b""
+        self._body = bytearray()
+
+    def end(self) -> None:
+        """Closes at once."""
+        if not self.answer.cancel() and not self.answer.cancelled():
+            self.answer.exception()  # it was heard, or nobody hears it any more
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- the transport's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self._transport.write(self._request)  # type: ignore[union-attr]
+
+    def data_received(self, data: bytes) -> None:
+        # All bytes count: of the head, of the body, and of what frames it.
+        self._left -= len(data)
+        if self._left < 0:
+            self._refuse(f"answers with more than {self._most} bytes")
+        if self.answer.done():
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._refuse("does not speak HTTP")
+
+    def eof_received(self) -> None:
+        self._closed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed(exc)
+
+    def _closed(self, error: Exception | None = None) -> None:
+        if self._status and not self._sized and error is None:
+            self.on_message_complete()
+        self._refuse(f"breaks off ({_reason(error)})" if error else "closes the connection without an answer")
+
+    def _refuse(self, reason: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(NoAnswerError(reason))
+
+    # --- the parser's side ---
+
+    def on_message_begin(self) -> None:
+        self._sized, self._encoding = False, b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-encoding":
+            self._encoding = value.strip().lower()
+        elif name in (b"content-length", b"transfer-encoding"):
+            self._sized = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self._status = status
+            if self._encoding not in (b"", b"identity"):
+                self._refuse("encodes its answer, though it was asked not to")
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        if self._status and not self.answer.done():
+            self.answer.set_result(EngineAnswer(self._status, bytes(self._body)))
+
+
+def _reason(error: BaseException) -> str:
+    """In a few words."""
+    told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(told)[:_SHOWN]

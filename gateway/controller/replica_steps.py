@@ -1,0 +1,149 @@
+"""The next step of one replica: looks at what is recorded and seen of it, asks `next_action`, and acts. Slow effects run as one task per replica."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from gateway.controller.effects import Effects
+from gateway.controller.engine_client import EngineClient
+from gateway.controller.failpoint import Failpoint
+from gateway.controller.fleet import Fleet
+from gateway.controller.launcher import Launcher
+from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.controller.watcher import Watcher
+from gateway.core import reconcile
+from gateway.core.failures.signatures import Signatures
+from gateway.core.reconcile import Rest, next_action
+from gateway.domain import Attempt, Instance, Observation
+from gateway.errors import StoreError
+from gateway.machine.gpu_watch import GpuWatch
+
+# How long a "no plan" stands before the planner looks at the machine again: memory may have become free.
+_REPLAN_S = 30.0
+# An engine that failed to start has nothing to finish; it gets a moment to end its workers.
+_FAILED_GRACE_S = 1.0
+
+
+class ReplicaSteps:
+    """Takes the steps of all replicas; what it knows of each is in its `ReplicaState`."""
+
+    def __init__(
+        self,
+        effects: Effects,
+        fleet: Fleet,
+        launcher: Launcher,
+        gpus: GpuWatch,
+        signatures: Callable[[], Signatures],
+        client: EngineClient,
+        wake: Callable[[], None],
+        silent_s: Callable[[str], float | None],
+    ) -> None:
+        """wake: looks at all replicas again. silent_s: as `Watcher` wants it."""
+        self._effects = effects
+        self._fleet = fleet
+        self._host = launcher.host
+        self._settings = launcher.settings
+        self._failpoint = Failpoint(launcher.settings.failpoint)
+        self._gpus = gpus
+        self._signatures = signatures
+        self._client = client
+        self._wake = wake
+        self._silent_s = silent_s
+
+    async def attend(self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]) -> None:
+        """What is to be done for the replica now. An error that nobody expected stays with the replica. Raises StoreError."""
+        if replica.setback.rest_s:
+            return
+        try:
+            # Several steps may follow one another in one pass (fail, stop, plan).
+            while await self._step(model, replica, instances):
+                pass
+        except StoreError:
+            raise
+        except Exception as error:
+            replica.setback.broke(error)
+
+    async def _step(self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]) -> bool:
+        """Perform the next action. Returns whether to ask for another action at once."""
+        if replica.task is not None and replica.task.done():
+            self._finish(replica, replica.task)
+            # The list of instances is older than the effect: list them again before the next step.
+            self._wake()
+            return False
+        if model.deleting and replica.task is not None and not replica.stopping:
+            replica.task.cancel()
+        instance = replica.instance_among(instances)
+        if replica.blocked is not None and time.monotonic() - replica.blocked_at > _REPLAN_S:
+            replica.blocked = None
+        watched = instance is not None and instance.state != "created" and not model.deleting
+        if replica.attempt is not None and instance is not None and watched and replica.watcher is None:
+            replica.watcher = self._watcher(replica.attempt, instance)
+        seen = replica.watcher.observation if replica.watcher else Observation(phase=replica.phase)
+        if replica.attempt is not None and (loss := self._gpus.failure(replica.attempt.plan.gpus)) is not None:
+            seen = seen.evolve(proof=seen.proof or loss)
+        action = next_action(
+            reconcile.ReplicaSnapshot(
+                wanted=not model.deleting,
+                policy=model.wish.policy,
+                attempt=replica.attempt,
+                history=reconcile.counted(replica.history, model.forgiven_at, time.time()),
+                instance=instance,
+                seen=seen,
+                tail=tuple(replica.watcher.tail) if replica.watcher else (),
+                blocked=replica.blocked,
+                busy=replica.busy,
+            ),
+            time.time(),
+            backoff_s=self._settings.backoff_s,
+            backoff_max_s=self._settings.backoff_max_s,
+        )
+        effects, name = self._effects, type(action).__name__
+        match action:
+            case Rest():
+                replica.shown = action
+                if not replica.busy:
+                    replica.setback.over()
+            case reconcile.MakePlan():
+                replica.shown = Rest("starting", "planning")
+                self._start(replica, name, effects.plan(model, replica, lambda: self._fleet.claims(replica), self._fleet.ports))
+            case reconcile.Launch(attempt):
+                replica.shown = Rest("starting", "launching")
+                self._start(replica, name, effects.launch(model, replica, attempt))
+            case reconcile.Verify(attempt):
+                replica.shown = Rest("verifying", "proving that it generates")
+                self._start(replica, name, effects.verify(replica, attempt))
+            case reconcile.Publish(attempt):
+                await self._performed(name, effects.publish(replica, attempt))
+                replica.shown = Rest("ready")
+            case reconcile.Fail(attempt, failure):
+                await self._performed(name, effects.fail(replica, attempt, failure))
+                return True
+            case reconcile.Stop(instance_to_stop, why):
+                replica.shown = Rest("stopping" if model.deleting else "starting", why)
+                grace = self._settings.stop_grace_s if model.deleting else _FAILED_GRACE_S
+                replica.stopping = True
+                self._start(replica, name, effects.stop(instance_to_stop, grace))
+        return False
+
+    def _start(self, replica: ReplicaState, name: str, effect: Coroutine[Any, Any, None]) -> None:
+        replica.task = asyncio.create_task(self._performed(name, effect))
+        replica.task.add_done_callback(lambda _: self._wake())
+
+    async def _performed(self, name: str, effect: Coroutine[Any, Any, None]) -> None:
+        self._failpoint.reach(name, "before")
+        await effect
+        self._failpoint.reach(name, "after")
+
+    def _finish(self, replica: ReplicaState, task: asyncio.Task[None]) -> None:
+        replica.task, replica.stopping, replica.progress = None, False, ""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            raise error
+        replica.setback.over()
+
+    def _watcher(self, attempt: Attempt, instance: Instance) -> Watcher:
+        watched = (self._host, self._signatures(), self._settings, self._client, self._wake, self._silent_s)
+        return Watcher(attempt, instance.name, instance.url or "", *watched)

@@ -1,0 +1,43 @@
+"""The base URL of an engine that runs elsewhere: checked, and in one normal form, so that what is stored can be asked and compared."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+_VISIBLE = re.compile(r"[!-~]+", re.ASCII)
+_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*", re.ASCII)
+_PATH = re.compile(r"(/([\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+)*", re.ASCII)
+_PORTS = {"http": 80, "https": 443}
+
+
+def endpoint_url(text: str) -> str:
+    """`text` as scheme://host[:port][/path]/v1. Raises ValueError with a sentence that says what is wrong."""
+    # What stands before an @ may be a password.
+    shown = "The endpoint" if "@" in text else ascii(text[:200])
+    if not _VISIBLE.fullmatch(text):
+        # urlsplit leaves out tabs and ends of lines without a word, and what a host of other scripts looks like tells nobody where it is.
+        raise ValueError(f"{shown} has a blank, a control character or a character beyond ASCII, or is empty.")
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+        if parts.netloc.rpartition("@")[2].startswith("["):
+            host = f"[{ipaddress.IPv6Address(host).compressed}]"
+    except ValueError:
+        raise ValueError(f"{shown} is not a URL.") from None
+    default = _PORTS.get(parts.scheme)
+    if default is None:
+        raise ValueError(f"{shown} is not a URL that begins with http:// or https://.")
+    if "@" in parts.netloc or "?" in text or "#" in text:
+        raise ValueError(f"{shown} has more than a base URL has: no user, password, query or fragment.")
+    # An interface in an IPv6 address ("%eth0") means something on one machine alone.
+    if "%" in host or not (host.startswith("[") or _HOST.fullmatch(host)):
+        raise ValueError(f"{shown} names no host.")
+    if port == 0:
+        raise ValueError(f"{shown} names port 0, where nothing can listen.")
+    path = parts.path.rstrip("/")
+    if not _PATH.fullmatch(path) or {".", ".."} & set(path.lower().replace("%2e", ".").split("/")):
+        raise ValueError(f"{shown} has a path that no base URL has.")
+    authority = host if port in (None, default) else f"{host}:{port}"
+    return f"{parts.scheme}://{authority}{path.removesuffix('/v1')}/v1"
