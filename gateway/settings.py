@@ -48,7 +48,9 @@ class Settings(BaseSettings):
     body_limit_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="largest request body")
     max_connections: int = Field(2048, ge=1, description="most connections of clients at once; more are told to come back")
     max_connections_per_address: int = Field(
-        1536, ge=1, description="most connections from one address; a load balancer in front is one address"
+        1536,
+        ge=1,
+        description="most connections from one address, or from one IPv6 network (/64); a load balancer in front is one address",
     )
     keep_alive_s: float = Field(75, gt=0, description="longest time a connection is kept without a request")
     engine_silence_s: float = Field(3600, gt=0, description="longest silence of an engine in a request; a prefill is silent")

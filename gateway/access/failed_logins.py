@@ -7,11 +7,11 @@ to guess (a person made it up) is not accepted from an address with too many wro
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import math
 import time
 from collections.abc import Callable
 
+from gateway.access.client_network import client_network
 from gateway.errors import RateLimited
 from gateway.shared_memory import FAILED_LOGINS, ROWS, SharedMemory, SharedTable
 
@@ -33,7 +33,7 @@ class FailedLogins:
 
     def wrong(self, address: str) -> None:
         """A wrong key came. Raises RateLimited where too many have come."""
-        now, where = self._clock(), _network(address)
+        now, where = self._clock(), client_network(address).encode()
         with self._lock:
             count, since = self._table.get(where)
             if not count or now - since >= WINDOW_S:
@@ -47,7 +47,7 @@ class FailedLogins:
         now, here = self._clock(), address.encode() + digest
         if self._table.get(here)[0]:
             return
-        count, since = self._table.get(_network(address))
+        count, since = self._table.get(client_network(address).encode())
         if count > MOST and now - since < WINDOW_S:
             raise _too_many(since + WINDOW_S - now)
         self._table.put(here, 1, int(now))
@@ -59,14 +59,3 @@ def _too_many(wait_s: float) -> RateLimited:
         hint="Correct the key and try again later.",
         retry_after_s=math.ceil(wait_s),
     )
-
-
-def _network(address: str) -> bytes:
-    """The unit that is counted: an IPv4 address, or the /64 network of an IPv6 address, which one customer has."""
-    if ":" not in address:
-        return address.encode()
-    try:
-        found = ipaddress.IPv6Address(address)
-    except ValueError:
-        return address.encode()
-    return str(found.ipv4_mapped or ipaddress.IPv6Address(int(found) >> 64 << 64)).encode()

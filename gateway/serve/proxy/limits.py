@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.access.client_network import client_network
 from gateway.errors import BadRequest, HeadTooLarge
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class BodyBudget:
 
 
 class ConnectionLimiter:
-    """Counts the connections: all, and by address."""
+    """Counts the connections: all, and by address; the addresses of one IPv6 network (/64) are one client's."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -193,12 +194,14 @@ class ConnectionLimiter:
 
     def admit(self, address: str) -> bool:
         """Whether one more connection from `address` may stay. Each call needs its call of `left`, whatever the answer was."""
+        network = client_network(address)
         self._total += 1
-        self._of[address] += 1
-        return self._total <= self._limits.connections and self._of[address] <= self._limits.connections_per_address
+        self._of[network] += 1
+        return self._total <= self._limits.connections and self._of[network] <= self._limits.connections_per_address
 
     def left(self, address: str) -> None:
+        network = client_network(address)
         self._total -= 1
-        self._of[address] -= 1
-        if not self._of[address]:
-            del self._of[address]
+        self._of[network] -= 1
+        if not self._of[network]:
+            del self._of[network]

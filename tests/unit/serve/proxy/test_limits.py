@@ -1,0 +1,26 @@
+"""Connections are counted by client, and each is counted off again."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.serve.proxy.limits import ConnectionLimiter, Limits
+
+
+@pytest.mark.parametrize(
+    ("addresses", "other"),
+    [
+        ([f"2001:db8::{number:x}:1" for number in range(4)], "2001:db8:0:1::1"),
+        (["10.0.0.1", "::ffff:10.0.0.1", "10.0.0.1", "::ffff:10.0.0.1"], "10.0.0.2"),
+    ],
+)
+def test_connections_of_one_client_are_counted_together_and_off_again(addresses: list[str], other: str) -> None:
+    limiter = ConnectionLimiter(Limits(connections_per_address=3))
+    for _ in range(2):
+        assert [limiter.admit(address) for address in addresses] == [True, True, True, False]
+        assert limiter.admit(other)
+        for address in (*addresses, other):
+            limiter.left(address)
+    # A client that has left leaves nothing behind.
+    assert not limiter._of
+    assert limiter._total == 0
