@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import pickle
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
-from gateway.access.auth import Keys, check_local
+from gateway.access.auth import Key, Keys, KeyTable, check_local
 from gateway.domain.key import Scope
 from gateway.errors import BadRequest, FitserveError, Forbidden, Unauthorized
 
@@ -196,3 +197,31 @@ def test_a_header_that_decides_may_not_come_twice(name: bytes) -> None:
     for keys in (Keys(ADMIN, None), Keys(None, None)):
         with pytest.raises(BadRequest, match="two"):
             keys.admit([*values.items(), (name, values[name])], "admin")
+
+
+def test_a_key_is_looked_up_and_compared_by_its_digest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the time does not tell how much of a wrong key was right: the digest of a key that is right but for one character has nothing in
+    common with the digest of the key. What the clock says of it, `python -m benchmarks.key_comparison` prints."""
+    compared: list[tuple[bytes, bytes]] = []
+    looked_up: list[bytes] = []
+
+    class Recorded(dict[bytes, Key]):
+        def get(self, digest: bytes, default: Any = None) -> Any:
+            looked_up.append(digest)
+            return super().get(digest, default)
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return one == other
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    key = "a-key-that-no-person-would-make-up"
+    keys = Keys(key, API)
+    keys.table = KeyTable(Recorded(keys.table.keys))
+    tokens = [key[:length] + "~" * (len(key) - length) for length in range(len(key) + 1)]
+    verdicts = [verdict(keys, f"Bearer {token}".encode(), "admin") for token in tokens]
+    assert (set(verdicts[:-1]), verdicts[-1]) == ({401, 429}, 200)
+    digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+    assert looked_up == digests
+    # Once for each token, also for a wrong one, and always over the same number of bytes.
+    assert compared == [*((digest, bytes(32)) for digest in digests[:-1]), (digests[-1], digests[-1])]
