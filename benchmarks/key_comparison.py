@@ -15,12 +15,19 @@ import random
 import statistics
 import time
 
-from benchmarks.small import Patient
 from gateway.access.auth import Keys, key_of
+from gateway.access.failed_logins import FailedLogins
 from gateway.domain.key import Grant, digest_of, new_key
 from gateway.errors import FitserveError
 
 BATCH = 1000
+
+
+class Patient(FailedLogins):
+    """Does not count."""
+
+    def wrong(self, address: str) -> None:
+        del address
 
 
 def welch(one: list[int], other: list[int]) -> float:

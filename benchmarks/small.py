@@ -7,27 +7,21 @@ not depend on the speed of a machine.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import statistics
 import tempfile
 import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.access.auth import Keys
-from gateway.access.failed_logins import FailedLogins
 from gateway.api.protocol import read_request_fields
 from gateway.catalog.catalog import read
 from gateway.catalog.hub import Hub
-from gateway.errors import FitserveError
 from gateway.machine.probe import probe
 from gateway.routing.balance import affine, prefix, weigh
 from tests.support.fake_nvml import FakeNvml
 from tests.support.model_files import experts, write
 
-ADMIN = "an-admin-key-of-this-benchmark"
 NO_HUB = Hub("http://127.0.0.1:9", None, Path("/nonexistent"))
 
 
@@ -50,30 +44,6 @@ def choose() -> None:
         affine([5, 7, 9, 3], seeds, weigh(call, len(body)), prefix(call) or 0)
 
 
-class Patient(FailedLogins):
-    """Does not count."""
-
-    def wrong(self, address: str) -> None:
-        del address
-
-
-def difference_of_keys() -> float:
-    """How much longer a nearly right key is looked at than another wrong one: the share that the medians differ by."""
-    keys = Keys(ADMIN, None)
-    keys._failed_logins = Patient()  # noqa: SLF001
-    tokens = (b"Bearer " + b"z" * len(ADMIN), b"Bearer " + ADMIN.encode()[:-1] + b"z")
-    times: tuple[list[int], list[int]] = ([], [])
-    for _ in range(2000):
-        for token, spent in zip(tokens, times, strict=True):
-            began = time.thread_time_ns()
-            for _ in range(50):
-                with contextlib.suppress(FitserveError):
-                    keys.check(token, "admin")
-            spent.append(time.thread_time_ns() - began)
-    first, second = (statistics.median(spent) for spent in times)
-    return abs(first - second) / first
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), experts(50))
@@ -81,7 +51,6 @@ def main() -> None:
     print(f"reading a model of 50,000 tensors in 50 files  {reading * 1000:8.0f} ms   to reach:  500 ms")
     print(f"reading this machine, without GPUs             {best(lambda: probe(Path.cwd(), nvml=FakeNvml([])), 5) * 1000:8.1f} ms   to reach:   50 ms")  # fmt: skip
     print(f"choosing a replica                             {best(choose, 20) * 1000:8.1f} µs   to reach:   20 µs")
-    print(f"a nearly right key, against another wrong one  {difference_of_keys():8.2%}      to reach:    1 %")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """The SQLite database behind the store: its tables and their versions, one connection, transactions, and its errors.
 
-Every change is on the disk (WAL, synchronous=FULL) when its block ends.
+Every change is on the disk (WAL, synchronous=FULL) when its block ends, and in the database file itself: SQLite takes a damaged record of
+its journal for the end of the journal, so what only the journal had would be lost without a word.
+
+SQLite does not notice bytes that change inside a text. So each row has a seal, a checksum of its values, which are looked at when the
+database is opened.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import shutil
 import sqlite3
 import threading
 import uuid
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +23,7 @@ from typing import Any
 
 from gateway.errors import StoreError
 
-VERSION = 3
+VERSION = 4
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE models (
@@ -41,14 +46,32 @@ CREATE TABLE IF NOT EXISTS keys (
     name TEXT PRIMARY KEY, digest TEXT NOT NULL UNIQUE, may TEXT NOT NULL, created_at REAL NOT NULL
 ) STRICT;
 """
+_SEALED = {
+    "models": "name, wish, created_at, deleting, forgiven_at",
+    "attempts": "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure",
+    "facts": "id, fact, attempt, learned_at",
+    "keys": "name, digest, may, created_at",
+}
+_SEALS = ";".join(f"ALTER TABLE {table} ADD COLUMN seal INTEGER" for table in _SEALED)
 # What brings a database of an older version to the next one.
-_UPGRADES = {1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0", 2: _KEYS}
+_UPGRADES = {1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0", 2: _KEYS, 3: _SEALS}
 # Free bytes without which the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
+# Primary result codes that say nothing about the bytes of the file.
+_ELSEWHERE = frozenset(
+    (
+        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED),
+        *(sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_READONLY),
+    )
+)
 
 
 class OtherVersion(StoreError):
     """The database was written by another fitserve."""
+
+
+class Damaged(StoreError):
+    """The file does not hold what was written into it."""
 
 
 class Database:
@@ -64,7 +87,8 @@ class Database:
         self._lock = threading.Lock()
         if copy is not None:
             self.connection = copy
-            self._prepare()
+            with self._translated("opened"):
+                self._prepare()
             return
         with self._translated("opened"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +98,7 @@ class Database:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
             try:
-                self._open(existed)
+                self._open()
             except BaseException:
                 self.connection.close()
                 raise
@@ -101,35 +125,55 @@ class Database:
         with self._lock:
             self.connection.close()
 
-    def _open(self, existed: bool) -> None:
+    def _open(self) -> None:
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=FULL")
-        version = self._prepare()
-        if version and existed and self.connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-            raise StoreError(f"The database {self.path} is damaged.", hint="Move it aside to start with an empty one.")
+        self.connection.execute("PRAGMA wal_autocheckpoint=1")
+        self._prepare()
         with self._transaction() as db:
             # SQLite opens a file that cannot be written without an error, and refuses the first change.
             db.execute("UPDATE meta SET value=value WHERE key='instance'")
 
-    def _prepare(self) -> int:
-        """Make the tables, or bring them to this version; the version that was there, 0: none."""
+    def _prepare(self) -> None:
+        """Make the tables, or bring them to this version where they are sound. Raises Damaged, OtherVersion."""
         version: int = self.connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            with self._transaction() as db:
-                for statement in (_SCHEMA + _KEYS).split(";"):
-                    db.execute(statement)
-                db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
-                db.execute(f"PRAGMA user_version={VERSION}")
-        elif version not in _UPGRADES and version != VERSION:
+        if version not in (0, *_UPGRADES, VERSION):
             raise OtherVersion(
                 f"The database {self.path} has version {version}, and this fitserve reads version {VERSION}.",
                 hint="Use the fitserve that wrote it, or another FITSERVE_DATA_DIR.",
             )
+        if version and (problem := self.connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+            raise self._damaged(problem)
+        self.connection.create_function("seal_of", -1, _seal_of, deterministic=True)
+        if version == 0:
+            with self._transaction() as db:
+                self._all(_SCHEMA + _KEYS + _SEALS)
+                db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
+                db.execute(f"PRAGMA user_version={VERSION}")
         for older in range(version or VERSION, VERSION):
             with self._transaction() as db:
-                db.execute(_UPGRADES[older])
+                self._all(_UPGRADES[older])
                 db.execute(f"PRAGMA user_version={older + 1}")
-        return version
+        for table, columns in _SEALED.items():
+            seal = f"seal_of({columns})"
+            if 0 < version < VERSION:
+                with self._transaction() as db:
+                    db.execute(f"UPDATE {table} SET seal={seal}")  # noqa: S608 - names of this file
+            if self.connection.execute(f"SELECT 1 FROM {table} WHERE seal IS NOT {seal} LIMIT 1").fetchone():  # noqa: S608
+                raise self._damaged(f"a row of {table} is not as it was written")
+            new = f"seal_of(new.{columns.replace(', ', ', new.')})"
+            for name, event in (("added", "INSERT"), ("changed", f"UPDATE OF {columns}")):
+                sealed = f"UPDATE {table} SET seal={new} WHERE rowid=new.rowid"  # noqa: S608
+                self.connection.execute(f"CREATE TEMP TRIGGER {table}_{name} AFTER {event} ON {table} BEGIN {sealed}; END")
+        if self.connection.execute("SELECT 1 FROM meta WHERE key='instance'").fetchone() is None:
+            raise self._damaged("it does not name its installation")
+
+    def _all(self, statements: str) -> None:
+        for statement in statements.split(";"):
+            self.connection.execute(statement)
+
+    def _damaged(self, problem: str) -> Damaged:
+        return Damaged(f"The database {self.path} is damaged: {problem}.", hint="Move it aside to start with an empty one.")
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -154,10 +198,18 @@ class Database:
             yield
             if doing == "written":
                 self.failing = None
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            # The bytes of an error's text may be those of a damaged file.
+            code = sqlite3.SQLITE_CORRUPT if isinstance(error, UnicodeDecodeError) else getattr(error, "sqlite_errorcode", None)
+            if doing == "opened" and code is not None and code & 0xFF not in _ELSEWHERE:
+                raise self._damaged(str(error)) from None
             if doing == "written":
                 self.failing = str(error)
             raise StoreError(
                 f"The database {self.path} could not be {doing}: {error}. Nothing was changed.",
                 hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR, then try again.",
             ) from None
+
+
+def _seal_of(*values: object) -> int:
+    return zlib.crc32(repr(values).encode())

@@ -2,9 +2,10 @@
 
     the file is                       what is opened                      the file
     sound                             the file                            -
-    unreadable, cut off, empty        an empty database in memory         set aside under a name with the time
+    damaged, cut off, empty           an empty database in memory         set aside under a name with the time
     of another version                an empty database in memory         left alone
     not writable, on a full disk      a copy of it in memory              left alone
+    not readable, locked              an empty database in memory         left alone
 
 An empty database learns from the records beside it (store/running_engines.py) what runs.
 """
@@ -21,7 +22,7 @@ import structlog
 
 from gateway.errors import StoreError
 from gateway.store import atomic_file
-from gateway.store.database import OtherVersion
+from gateway.store.database import Damaged, OtherVersion
 from gateway.store.store import Store
 
 log = structlog.get_logger("fitserve.store")
@@ -38,13 +39,18 @@ def open_store(path: Path) -> Store:
         return Store(path)
     except OtherVersion as error:
         return _in_memory(path, error.message.rstrip("."))
+    except Damaged as error:
+        return _set_aside(path, error.message.rstrip("."))
     except StoreError as error:
-        copy = _copy(path)
-        if copy is not None:
-            return Store(path, copy=copy, problem=error.message.rstrip("."))
-        if path.exists() and _unreadable(path):
-            return _set_aside(path, "the database is damaged")
-        return _in_memory(path, error.message.rstrip("."))
+        problem = error.message.rstrip(".")
+    if (copy := _copy(path)) is not None:
+        try:
+            return Store(path, copy=copy, problem=problem)
+        except OtherVersion as error:
+            return _in_memory(path, error.message.rstrip("."))
+        except StoreError as error:
+            return _set_aside(path, error.message.rstrip("."))
+    return _in_memory(path, problem)
 
 
 def installation_id(path: Path, store: Store) -> str:
@@ -72,25 +78,13 @@ def _copy(path: Path) -> sqlite3.Connection | None:
         memory = _memory()
         try:
             with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?{options}", uri=True, timeout=1)) as file:
-                if (
-                    file.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok"
-                    and file.execute("SELECT 1 FROM meta").fetchone()
-                ):
-                    file.backup(memory)
-                    return memory
+                # A backup waits for a lock without end; reading tells after a second that somebody holds the file.
+                file.execute("SELECT 1 FROM sqlite_master").fetchone()
+                file.backup(memory)
+                return memory
         except sqlite3.Error:
             memory.close()
     return None
-
-
-def _unreadable(path: Path) -> bool:
-    """Whether the bytes are there and are no database; a file that cannot be opened proves nothing about its bytes."""
-    try:
-        with path.open("rb") as file:
-            file.read(1)
-    except OSError:
-        return False
-    return True
 
 
 def _set_aside(path: Path, what: str) -> Store:

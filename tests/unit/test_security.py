@@ -64,7 +64,7 @@ def test_s2_a_key_is_hashed_before_it_is_compared_and_compared_in_constant_time(
 
 
 def test_s2_a_key_that_is_nearly_right_is_looked_at_no_longer_than_another() -> None:
-    """What is compared for it, and how often, is the same; benchmarks/small.py tells what both take."""
+    """What is compared for it, and how often, is the same; benchmarks/key_comparison.py tells what both take."""
     keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(new_key()))])
 
     def work(token: bytes) -> list[tuple[int, bytes]]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from gateway.domain import Fact
+from gateway.domain.key import Grant
 from gateway.errors import StoreError
 from gateway.store.database import Database
 from gateway.store.recovery import installation_id, open_store
@@ -72,6 +78,96 @@ def test_pages_that_contradict_each_other_are_damage(path: Path) -> None:
     assert store.models() == []
 
 
+def content(store: Store) -> list[object]:
+    return [store.models(), store.attempts(), store.numbered_facts(), store.grants()]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], list[object]]:
+    """The files of a database whose gateway was killed, by their names, and what was acknowledged."""
+    made = tmp_path_factory.mktemp("killed") / "fitserve.db"
+    store = open_store(made)
+    installation_id(made, store)
+    for number in range(12):
+        store.add_model(wish(name=f"m{number}"), float(number))
+        attempt = store.add_attempt(f"m{number}", 0, plan(), 8000, float(number))
+        fact = Fact(
+            kind="plan_verified",
+            scope={"fingerprint": f"f{number}"},
+            grade="verified",
+            source="it works",
+            attempt=attempt.id,
+            at=1.0,
+        )
+        store.save_attempt(attempt.evolve(state="ready", ready_at=1.0), fact)
+        store.add_key(Grant(name=f"k{number}", models=(f"m{number}",)), os.urandom(32), 1.0)
+    store.mark_deleting("m0")
+    store.remove_model("m0")
+    files = {file.name: file.read_bytes() for file in made.parent.iterdir()}
+    acknowledged = content(store)
+    store.close()
+    return files, acknowledged
+
+
+@pytest.mark.parametrize("victim", ["fitserve.db", "fitserve.db-wal", "fitserve.db-shm"])
+@pytest.mark.parametrize("part", range(4))
+def test_bytes_that_changed_anywhere_are_harmless_or_told(
+    tmp_path: Path, killed: tuple[dict[str, bytes], list[object]], victim: str, part: int
+) -> None:
+    """Nothing is lost in silence, and nothing is worse than a database that is set aside. DAMAGES=10000 in the environment: so many of each file."""
+    files, acknowledged = killed
+    told = 0
+    for number in range(rounds := max(1, int(os.environ.get("DAMAGES", "60")) // 4)):
+        chance = random.Random(f"{part} {number}")
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        content_of = {name: bytearray(data) for name, data in files.items()}
+        damage = content_of[victim]
+        for _ in range(chance.choice((1, 1, 3, 20))):
+            at, size = chance.randrange(len(damage)), chance.choice((1, 1, 8, 600))
+            damage[at : at + size] = chance.randbytes(len(damage[at : at + size]))
+        for name, data in content_of.items():
+            (folder / name).write_bytes(data)
+        store = open_store(folder / "fitserve.db")
+        try:
+            if store.problem is None:
+                assert content(store) == acknowledged, number
+                # The next changes find no damage either.
+                store.add_model(wish(name="new"), 1.0)
+                for model, *_ in store.models():
+                    store.mark_deleting(model.name)
+                    store.remove_model(model.name)
+                for grant, *_ in store.grants():
+                    store.remove_key(grant.name)
+                assert store.models() == store.grants() == store.attempts() == [], number
+            else:
+                told += 1
+                assert damaged(folder / "fitserve.db") or "has version" in store.problem, store.problem
+                assert content(store) == [[], [], [], []]
+        finally:
+            store.close()
+        shutil.rmtree(folder)
+    # The journal has nothing that the database has not.
+    assert (told > 0) is (victim == "fitserve.db"), f"{told} of {rounds}"
+
+
+def test_a_database_that_somebody_else_holds_is_not_taken_for_damaged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, **{**k, "timeout": 0}))
+    with contextlib.closing(connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        store = open_store(path)
+        assert store.problem is not None
+        assert "locked" in store.problem
+        store.close()
+    assert not damaged(path)
+    again = open_store(path)
+    again.changeable()
+    assert [one.name for one, *_ in again.models()] == ["a"]
+    again.close()
+
+
 def test_a_newer_one_is_left_alone(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version=99")
@@ -84,7 +180,7 @@ def test_a_newer_one_is_left_alone(path: Path) -> None:
 
 
 def test_one_that_cannot_be_written_is_copied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Database, existed: bool) -> None:
+    def refuse(self: Database) -> None:
         raise sqlite3.OperationalError("attempt to write a readonly database")
 
     # A read-only folder needs another user or file system than tests have; tests/e2e has the real full disk.

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from gateway.domain import Fact, Failure
 from gateway.domain.key import Grant
 from gateway.errors import Conflict, NotFound, StoreError
+from gateway.store.database import Damaged
 from gateway.store.store import Store
 from tests.support.makers import plan, wish
 
@@ -33,6 +35,12 @@ def test_models_survive_a_reopening(store: Store) -> None:
 def test_the_database_is_durable_and_private(store: Store) -> None:
     assert store._database.connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     assert store._database.connection.execute("PRAGMA synchronous").fetchone()[0] == 2
+    # A damaged journal loses nothing: what was acknowledged is in the database itself.
+    store.add_model(wish(name="a"), 1.0)
+    (store.path.with_name("alone.db")).write_bytes(store.path.read_bytes())
+    alone = Store(store.path.with_name("alone.db"))
+    assert [one.name for one, *_ in alone.models()] == ["a"]
+    alone.close()
     assert store.path.stat().st_mode & 0o077 == 0
 
 
@@ -151,20 +159,43 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     assert {f"m{number}" for number in range(last + 1)} <= names
 
 
+def set_back(store: Store, version: int) -> None:
+    """Closes the store, and leaves its database as that version would have written it."""
+    store.close()
+    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        for table in ("models", "attempts", "facts", "keys"):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN seal")
+        if version < 3:
+            db.execute("DROP TABLE keys")
+        if version < 2:
+            db.execute("ALTER TABLE models DROP COLUMN forgiven_at")
+        db.execute(f"PRAGMA user_version={version}")
+
+
 def test_a_database_of_the_first_version_is_brought_to_this_one(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
-    store._database.connection.execute("ALTER TABLE models DROP COLUMN forgiven_at")
-    store._database.connection.execute("PRAGMA user_version=1")
-    store.close()
+    set_back(store, 1)
     again = Store(store.path)
     assert again.models() == [(wish(name="a"), 1.0, False, 0.0)]
     again.close()
 
 
+def test_a_database_of_the_third_version_gets_seals(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    store.add_key(Grant(name="app"), b"d" * 32, 5.0)
+    set_back(store, 3)
+    for _ in range(2):
+        again = Store(store.path)
+        assert [one.name for one, *_ in again.models()] == ["a"]
+        again.close()
+    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        db.execute("UPDATE keys SET may=replace(may, 'inference', 'admin')")
+    with pytest.raises(Damaged, match="a row of keys"):
+        Store(store.path)
+
+
 def test_a_database_of_the_second_version_gets_room_for_keys(store: Store) -> None:
-    store._database.connection.execute("DROP TABLE keys")
-    store._database.connection.execute("PRAGMA user_version=2")
-    store.close()
+    set_back(store, 2)
     again = Store(store.path)
     again.add_key(Grant(name="app", models=("m",)), b"d" * 32, 5.0)
     again.close()
