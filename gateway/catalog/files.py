@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gateway.catalog.hub import Hub, Listing
+from gateway.catalog.model_folder import check_opened
 from gateway.catalog.safetensors import read_header
 from gateway.core.model.spec import Tensor
 from gateway.errors import BadModel
@@ -80,6 +81,7 @@ class Folder:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     raise BadModel(f"{where} is not a file.", hint="Download or copy it again.")
+                check_opened(descriptor, self.path, where)
                 yield descriptor, status.st_size
             finally:
                 os.close(descriptor)

@@ -5,11 +5,13 @@ Nothing here decides or records; the result of a start goes back to the loop.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gateway.catalog.model_folder import check_unmoved, reach
 from gateway.core.planner.flags import launch_spec
 from gateway.domain import Attempt, Engine, LaunchSpec, ModelRef, Mount
 from gateway.errors import BadModel
@@ -44,11 +46,14 @@ class Launcher:
         weights = await self._weights(plan.model, report, allow_remote_code=allow_remote_code)
         drafter = await self._weights(plan.drafter, report, allow_remote_code=False) if plan.drafter else None
         report("starting the engine")
-        await self.host.start(self._spec(attempt, weights, drafter))
+        # Beside the event loop: a profile is read for it, and folders are looked at.
+        await self.host.start(await asyncio.to_thread(self._spec, attempt, weights, drafter))
 
     async def _weights(self, model: ModelRef, report: Report, *, allow_remote_code: bool) -> Path:
         if model.revision is None:
-            return Path(model.source)
+            folder = Path(model.source)
+            await asyncio.to_thread(check_unmoved, folder)
+            return folder
         root = self.settings.models
         return await self.download(model.source, model.revision, root, report, allow_remote_code=allow_remote_code)
 
@@ -82,6 +87,5 @@ class Launcher:
                     hint=f"Put the model under {settings.models}, which engines share.",
                 )
             return Mount(source=settings.models_source, target=str(settings.models))
-        # A snapshot in a Hugging Face cache is links into ../../blobs: the engine needs both.
-        root = weights.parent.parent if weights.parent.name == "snapshots" else weights
+        root = reach(weights)
         return Mount(source=str(root), target=str(root))

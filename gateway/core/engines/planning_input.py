@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
-from gateway.domain import Fact, Gpu, Hardware, ModelSpec, Wish
+from gateway.domain import Gpu, Hardware, ModelSpec, Wish
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class PlanningInput:
     spec: ModelSpec
     hardware: Hardware
     wish: Wish
-    facts: tuple[Fact, ...] = ()
+    facts: KnownFacts = field(default_factory=KnownFacts)
     claims: Mapping[str, int] = field(default_factory=dict)
     gpus: GpuTable | None = None
 

@@ -11,7 +11,6 @@ from gateway.core.attention.vllm_attention import layer_attention
 from gateway.core.attention.vllm_rules import AttentionRules
 from gateway.core.engines.candidate import Budget, Candidate, Default, Footprint
 from gateway.core.engines.refusal import Refused
-from gateway.core.facts.scope import holding
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
 from gateway.core.memory import vllm_memory
@@ -229,7 +228,7 @@ def _counts_graphs(candidate: Candidate) -> bool:
 
 def _spared(candidate: Candidate) -> int:
     """Bytes that an engine turned out to need beside its share, when it ran out of memory while it served."""
-    facts = holding(candidate.given.facts, "spare_memory", candidate.scope)
+    facts = candidate.given.facts.holding("spare_memory", candidate.scope)
     return max((fact.value or 0 for fact in facts), default=0)
 
 

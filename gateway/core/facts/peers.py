@@ -12,20 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gateway.core.facts.known_facts import KnownFacts
 from gateway.domain import Engine, Fact, Gpu, Plan
 
 CUSTOM, P2P, NCCL = "custom all-reduce", "peer-to-peer", "NCCL"
 P2P_OFF = ("NCCL_P2P_DISABLE", "1")
 
 
-def failing(facts: Iterable[Fact], engine: Engine, group: Iterable[Gpu]) -> Mapping[str, Fact]:
+def failing(facts: KnownFacts, engine: Engine, group: Iterable[Gpu]) -> Mapping[str, Fact]:
     """The ways that do not work between some GPUs of this group, each with the fact that says so."""
     uuids = {gpu.uuid for gpu in group}
     found: dict[str, Fact] = {}
-    for fact in facts:
+    for fact in facts.of("peers_fail"):
         about = fact.scope
-        here = about.get("engine", engine.ref) == engine.ref and uuids.issuperset(about.get("gpus", "").split(","))
-        if fact.kind == "peers_fail" and here:
+        if about.get("engine", engine.ref) == engine.ref and uuids.issuperset(about.get("gpus", "").split(",")):
             found.setdefault(about.get("by", ""), fact)
     return found
 

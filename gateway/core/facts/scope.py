@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable
 
 from gateway.domain import Fact
-
-
-def holding(facts: Iterable[Fact], kind: str, about: Mapping[str, str | None]) -> Iterator[Fact]:
-    """The facts of this kind whose whole scope is true of `about`."""
-    for fact in facts:
-        if fact.kind == kind and all(about.get(key) == value for key, value in fact.scope.items()):
-            yield fact
 
 
 def batch_scope(batched_tokens: int, seqs: int, *, eager: bool) -> dict[str, str]:

@@ -15,6 +15,7 @@ from gateway.core.engines.planning_input import PlanningInput
 from gateway.core.engines.refusal import Refused
 from gateway.core.engines.variant import Variant
 from gateway.core.engines.vllm_engine import VllmRules
+from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
 from gateway.core.planner.flags import check_args, check_env
 from gateway.core.planner.search import Search, Shared, rejection
@@ -46,7 +47,7 @@ def decide(
 
     Raises BadFlag when the wish names a flag that none of the engines has.
     """
-    given = PlanningInput(spec, hardware, wish, tuple(facts), claims or {}, gpus)
+    given = PlanningInput(spec, hardware, wish, KnownFacts(facts), claims or {}, gpus)
     plans: list[Plan] = []
     rejected: list[Rejected] = []
     wrong_flags: list[BadFlag] = []

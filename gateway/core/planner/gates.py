@@ -13,8 +13,8 @@ from gateway.core.engines.evidence import Evidence
 from gateway.core.engines.planning_input import PlanningInput
 from gateway.core.engines.refusal import Refused
 from gateway.core.engines.variant import Variant
+from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.facts.peers import NCCL, failing
-from gateway.core.facts.scope import holding
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.planner.flags import spelled
 from gateway.core.planner.layer_kernels import Seen
@@ -105,7 +105,7 @@ def gate_peers(given: PlanningInput, engine: Engine, group: tuple[Gpu, ...]) -> 
         raise Refused("known_bad", reason, "fact")
 
 
-def gate_kernels(evidence: Evidence, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> None:
+def gate_kernels(evidence: Evidence, engine: Engine, facts: KnownFacts, capability: str | None) -> None:
     """Every layer has a kernel and a backend, and none that is known to fail.
 
     A layer without a kernel is told before a kernel that fails: the engine refuses such a variant whatever else is in it, and
@@ -119,8 +119,7 @@ def gate_kernels(evidence: Evidence, engine: Engine, facts: tuple[Fact, ...], ca
         if row.status == "crash":
             reason = f"it loads, but {row.kernel} would crash at the first request in {row.layer}{_size(row)}: {row.note}"
             raise Refused("runtime_fail", reason, source, layer=row.layer, kernel=row.kernel)
-    facts = tuple(fact for fact in facts if fact.kind == "kernel_fails" and fact.scope.get("engine", engine.ref) == engine.ref)
-    for row in evidence.kernels if facts else ():
+    for row in evidence.kernels if facts.of("kernel_fails") else ():
         if row.kernel is not None and (fact := _failing(row, engine, facts, capability)):
             reason = f"{row.kernel}, which {row.layer}{_size(row)} would get, is known to fail here: {fact.source}"
             raise Refused("known_bad", reason, "fact", layer=row.layer, kernel=row.kernel)
@@ -139,25 +138,25 @@ def _size(row: LayerKernel) -> str:
     return f" (K={row.k}, N={row.n} per rank)" if row.k else ""
 
 
-def _failing(row: LayerKernel, engine: Engine, facts: tuple[Fact, ...], capability: str | None) -> Fact | None:
+def _failing(row: LayerKernel, engine: Engine, facts: KnownFacts, capability: str | None) -> Fact | None:
     about = {"kernel": row.kernel, "engine": engine.ref, "capability": capability, "scheme": row.scheme}
     about |= {"k": str(row.k), "n": str(row.n)}
     return _known(facts, "kernel_fails", about)
 
 
-def refused_before(facts: tuple[Fact, ...], engine: Engine, capability: str) -> Seen:
+def refused_before(facts: KnownFacts, engine: Engine, capability: str) -> Seen:
     """How this engine version was seen to turn layers away from kernels that the rules accept."""
     about = {"engine": engine.ref, "capability": capability}
-    return tuple(
+    return Seen(
         (frozenset(fact.scope.items() - about.items()), f"refused such a layer here before: {fact.source}")
-        for fact in facts
-        if fact.kind == "kernel_refuses" and all(fact.scope.get(name, value) == value for name, value in about.items())
+        for fact in facts.of("kernel_refuses")
+        if all(fact.scope.get(name, value) == value for name, value in about.items())
     )
 
 
-def _known(facts: tuple[Fact, ...], kind: str, about: Mapping[str, str | None]) -> Fact | None:
+def _known(facts: KnownFacts, kind: str, about: Mapping[str, str | None]) -> Fact | None:
     """The first fact of this kind that holds and is about more than an engine version."""
-    return next((fact for fact in holding(facts, kind, about) if fact.scope.keys() - {"engine"}), None)
+    return next((fact for fact in facts.holding(kind, about) if fact.scope.keys() - {"engine"}), None)
 
 
 def gate_driver(given: PlanningInput, engine: Engine) -> None:

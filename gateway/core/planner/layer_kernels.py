@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import combinations
 
 from gateway.core.engines.candidate import EngineRules
 from gateway.core.kernels.expert_kernels import MoeRules, choose_moe
@@ -15,8 +17,34 @@ from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import LinearShape, MoeShape, Scheme, described
 from gateway.domain import LayerKernel, Refusal
 
-# How the engine was seen to refuse kernels that the rules accept: which (scheme as `described`, k, n, kernel), and the words.
-Seen = tuple[tuple[frozenset[tuple[str, str]], str], ...]
+
+class Seen:
+    """How the engine was seen to refuse kernels that the rules accept: of (scheme as `described`, k, n, kernel) what is known, and
+    the words. Equal ones are one key of a cache."""
+
+    def __init__(self, refusals: Iterable[tuple[frozenset[tuple[str, str]], str]] = ()) -> None:
+        self._refusals = tuple(refusals)
+        self._hash = hash(self._refusals)
+        # Of equal scopes the first counts.
+        self._places = {scope: place for place, (scope, _) in reversed(list(enumerate(self._refusals)))}
+
+    def words(self, layer: tuple[tuple[str, str], ...]) -> str | None:
+        """Of the first refusal whose whole scope is true of the layer. Whoever asks names few things, so each subset is looked up."""
+        parts = (frozenset(part) for size in range(len(layer) + 1) for part in combinations(layer, size))
+        place = min((self._places[part] for part in parts if part in self._places), default=None)
+        return None if place is None else self._refusals[place][1]
+
+    def __bool__(self) -> bool:
+        return bool(self._refusals)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Seen) and self._refusals == other._refusals)
+
+
+NOTHING_SEEN = Seen()
 
 
 @lru_cache(maxsize=512)  # a cut that is repaired, or a machine with the same GPUs, asks for the same layers again
@@ -30,7 +58,7 @@ def layer_kernels(
     experts: ExpertTraits | None = None,
     moe_backend: str | None = None,
     variables: frozenset[str] = frozenset(),
-    seen: Seen = (),
+    seen: Seen = NOTHING_SEEN,
 ) -> tuple[LayerKernel, ...]:
     """One row for each kind of layer. Of experts `experts` says what their sizes do not; without it the
     rows of quantized ones are unknown.
@@ -125,8 +153,9 @@ def _row(
     shape = LinearShape(k, n, scheme, rank.dtype, full_k=layer.k, full_n=layer.n, parts=_parts(layer, rank.tp), origin=origin)
 
     def before(kernel: str) -> str | None:
-        about = {("scheme", described(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel)} if seen else set()
-        return next((words for scope, words in seen if scope <= about), None)
+        if not seen:
+            return None
+        return seen.words((("scheme", described(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel)))
 
     choice = choose(rules.linear, shape, rank.capability, None, disabled, forced, before)
     return LayerKernel(

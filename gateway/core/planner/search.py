@@ -28,7 +28,7 @@ from gateway.core.planner.gates import (
     refused_before,
     without_media,
 )
-from gateway.core.planner.layer_kernels import layer_kernels
+from gateway.core.planner.layer_kernels import Seen, layer_kernels
 from gateway.core.planner.parallel import GpuGroups, spare_groups
 from gateway.core.planner.propose import propose
 from gateway.core.planner.repairs import repairs
@@ -97,6 +97,7 @@ class Search:
         self.traits = asked(given.spec, engine.traits)
         self.plans: list[Plan] = []
         self.rejected: list[Rejected] = []
+        self._seen: dict[str, Seen] = {}
         self._backends: dict[Hashable, tuple[LayerAttention, ...]] = {}
 
     def run(self) -> None:
@@ -234,7 +235,9 @@ class Search:
 
     def _kernels(self, built: BuiltModel, rank: Rank, variant: Variant) -> tuple[LayerKernel, ...]:
         """The kernel of every linear layer, on one rank."""
-        spec = self.given.spec
+        spec, capability = self.given.spec, rank.capability
+        if capability not in self._seen:
+            self._seen[capability] = refused_before(self.given.facts, self.engine, capability)
         disabled = frozenset(self.env.get("VLLM_DISABLED_KERNELS", "").split(",")) | frozenset(variant.disabled)
         return layer_kernels(
             built.linears,
@@ -245,7 +248,7 @@ class Search:
             experts=expert_traits(spec, online=bool(variant.quantization and spec.quant is None)),
             moe_backend=variant.backend("moe-backend"),
             variables=frozenset(name for name, value in self.env.items() if value.lower() in ("1", "true")),
-            seen=refused_before(self.given.facts, self.engine, rank.capability),
+            seen=self._seen[capability],
         )
 
     def _attention(
@@ -277,11 +280,8 @@ class Search:
             plan = without_media(self.given, self.engine, self.rules, plan)
         except Refused as refusal:
             raise refusal.knowing(evidence) from None
-        known = [fact for fact in self.given.facts if "fingerprint" in fact.scope]
-        if not known:
-            return plan
-        fingerprint = plan.fingerprint
-        known = [fact for fact in known if fact.scope["fingerprint"] == fingerprint]
+        # A fingerprint costs more than a look at whether there is any to compare.
+        known = self.given.facts.about_plan(plan.fingerprint) if self.given.facts.about_plans else ()
         if bad := next((fact for fact in known if fact.kind == "plan_failed"), None):
             raise Refused("known_bad", f"this exact plan failed here before: {bad.source}", "fact", evidence=evidence)
         # With another driver or image nothing is proved.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from gateway.core.engines.candidate import Candidate, Footprint
 from gateway.core.engines.evidence import Evidence
 from gateway.core.engines.refusal import Refused
-from gateway.core.facts.scope import batch_scope, holding
+from gateway.core.facts.scope import batch_scope
 from gateway.core.layers.weights import weights_bytes
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.model.workload import Workload
@@ -84,7 +84,7 @@ def _seen(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
     """
     candidate = footprint.candidate
     about = candidate.scope | batch_scope(batch.tokens.value, batch.seqs.value, eager=batch.eager.value)
-    facts = list(holding(candidate.given.facts, "needs_memory", about))
+    facts = list(candidate.given.facts.holding("needs_memory", about))
     if not facts:
         return memory
     estimate, per_token = candidate.rules.used_bytes(footprint, memory), memory.kv_bytes_per_token
@@ -114,7 +114,7 @@ def _context(
     spec, wish, limit = candidate.given.spec, candidate.given.wish, _limit(candidate)
     longest = footprint.cache.largest(kv_bytes, footprint.load.batched_tokens, max(limit, spec.max_position))
     fits, source = longest, "memory model"
-    for fact in holding(candidate.given.facts, "max_context", scope):
+    for fact in candidate.given.facts.holding("max_context", scope):
         if fact.value is not None and fact.value < fits:
             fits, source = fact.value, f"fact: {fact.source}"
     if "max-model-len" in candidate.args:

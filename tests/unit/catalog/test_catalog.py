@@ -209,11 +209,33 @@ def test_a_config_that_is_no_file_is_refused_at_once(tmp_path: Path, make: str) 
 
 
 def test_files_may_be_links_as_in_the_cache_of_the_hub(tmp_path: Path) -> None:
-    write(tmp_path / "blobs", model())
-    (tmp_path / "snapshot").mkdir()
+    assert len(facts(hub_snapshot(tmp_path)).tensors or ()) == 5
+
+
+def hub_snapshot(cache: Path) -> Path:
+    """A model as the library of the Hub keeps it."""
+    repository = cache / "models--org--name"
+    snapshot = repository / "snapshots" / ("0123456789" * 4)
+    snapshot.mkdir(parents=True)
+    write(repository / "blobs", model())
     for name in model():
-        (tmp_path / "snapshot" / name).symlink_to(f"../blobs/{name}")
-    assert len(facts(tmp_path / "snapshot").tensors or ()) == 5
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    return snapshot
+
+
+@pytest.mark.parametrize("name", model())
+@pytest.mark.parametrize("layout", ["a folder", "a snapshot", "snapshots of nobody"])
+def test_a_file_that_is_a_link_out_of_the_model_is_not_read(tmp_path: Path, name: str, layout: str) -> None:
+    elsewhere = write(tmp_path / "elsewhere", model())
+    folder = tmp_path / "snapshots" / "name"
+    if layout == "a snapshot":
+        folder = hub_snapshot(tmp_path)
+    elif layout == "a folder":
+        folder = tmp_path / "model"
+    write(folder, {other: data for other, data in model().items() if other != name} if layout != "a snapshot" else {})
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(elsewhere / name)
+    assert f"{folder / name} is a link to a file outside of" in refused(folder).message
 
 
 @pytest.mark.parametrize(

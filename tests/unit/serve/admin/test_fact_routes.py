@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.facts.scope import gone, holding, standing
+from gateway.core.facts.known_facts import KnownFacts
+from gateway.core.facts.scope import gone, standing
 from gateway.domain import Fact
 from tests.support.makers import GIB, plan, planned
 
@@ -17,8 +18,9 @@ def fact(kind: str, scope: dict[str, str], **fields: Any) -> Fact:
 
 def test_a_fact_holds_where_its_whole_scope_is_true() -> None:
     facts = [fact("max_context", {"engine": "a"}), fact("max_context", {"engine": "a", "gpu": "b"}), fact("plan_failed", {})]
-    assert list(holding(facts, "max_context", {"engine": "a", "gpu": "c", "more": "d"})) == facts[:1]
-    assert list(holding(facts, "max_context", {"engine": None})) == []
+    known = KnownFacts(facts)
+    assert list(known.holding("max_context", {"engine": "a", "gpu": "c", "more": "d"})) == facts[:1]
+    assert list(known.holding("max_context", {"engine": None})) == []
 
 
 def test_memory_that_an_engine_needed_is_not_planned_away_again() -> None:

@@ -1,0 +1,49 @@
+"""Facts by what they are about, so that a thousand facts about something else cost a plan nothing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
+
+from gateway.domain import Fact
+
+# None: what the asked one does not have, which is in no scope.
+Scope = tuple[str | None, ...]
+
+
+class KnownFacts:
+    """All facts of one decision. Every answer is in the order in which the facts were given.
+
+    A fact holds where its whole scope does, so facts are kept by kind and by the names in their scope; of those names, their values.
+    There are few such sets of names, however many facts there are.
+    """
+
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        self._kinds: dict[str, list[Fact]] = {}
+        self._scopes: dict[str, dict[tuple[str, ...], dict[Scope, list[tuple[int, Fact]]]]] = {}
+        self._plans: dict[str, list[Fact]] = {}
+        for position, fact in enumerate(facts):
+            self._kinds.setdefault(fact.kind, []).append(fact)
+            names = tuple(sorted(fact.scope))
+            values = tuple(fact.scope[name] for name in names)
+            self._scopes.setdefault(fact.kind, {}).setdefault(names, {}).setdefault(values, []).append((position, fact))
+            if "fingerprint" in fact.scope:
+                self._plans.setdefault(fact.scope["fingerprint"], []).append(fact)
+
+    def of(self, kind: str) -> list[Fact]:
+        return self._kinds.get(kind, [])
+
+    def holding(self, kind: str, about: Mapping[str, str | None]) -> Iterator[Fact]:
+        """The facts of this kind whose whole scope is true of `about`."""
+        found: list[tuple[int, Fact]] = []
+        for names, facts in self._scopes.get(kind, {}).items():
+            found += facts.get(tuple(about.get(name) for name in names), ())
+        return (fact for _, fact in sorted(found, key=itemgetter(0)))
+
+    @property
+    def about_plans(self) -> bool:
+        """Whether any plan was tried before."""
+        return bool(self._plans)
+
+    def about_plan(self, fingerprint: str) -> list[Fact]:
+        return self._plans.get(fingerprint, [])
