@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from operator import itemgetter
 
 from gateway.domain import Fact
 
@@ -38,7 +37,7 @@ class KnownFacts:
         found: list[tuple[int, Fact]] = []
         for names, facts in self._scopes.get(kind, {}).items():
             found += facts.get(tuple(about.get(name) for name in names), ())
-        return (fact for _, fact in sorted(found, key=itemgetter(0)))
+        return (fact for _, fact in sorted(found, key=lambda row: row[0]))
 
     @property
     def about_plans(self) -> bool:
