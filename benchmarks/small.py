@@ -6,7 +6,6 @@ not depend on the speed of a machine.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway.api.protocol import read_request_fields
-from gateway.catalog.catalog import read
+from gateway.catalog.catalog import load
 from gateway.catalog.hub import Hub
 from gateway.machine.probe import probe
 from gateway.routing.balance import affine, prefix, weigh
@@ -47,7 +46,7 @@ def choose() -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), experts(50))
-        reading = best(lambda: asyncio.run(read(folder, hub=NO_HUB)), 5)
+        reading = best(lambda: load(folder, hub=NO_HUB), 5)
     print(f"reading a model of 50,000 tensors in 50 files  {reading * 1000:8.0f} ms   to reach:  500 ms")
     print(f"reading this machine, without GPUs             {best(lambda: probe(Path.cwd(), nvml=FakeNvml([])), 5) * 1000:8.1f} ms   to reach:   50 ms")  # fmt: skip
     print(f"choosing a replica                             {best(choose, 20) * 1000:8.1f} µs   to reach:   20 µs")

@@ -57,6 +57,12 @@ class BadModel(BadRequest):
     exit_code = 1
 
 
+class NeedsRemoteCode(BadModel):
+    """The repository holds code that an engine would run, and the user has not allowed that."""
+
+    code = "needs_remote_code"
+
+
 class BadFlag(BadRequest):
     """An engine flag or variable that the engine version does not have, or that may not be set."""
 

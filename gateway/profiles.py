@@ -44,12 +44,13 @@ def shipped() -> Path:
 
 
 class Profiles:
-    """Reads profiles on demand: a plan needs one engine, not all of them. `cache`: where what was read is kept (Documents)."""
+    """Reads profiles on demand: a plan needs one engine, not all of them. `cache`: where what was read is kept (Documents). `roots`: the
+    folders of another process's Profiles, in place of `extra`."""
 
-    def __init__(self, extra: Path | None = None, cache: Path | None = None) -> None:
+    def __init__(self, extra: Path | None = None, cache: Path | None = None, roots: tuple[Path, ...] = ()) -> None:
         if extra is not None and not extra.is_dir():
             raise SettingsError(f"The profiles folder {extra} does not exist.", hint="Correct or unset FITSERVE_PROFILES_DIR.")
-        self.roots = (extra, shipped()) if extra else (shipped(),)
+        self.roots = roots or ((extra, shipped()) if extra else (shipped(),))
         self.documents = Documents(cache)
         self._engines: dict[str, Engine] = {}
         self._heads: dict[str, dict[str, Any]] = {}

@@ -6,7 +6,6 @@ is wrong with them is a BadModel that names the file.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from gateway.core.model.spec import Tensor, read_model
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.read_drafter import read_drafter as drafter_from
 from gateway.domain import ModelSpec, Task
-from gateway.errors import BadModel
+from gateway.errors import BadModel, NeedsRemoteCode
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 # The index of a model with 10^5 tensors takes 15 MB.
@@ -36,12 +35,6 @@ _EMBEDDING_FILES = {"modules.json", "config_sentence_transformers.json", "1_Pool
 _GENERATING = re.compile(r"(LMHead|LM|Chat|ChatGLM|Aquila|Omni|Ultravox|Reward|MTP|Draft)Model$")
 
 
-class NeedsRemoteCode(BadModel):
-    """The repository holds code that an engine would run, and the user has not allowed that."""
-
-    code = "needs_remote_code"
-
-
 class Facts(NamedTuple):
     """What `read_model` takes, and a limit of the context that stands outside config.json."""
 
@@ -55,22 +48,12 @@ class Facts(NamedTuple):
     sentence_limit: int | None
 
 
-async def read(source: str, *, revision: str | None = None, allow_remote_code: bool = False, hub: Hub) -> ModelSpec:
-    """`load`, beside the event loop."""
-    return await asyncio.to_thread(load, source, revision=revision, allow_remote_code=allow_remote_code, hub=hub)
-
-
 def load(source: str, *, revision: str | None = None, allow_remote_code: bool = False, hub: Hub) -> ModelSpec:
     """The spec of the model in the folder or repository `source`. Raises BadModel saying what to do."""
     facts = gather(source, revision, allow_remote_code=allow_remote_code, hub=hub)
     spec = read_model(*facts[:7])
     limit = facts.sentence_limit
     return spec if limit is None or limit >= spec.max_position else spec.evolve(max_position=limit)
-
-
-async def read_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> Drafter:
-    """`load_drafter`, beside the event loop."""
-    return await asyncio.to_thread(load_drafter, source, allow_remote_code=allow_remote_code, hub=hub)
 
 
 def load_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> Drafter:

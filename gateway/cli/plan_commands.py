@@ -51,7 +51,7 @@ def matrix(
 
 def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list[tuple[list[str], Any]]:
     """For each model and machine (None: this one): the engines that were considered, and the decision."""
-    from gateway.planning import OfflinePlanner
+    from gateway.planning.offline import OfflinePlanner
 
     planner = OfflinePlanner.from_environment()
     here = [planner.machine(name) for name in machines]

@@ -19,7 +19,7 @@ from gateway.controller.planner import Planner
 from gateway.controller.verify import verify
 from gateway.core.facts.learn import judged, learn, proved
 from gateway.core.reconcile import failures_in_a_row
-from gateway.domain import Attempt, Decision, Failure
+from gateway.domain import Attempt, Failure
 from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.store.running_engines import RunningEngine, RunningEngines
@@ -64,13 +64,12 @@ class Effects:
     ) -> None:
         # One at a time: two plans made side by side would count on the same free memory.
         async with self._planning:
-            facts = await asyncio.to_thread(self._store.facts)
+            facts = await asyncio.to_thread(self._store.fact_texts)
             try:
-                decision = await self._planner.decide(model.wish, facts, claims())
-                model.decision = decision
-                if not decision.plans:
-                    raise NoPlan("; ".join([_no_plan_reason(decision), *self._gpus.lost_messages()]))
-                plan = decision.plans[0]
+                planned = await self._planner.decide(model.wish, facts, claims())
+                model.decision, plan = planned.decision, planned.plan
+                if plan is None:
+                    raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages()]))
                 if model.wish.replicas is None:
                     model.replicas += [
                         ReplicaState(replica.model, index) for index in range(len(model.replicas), plan.replicas.value)
@@ -181,13 +180,3 @@ def _stalled(progress: str, patience_s: float) -> Failure:
         advice="Look at the network and the disk; what is there already is kept. FITSERVE_START_TIMEOUT_S sets the patience.",
         proves="nothing",
     )
-
-
-def _no_plan_reason(decision: Decision) -> str:
-    """All refusals in one line, for a state message: each distinct reason once, the nearest miss first."""
-    seen: dict[str, list[str]] = {}
-    for refusal in decision.rejected:
-        seen.setdefault(refusal.reasons[0], []).append(f"{refusal.engine} TP={refusal.tensor_parallel}")
-    if not seen:
-        return "no engine profile fits this machine"
-    return "; ".join(f"{reason} ({', '.join(where[:3])})" for reason, where in list(seen.items())[:4])

@@ -24,7 +24,7 @@ from gateway.controller.planner import Planner
 from gateway.controller.replica_steps import ReplicaSteps
 from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
-from gateway.domain import Decision, Hardware, Instance, Wish
+from gateway.domain import Hardware, Instance, Planned, Wish
 from gateway.errors import HostError, NotFound, StoreError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.routes import Routes
@@ -114,9 +114,9 @@ class Loop:
             raise NotFound(f"There is no model {name[:200]}.", hint="`fitserve ps` lists the models.")
         return model
 
-    async def plan(self, wish: Wish, hardware: str | None = None) -> Decision:
+    async def plan(self, wish: Wish, hardware: str | None = None) -> Planned:
         """What would be done for this wish now; nothing is recorded."""
-        facts = await asyncio.to_thread(self._store.facts)
+        facts = await asyncio.to_thread(self._store.fact_texts)
         return await self._planner.decide(wish, facts, self._fleet.claims(None), hardware)
 
     async def hardware(self) -> Hardware:

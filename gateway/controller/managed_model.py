@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gateway.controller.endpoint_watcher import EndpointWatcher
 from gateway.controller.watcher import Watcher
 from gateway.core.reconcile import Rest
-from gateway.domain import Attempt, Decision, Instance, Plan, Wish
+from gateway.domain import Attempt, Instance, Plan, Wish
 from gateway.routing import table as routing
 from gateway.supervision import Setback
 
@@ -88,7 +88,8 @@ class ManagedModel:
     deleting: bool = False
     replicas: list[ReplicaState] = field(default_factory=list)
     endpoints: list[EndpointWatcher] = field(default_factory=list)
-    decision: Decision | None = None
+    decision: bytes | None = None
+    """The planner's last answer, as JSON."""
     forgiven_at: float = 0.0
     """Failures until then no longer count, because somebody asked to try again."""
     setback: Setback = field(init=False)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from gateway.domain import Decision, Fact, Hardware, Wish
+from gateway.domain import Hardware, Planned, Wish
 
 
 class Planner(Protocol):
-    """`gateway.planning.MachinePlanner` is the planner of a gateway that runs."""
+    """`gateway.planning.machine_planner.MachinePlanner` is the planner of a gateway that runs."""
 
     async def hardware(self) -> Hardware:
         """What is in this machine now; GPUs that are lost say so."""
         ...
 
-    async def decide(self, wish: Wish, facts: list[Fact], claims: Mapping[str, int], hardware: str | None = None) -> Decision:
+    async def decide(self, wish: Wish, facts: Sequence[str], claims: Mapping[str, int], hardware: str | None = None) -> Planned:
         """Read the model, look at the machine, or at the snapshot that `hardware` names, and plan.
 
-        `facts` are those of the store; `claims` are bytes per GPU UUID of engines that run or start. Raises BadModel, BadFlag,
+        `facts` are those of the store, as they are kept there; `claims` are bytes per GPU UUID of engines that run or start. Raises BadModel, BadFlag,
         NotFound, NoPlan.
         """
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Generic, Literal
+from typing import Generic, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
@@ -165,3 +165,12 @@ class Decision(Value):
     rejected: tuple[Rejected, ...] = ()
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)
+
+
+class Planned(NamedTuple):
+    """What a gateway that runs keeps of a decision: the best plan, or the reason why there is none; and the whole `decision` as JSON,
+    which is only passed on: it may be megabytes."""
+
+    plan: Plan | None
+    reason: str
+    decision: bytes

@@ -32,7 +32,9 @@ from gateway.controller.loop import Loop
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
 from gateway.hosts.host import Host
 from gateway.machine.gpu_watch import GpuWatch
-from gateway.planning import MachinePlanner
+from gateway.planning.machine_planner import MachinePlanner
+from gateway.planning.messages import Start
+from gateway.planning.plan_process import PlanProcess
 from gateway.profiles import Profiles
 from gateway.routing.routes import Routes
 from gateway.serve.admin import fact_routes, key_routes, model_routes
@@ -161,7 +163,16 @@ def create_app(
         chosen = host or await choose_host(settings, mark)
         hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub")
         watch = gpus or GpuWatch()
-        planner = MachinePlanner(settings, profiles, hub, watch, installed_only=chosen.kind == "process")
+        planning = PlanProcess(
+            Start(
+                roots=tuple(map(str, profiles.roots)),
+                data=str(settings.data),
+                hf_endpoint=settings.hf_endpoint,
+                hf_token=hub.token,
+                installed_only=chosen.kind == "process",
+            )
+        )
+        planner = MachinePlanner(settings.data, planning, watch)
         launcher = Launcher(settings, chosen, profiles.engine, partial(download, hub))
         loop = Loop(store, planner, launcher, watch, lambda: profiles.signatures, routes)
         await asyncio.to_thread(loop.load)
@@ -182,6 +193,7 @@ def create_app(
             running.cancel()
             await asyncio.wait({running})
             await loop.close()
+            await planning.close()
             await chosen.close()
             store.close()
 

@@ -178,6 +178,10 @@ class Store:
     def facts(self) -> list[Fact]:
         return [fact for _, fact in self.numbered_facts()]
 
+    def fact_texts(self) -> list[str]:
+        """What was learned, oldest first, as JSON."""
+        return [row[0] for row in self._database.rows("SELECT fact FROM facts ORDER BY id")]
+
     def numbered_facts(self) -> list[tuple[int, Fact]]:
         """What was learned, oldest first, with the number by which it can be dropped."""
         return [

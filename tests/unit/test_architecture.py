@@ -17,7 +17,7 @@ ARROWS = {
     "gateway": "planning version",
     "cli": "planning profiles core.planner hosts.docker hosts.process core.facts version machine settings core.failures",
     "serve": "planning serve.workers catalog serve.metrics serve.admin serve.proxy controller profiles routing access version machine settings hosts api shared_memory store",
-    "planning": "catalog profiles core.planner hosts.process core.facts core.speculative machine settings",
+    "planning": "catalog profiles core.planner hosts.process core.facts core.speculative machine",
     "serve.workers": "serve.metrics serve.proxy routing access logging supervision settings api shared_memory",
     "serve.metrics": "serve.admin serve.proxy controller version api store",
     "serve.admin": "controller profiles core.planner access core.facts settings store",

@@ -229,3 +229,13 @@ def machine(hardware: Hardware) -> list[Row]:
         p2p = {True: "works", False: f"no ({link.p2p_status})", None: "unknown"}[link.p2p]
         rows.append(Row(f"GPU {link.a}-{link.b}", f"{link.nvlinks or 0} NVLinks", f"peer-to-peer: {p2p}", ""))
     return rows
+
+
+def why_no_plan(decision: Decision) -> str:
+    """All refusals in one line, for a state message: each distinct reason once, the nearest miss first."""
+    seen: dict[str, list[str]] = {}
+    for refusal in decision.rejected:
+        seen.setdefault(refusal.reasons[0], []).append(f"{refusal.engine} TP={refusal.tensor_parallel}")
+    if not seen:
+        return "no engine profile fits this machine"
+    return "; ".join(f"{reason} ({', '.join(where[:3])})" for reason, where in list(seen.items())[:4])

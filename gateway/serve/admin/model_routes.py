@@ -6,7 +6,7 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import ConfigDict, Field
 
@@ -108,11 +108,11 @@ async def add_model(request: Request, body: ModelRequest, dry_run: bool = False)
     wish = body.wish()
     _check_name(wish.name)
     if dry_run:
-        return JSONResponse((await loop.plan(wish)).model_dump(mode="json", by_alias=True))
+        return _json((await loop.plan(wish)).decision)
     if wish.source is not None:
         # Everything that is wrong with the model, a flag or the machine is said now, not in a state message later.
         await loop.plan(wish)
-    return await _view(request, await loop.add(wish), full=True)
+    return await _shown(request, await loop.add(wish), 202)
 
 
 @router.get("/models")
@@ -150,9 +150,9 @@ async def logs(
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 
 
-@router.get("/models/{name:path}")
-async def show_model(request: Request, name: str) -> ModelView:
-    return await _view(request, request.app.state.loop.model(name), full=True)
+@router.get("/models/{name:path}", response_model=ModelView)
+async def show_model(request: Request, name: str) -> Response:
+    return await _shown(request, request.app.state.loop.model(name))
 
 
 @router.delete("/models/{name:path}", status_code=202)
@@ -165,15 +165,15 @@ async def remove_model(request: Request, name: str) -> dict[str, str]:
 @router.post("/models/{name:path}/retry", status_code=202)
 async def retry_model(request: Request, name: str) -> Any:
     """Lift quarantine and back-off: what failed until now no longer counts, and the next start is made at once."""
-    return await _view(request, await request.app.state.loop.retry(name), full=True)
+    return await _shown(request, await request.app.state.loop.retry(name), 202)
 
 
-@router.post("/plan")
-async def make_plan(request: Request, body: PlanRequest) -> Decision:
+@router.post("/plan", response_model=Decision)
+async def make_plan(request: Request, body: PlanRequest) -> Response:
     """What would be done for this model, on this machine or on a snapshot. Nothing is started."""
     loop: Loop = request.app.state.loop
     wish = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
-    return await loop.plan(wish, body.hardware)
+    return _json((await loop.plan(wish, body.hardware)).decision)
 
 
 @router.get("/hardware")
@@ -181,6 +181,16 @@ async def hardware(request: Request) -> Hardware:
     """What the probe reads now."""
     loop: Loop = request.app.state.loop
     return await loop.hardware()
+
+
+def _json(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type="application/json")
+
+
+async def _shown(request: Request, model: ManagedModel, status: int = 200) -> Response:
+    """The whole view. Its decision is JSON already, and is not read and written again: it may be megabytes."""
+    view = (await _view(request, model, full=True)).model_dump_json(exclude={"decision"}).encode()
+    return _json(b'%b,"decision":%b}' % (view.removesuffix(b"}"), model.decision or b"null"), status)
 
 
 def _check_name(name: str) -> None:
@@ -209,7 +219,6 @@ async def _view(request: Request, model: ManagedModel, *, full: bool) -> ModelVi
         replicas=tuple(_replica(replica) for replica in model.replicas),
         plan=live.plan.evolve(grade=live.grade) if live and full else None,
         attempts=tuple(_attempt(attempt) for attempt in attempts),
-        decision=model.decision if full else None,
     )
 
 

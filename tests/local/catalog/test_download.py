@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.catalog.catalog import read
+from gateway.catalog.catalog import load
 from gateway.catalog.download import download
 from gateway.catalog.hub import Hub
 from gateway.errors import BadModel
@@ -77,7 +77,7 @@ async def test_a_download_is_a_folder_that_reads_as_the_repository_does(server: 
     folder = await fetch(server, tmp_path, reports=reports)
     assert folder == tmp_path / "models" / "org--name" / COMMIT
     hub = Hub(server.url(), None, tmp_path / "cache")
-    there, here = await read("org/name", hub=hub), await read(str(folder), hub=hub)
+    there, here = load("org/name", hub=hub), load(str(folder), hub=hub)
     assert here.evolve(source=there.source, revision=there.revision) == there
     assert reports[-1] == "Downloaded org/name: 0.1 MiB"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.catalog.catalog import NeedsRemoteCode, read
+from gateway.catalog.catalog import load
 from gateway.catalog.hub import Hub
-from gateway.errors import BadModel
+from gateway.errors import BadModel, NeedsRemoteCode
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.model_files import layer, model, packed, safetensors, sharded_model
 
@@ -35,7 +35,7 @@ def hub_of(server: FakeHub, tmp_path: Path, token: str | None = None) -> Hub:
 
 async def refused(server: FakeHub, tmp_path: Path, *, token: str | None = None, revision: str | None = None) -> BadModel:
     with pytest.raises(BadModel) as caught:
-        await read("org/name", revision=revision, hub=hub_of(server, tmp_path, token))
+        load("org/name", revision=revision, hub=hub_of(server, tmp_path, token))
     assert caught.value.hint, "every error says what to do"
     assert TOKEN not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -44,7 +44,7 @@ async def refused(server: FakeHub, tmp_path: Path, *, token: str | None = None, 
 
 async def test_a_repository_is_read_at_the_commit_that_its_branch_names(server: FakeHub, tmp_path: Path) -> None:
     for revision in (None, "main", COMMIT):
-        spec = await read("org/name", revision=revision, hub=hub_of(server, tmp_path))
+        spec = load("org/name", revision=revision, hub=hub_of(server, tmp_path))
         assert (spec.source, spec.revision, spec.tensors_from) == ("org/name", COMMIT, "headers")
         assert spec.file_bytes == len(model()["model.safetensors"])
 
@@ -54,7 +54,7 @@ async def test_planning_reads_headers_and_never_weights(server: FakeHub, tmp_pat
     server.repos["org/name"].files = sharded_model() | {"big.safetensors": safetensors({"a": (8192, 1024)})}
     shard = "model-00001-of-00002.safetensors"
     server.repos["org/name"].files[shard] = safetensors(layer(0) | {"bulk": (8192, 1024)})
-    spec = await read("org/name", hub=hub_of(server, tmp_path))
+    spec = load("org/name", hub=hub_of(server, tmp_path))
     assert len(spec.tensors) == 3
     assert server.gets("big.safetensors") == []
     assert [request.range for request in server.gets(shard) if request.server == "cdn"] == ["bytes=0-65535"]
@@ -65,7 +65,7 @@ async def test_a_mirror_that_ignores_range_is_cut_off_after_the_header(server: F
     server.ignores_range = True
     many = {f"tensor.{n}": (1,) for n in range(3000)}
     server.repos["org/name"].files["model.safetensors"] = safetensors(many | {"bulk": (32 * 1024, 1024)})
-    spec = await read("org/name", hub=hub_of(server, tmp_path))
+    spec = load("org/name", hub=hub_of(server, tmp_path))
     assert sum(group.count for group in spec.tensors) == 3001
     # What fills the sockets' buffers is sent, the other tens of megabytes are not.
     assert server.sent() < 32 * 1024 * 1024
@@ -73,8 +73,8 @@ async def test_a_mirror_that_ignores_range_is_cut_off_after_the_header(server: F
 
 async def test_a_second_read_of_the_same_commit_takes_its_config_from_the_cache(server: FakeHub, tmp_path: Path) -> None:
     hub = hub_of(server, tmp_path)
-    await read("org/name", hub=hub)
-    await read("org/name", hub=hub)
+    load("org/name", hub=hub)
+    load("org/name", hub=hub)
     assert len(server.gets("config.json")) == 1
 
 
@@ -82,10 +82,10 @@ async def test_no_token_is_sent_unless_set_and_then_to_the_hub_alone(
     server: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    await read("org/name", hub=hub_of(server, tmp_path))
+    load("org/name", hub=hub_of(server, tmp_path))
     assert {request.token for request in server.requests} == {None}
     server.requests.clear()
-    await read("org/name", hub=hub_of(server, tmp_path / "other", TOKEN))
+    load("org/name", hub=hub_of(server, tmp_path / "other", TOKEN))
     assert {(request.server, request.token) for request in server.requests} == {("hub", f"Bearer {TOKEN}"), ("cdn", None)}
     assert TOKEN not in caplog.text
     assert TOKEN not in repr(hub_of(server, tmp_path, TOKEN))
@@ -96,7 +96,7 @@ async def test_a_repository_that_is_not_there_or_private(server: FakeHub, tmp_pa
     error = await refused(server, tmp_path)
     assert error.message == f"There is no model repository org/name at {server.url()}, or it is private."
     assert "FITSERVE_HF_TOKEN" in error.hint
-    assert (await read("org/name", hub=hub_of(server, tmp_path, TOKEN))).revision == COMMIT
+    assert (load("org/name", hub=hub_of(server, tmp_path, TOKEN))).revision == COMMIT
 
 
 async def test_a_gated_repository(server: FakeHub, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_a_gated_repository(server: FakeHub, tmp_path: Path) -> None:
     error = await refused(server, tmp_path)
     assert "is gated" in error.message
     assert error.hint == f"Accept it at {server.url()}/org/name and set FITSERVE_HF_TOKEN to a token of that account."
-    assert (await read("org/name", hub=hub_of(server, tmp_path, TOKEN))).revision == COMMIT
+    assert (load("org/name", hub=hub_of(server, tmp_path, TOKEN))).revision == COMMIT
 
 
 async def test_a_wrong_token(server: FakeHub, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ async def test_no_network(tmp_path: Path) -> None:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         with pytest.raises(BadModel) as caught:
-            await read("org/name", hub=Hub(f"http://user:{TOKEN}@127.0.0.1:{port}/mirror/", None, tmp_path))
+            load("org/name", hub=Hub(f"http://user:{TOKEN}@127.0.0.1:{port}/mirror/", None, tmp_path))
     assert f"The Hugging Face Hub at http://127.0.0.1:{port} cannot be reached" in caught.value.message
     assert "that needs no network" in caught.value.hint
     assert TOKEN not in str(caught.value)
@@ -143,7 +143,7 @@ async def test_no_network(tmp_path: Path) -> None:
 
 async def test_a_connection_that_breaks_while_a_header_is_read_is_made_again(server: FakeHub, tmp_path: Path) -> None:
     server.break_off["model.safetensors"] = [0, 0]
-    assert (await read("org/name", hub=hub_of(server, tmp_path))).tensors_from == "headers"
+    assert (load("org/name", hub=hub_of(server, tmp_path))).tensors_from == "headers"
     server.break_off["model.safetensors"] = [0, 0, 0]
     assert "cannot be reached, or broke off" in (await refused(server, tmp_path)).message
 
@@ -164,7 +164,7 @@ async def test_a_config_that_is_too_large_is_not_even_fetched(server: FakeHub, t
 @pytest.mark.parametrize("repo", ["org/..", "org--x/name", "org/name.git", "-/-"])
 async def test_a_name_that_no_repository_has_is_refused_without_asking(server: FakeHub, tmp_path: Path, repo: str) -> None:
     with pytest.raises(BadModel, match="cannot be the name"):
-        await read(repo, hub=hub_of(server, tmp_path))
+        load(repo, hub=hub_of(server, tmp_path))
     assert server.requests == []
 
 
@@ -179,13 +179,13 @@ async def test_code_of_a_repository_needs_leave_and_a_commit_that_the_user_chose
     server.repos["org/name"].files["modeling_name.py"] = b""
     hub = hub_of(server, tmp_path)
     with pytest.raises(NeedsRemoteCode, match=r"modeling_name\.py"):
-        await read("org/name", revision=COMMIT, hub=hub)
+        load("org/name", revision=COMMIT, hub=hub)
     for revision in (None, "main", COMMIT[:39]):
         server.repos["org/name"].refs = ("main", COMMIT[:39])
         with pytest.raises(BadModel) as caught:
-            await read("org/name", revision=revision, allow_remote_code=True, hub=hub)
+            load("org/name", revision=revision, allow_remote_code=True, hub=hub)
         assert "a commit that you chose" in caught.value.message
         assert COMMIT in caught.value.hint
-    spec = await read("org/name", revision=COMMIT, allow_remote_code=True, hub=hub)
+    spec = load("org/name", revision=COMMIT, allow_remote_code=True, hub=hub)
     assert spec.remote_code == ("modeling_name.py",)
     assert server.gets("modeling_name.py") == []

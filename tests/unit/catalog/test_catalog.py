@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
@@ -13,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.catalog.catalog import Facts, NeedsRemoteCode, gather, read
+from gateway.catalog.catalog import Facts, gather, load
 from gateway.catalog.hub import Hub
 from gateway.core.model.spec import Tensor
 from gateway.domain import ModelSpec
-from gateway.errors import BadModel
+from gateway.errors import BadModel, NeedsRemoteCode
 from tests.support.model_files import CONFIG, experts, layer, model, safetensors, sharded_model, write
 
 # Folders need no Hub: one that would be asked answers nothing.
@@ -46,7 +45,7 @@ def refused(source: str | Path) -> BadModel:
 async def test_a_folder_becomes_a_spec_with_the_resolved_path_as_its_source(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", model())
     (tmp_path / "link").symlink_to(folder)
-    spec = await read(str(tmp_path / "link"), hub=NO_HUB)
+    spec = load(str(tmp_path / "link"), hub=NO_HUB)
     assert isinstance(spec, ModelSpec)
     assert (spec.source, spec.revision, spec.tensors_from) == (str(folder.resolve()), None, "headers")
     assert spec.file_bytes == len(model()["model.safetensors"])
@@ -327,7 +326,7 @@ async def test_ten_times_the_tensors_cost_not_much_more_than_ten_times_the_work(
         took = []
         for _ in range(3):
             began = time.process_time()
-            spec = await read(str(folder), hub=NO_HUB)
+            spec = load(str(folder), hub=NO_HUB)
             took.append(time.process_time() - began)
         assert [group.count for group in spec.tensors] == [shards * 1000]
         return min(took)
@@ -338,7 +337,7 @@ async def test_ten_times_the_tensors_cost_not_much_more_than_ten_times_the_work(
 def test_a_sentence_model_is_no_longer_than_its_own_file_says(tmp_path: Path) -> None:
     def longest(content: bytes) -> int:
         folder = write(tmp_path / "model", {**model(), "sentence_bert_config.json": content})
-        return asyncio.run(read(str(folder), hub=NO_HUB)).max_position
+        return load(str(folder), hub=NO_HUB).max_position
 
     assert longest(b'{"max_seq_length": 7}') == 7
     assert longest(b'{"max_seq_length": 9999}') == 512

@@ -13,7 +13,7 @@ import pytest
 import gateway
 from gateway.domain import Wish
 from gateway.errors import BadRequest, NotFound
-from gateway.planning import WishFields
+from gateway.planning.offline import WishFields
 from gateway.profiles import Profiles
 from tests.support.paths import MODELS, ROOT
 

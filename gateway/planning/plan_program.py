@@ -1,0 +1,187 @@
+"""The program that reads models and plans: it gets requests on stdin, and answers on stdout.
+
+A model folder, a Hub and what a user wrote into a config.json are foreign, and what reads them may need minutes and gigabytes. So it
+is a process of its own with little to spare: it works below others in priority, the kernel ends it first when memory is short, and each
+request has a limit of memory and of processor time. It ends when its stdin closes, so it never outlives the gateway.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import queue
+import resource
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from gateway.catalog.catalog import load, load_drafter
+from gateway.catalog.hub import Hub
+from gateway.core.facts.scope import standing
+from gateway.core.planner.explain import why_no_plan
+from gateway.domain import Decision, Engine, Fact, Hardware, Wish
+from gateway.domain.units import MIB, gib
+from gateway.errors import BadModel, FitserveError, NoPlan
+from gateway.hosts.process.environment import is_installed
+from gateway.planning.messages import (
+    DECISION_BYTES,
+    LENGTH,
+    MEMORY_BYTES,
+    PLAN_BYTES,
+    PROCESSOR_S,
+    Answer,
+    Request,
+    Start,
+    packed,
+)
+from gateway.planning.offline import decide_with
+from gateway.profiles import Profiles
+
+# What the library of the Hub writes into its cache is within the limits of gateway.catalog.
+_FILE_BYTES = 256 * MIB
+# A process that once held more would keep it, as the allocator gives little back.
+_KEPT_BYTES = 384 * MIB
+_NICE = 10
+# Of a message: what a config.json says may be in it.
+_WORDS = 4000
+# As `fitserve plan`: a plan makes a few hundred thousand objects, nearly none of them in cycles.
+_OBJECTS = 100_000
+
+
+class Planner:
+    """Plans for this machine by requests from the gateway."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._data = Path(start.data)
+        self._profiles = Profiles(roots=tuple(map(Path, start.roots)))
+        self._hub = Hub(start.hf_endpoint, start.hf_token, self._data / "hub")
+        self._facts: dict[bytes, Fact] = {}
+
+    def decide(self, request: Request) -> Decision:
+        fields = json.loads(request.wish)
+        wish, name = Wish.model_validate(fields["wish"]), fields["snapshot"]
+        machine = self._profiles.hardware(name) if name else Hardware.model_validate_json(request.machine)
+        # Most were there the last time too.
+        self._facts = {line: self._facts.get(line) or Fact.model_validate_json(line) for line in request.facts.splitlines()}
+        spec = load(wish.source or "", revision=wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=self._hub)
+        engines = self._profiles.engines_for(machine, wish.engines)
+        if self._start.installed_only and not name:
+            engines = self._installed(engines, wish)
+        learned = standing(self._facts.values(), machine.driver, self._profiles.images)
+        drafter = load_drafter(wish.drafter, hub=self._hub) if wish.drafter else None
+        here = name or "this machine"
+        return decide_with(
+            self._profiles, engines, spec, drafter, machine.without_lost_gpus(), wish, learned, fields["claims"], here
+        )
+
+    def _installed(self, engines: list[Engine], wish: Wish) -> list[Engine]:
+        """Those of the engines that are installed. Raises NoPlan that says how to install one."""
+        here = [engine for engine in engines if is_installed(self._data, engine)]
+        if not here:
+            wanted = engines[0].ref if engines else "an engine"
+            raise NoPlan(
+                f"No engine that could serve {wish.name} is installed here.",
+                hint=f"Run `fitserve engine install {wanted}`; this machine has no Docker Engine to run containers.",
+            )
+        return here
+
+
+def answered(planner: Planner, request: Request) -> list[bytes]:
+    """The answer's frames: Answer, the best plan, the whole decision."""
+    try:
+        decision = planner.decide(request)
+        plan = decision.plans[0].model_dump_json(by_alias=True).encode() if decision.plans else b""
+        whole = decision.model_dump_json(by_alias=True).encode()
+        if len(plan) > PLAN_BYTES or len(whole) > DECISION_BYTES:
+            raise BadModel(  # noqa: TRY301 - told as any other
+                f"The plans for {decision.model[:200]} take {len(whole)} bytes, over the limit of {DECISION_BYTES} ({PLAN_BYTES} for one).",
+                hint="No real model has so many kinds of layers: look at its config.json. Naming one engine makes them fewer.",
+            )
+    except FitserveError as error:
+        told = {
+            "class": type(error).__name__,
+            "message": error.message[:_WORDS],
+            "hint": error.hint[:_WORDS],
+            "param": error.param,
+        }
+        answer, plan, whole = Answer(told), b"", b""
+    except MemoryError:
+        message = f"Reading the model and planning took more than the {gib(MEMORY_BYTES)} of memory that they may take."
+        hint = "Files of a real model take a tenth of that: look at config.json, the index and the headers of the weights."
+        answer, plan, whole = (
+            Answer({"class": "BadModel", "message": message, "hint": hint, "param": None}, last=True),
+            b"",
+            b"",
+        )
+    except Exception as error:
+        told = {
+            "class": "",
+            "message": f"{type(error).__name__}: {error}"[:500],
+            "hint": traceback.format_exc()[-4000:],
+            "param": None,
+        }
+        answer, plan, whole = Answer(told), b"", b""
+    else:
+        answer = Answer(reason="" if decision.plans else why_no_plan(decision)[:_WORDS])
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > _KEPT_BYTES:
+        answer = answer._replace(last=True)
+    return [json.dumps(answer).encode(), plan, whole]
+
+
+def main() -> None:
+    gc.set_threshold(_OBJECTS)
+    os.nice(_NICE)
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    # Own copies of the pipes: nothing that prints can come between the answers, nor anything that asks read from them.
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    came: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(requests, came), daemon=True).start()
+    _limit_processor_time()
+    planner = Planner(Start(*json.loads(came.get()[0])))
+    while True:
+        request = Request(*came.get())
+        _limit_processor_time()
+        answer = answered(planner, request)
+        answers.write(packed(answer))
+        answers.flush()
+
+
+def _receive(requests: BinaryIO, came: queue.SimpleQueue[list[bytes]]) -> None:
+    """Beside the planning, so that the end of the gateway is seen at once."""
+    count = 1
+    while True:
+        frames = [_frame(requests) for _ in range(count)]
+        came.put(frames)
+        count = len(Request._fields)
+
+
+def _frame(requests: BinaryIO) -> bytes:
+    head = requests.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        os._exit(0)
+    return requests.read(LENGTH.unpack(head)[0])
+
+
+def _limit_processor_time() -> None:
+    """Counted from now on; the kernel ends the process at the limit."""
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, int(spent.ru_utime + spent.ru_stime) + 1 + PROCESSOR_S)
+
+
+def _limit(what: int, most: int) -> None:
+    """Where the gateway itself has a lower limit, that stays."""
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+if __name__ == "__main__":
+    main()
