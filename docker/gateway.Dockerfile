@@ -1,4 +1,4 @@
-# The gateway. Any base with Python >= 3.11 and its venv module will do.
+# The gateway and its agent. Any base with Python >= 3.11 and its venv module will do.
 ARG BASE_IMAGE=python:3.12-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
@@ -19,7 +19,7 @@ RUN /opt/build/bin/python -m hatchling build -t wheel -d /src/dist \
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/fitserve /opt/fitserve
 COPY docker/entrypoint.py /opt/fitserve/entrypoint.py
-RUN mkdir /data /models && chown 65532:65532 /data /models
+RUN mkdir -p /data /models /run/fitserve && chown 65532:65532 /data /models /run/fitserve && chmod 0700 /run/fitserve
 ENV PATH=/opt/fitserve/bin:$PATH FITSERVE_DATA_DIR=/data FITSERVE_MODELS_DIR=/models HOME=/data PYTHONUNBUFFERED=1
 USER 65532:65532
 ENTRYPOINT ["/opt/fitserve/bin/python", "/opt/fitserve/entrypoint.py"]

@@ -209,6 +209,13 @@ class ForeignInstance(HostError):
     code = "foreign_instance"
 
 
+class AgentRefusal(HostError):
+    """The agent does not do what it was asked for: it is more than an engine needs."""
+
+    status = 403
+    code = "agent_refusal"
+
+
 class StoreError(FitserveError):
     """The database cannot be opened or written; nothing was changed."""
 

@@ -34,8 +34,12 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(None, description="bearer key for /v1 only")
     hf_token: SecretStr | None = Field(None, description="for downloads only; engines never get it")
     hf_endpoint: str | None = Field(None, description="another Hugging Face Hub; default: the public one")
-    host_kind: Literal["auto", "docker", "process"] = Field(
-        "auto", description="where engines run; auto: Docker where it runs, else processes"
+    host_kind: Literal["auto", "docker", "agent", "process"] = Field(
+        "auto",
+        description="where engines run; auto: Docker where it runs, else processes; agent: Docker, which an agent alone reaches",
+    )
+    agent_socket: Path | None = Field(
+        None, description="Unix socket of the agent (`fitserve agent`), on both sides; default: DATA_DIR/agent.sock"
     )
     docker_network: str = Field("fitserve-engines", description="internal network of the engines' containers")
     start_timeout_s: float = Field(1800, gt=0, description="longest time without a new log line until a start counts as failed")
@@ -94,6 +98,15 @@ class Settings(BaseSettings):
     @property
     def models(self) -> Path:
         return (self.models_dir or self.data / "models").expanduser().absolute()
+
+    @property
+    def agent(self) -> Path:
+        return (self.agent_socket or self.data / "agent.sock").expanduser().absolute()
+
+    @property
+    def shared_models(self) -> str | None:
+        """What engines in containers mount at `models`; None: each mounts the folder of its own model."""
+        return self.models_source or (str(self.models) if self.host_kind == "agent" else None)
 
     @property
     def loopback(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Literal, NamedTuple
 
 from gateway.domain import Hardware
 from gateway.domain.units import GIB
+from gateway.errors import HostError
+from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.docker.client import cgroup_driver
 from gateway.hosts.docker.host import available
 from gateway.hosts.process.environment import is_installed
@@ -108,6 +111,8 @@ def _cgroups(hardware: Hardware, *, docker: bool, char_devices: Path = Path("/de
 
 
 def _engines(settings: Settings, hardware: Hardware, *, docker: bool) -> MachineCheck:
+    if settings.host_kind == "agent":
+        return _agent(settings)
     if docker:
         return MachineCheck("engines", "ok", "a Docker Engine answers: engines run in containers")
     engines = Profiles(settings.profiles_dir).engines_for(hardware)
@@ -120,6 +125,14 @@ def _engines(settings: Settings, hardware: Hardware, *, docker: bool) -> Machine
         "no Docker Engine answers, and no engine is installed",
         f"Start Docker, or run `fitserve engine install {engines[0].ref}`.",
     )
+
+
+def _agent(settings: Settings) -> MachineCheck:
+    try:
+        found = asyncio.run(AgentHost(settings.agent).list())
+    except HostError as error:
+        return MachineCheck("engines", "fail", error.message, error.hint)
+    return MachineCheck("engines", "ok", f"the agent answers; engines that are there: {len(found)}")
 
 
 def _memory(hardware: Hardware) -> MachineCheck:

@@ -68,6 +68,18 @@ def serve(
 
 
 @app.command()
+def agent() -> None:
+    """Run the agent: it alone reaches Docker, and starts engines for a gateway with FITSERVE_HOST_KIND=agent."""
+    from gateway.cli.agent import run
+    from gateway.logging import configure_logging
+    from gateway.settings import load_settings
+
+    settings = load_settings()
+    configure_logging(settings.log_level)
+    run(settings)
+
+
+@app.command()
 def probe(as_json: Json = False) -> None:
     """Show what is in this machine."""
     from gateway.core.planner.explain import machine

@@ -15,6 +15,10 @@ async def choose_host(settings: Settings, instance: str) -> Host:
     a process would be a second copy of such an engine. The loop then waits for Docker, and /readyz names the problem.
     """
     kind = settings.host_kind
+    if kind == "agent":
+        from gateway.hosts.agent.host import AgentHost
+
+        return AgentHost(settings.agent)
     if kind in ("auto", "docker"):
         from gateway.hosts.docker.client import listening
         from gateway.hosts.docker.host import DockerHost

@@ -80,12 +80,12 @@ class Launcher:
     def _mount(self, weights: Path) -> Mount:
         """The mount that shows an engine's container the weights at the path where we see them."""
         settings = self.settings
-        if settings.models_source is not None:
+        if settings.shared_models is not None:
             if not weights.is_relative_to(settings.models):
                 raise BadModel(
-                    f"{weights} is inside the gateway's own container, where engines cannot see it.",
-                    hint=f"Put the model under {settings.models}, which engines share.",
+                    f"{weights} is not below {settings.models}, the only folder that engines see.",
+                    hint="Put the model there.",
                 )
-            return Mount(source=settings.models_source, target=str(settings.models))
+            return Mount(source=settings.shared_models, target=str(settings.models))
         root = reach(weights)
         return Mount(source=str(root), target=str(root))

@@ -85,6 +85,9 @@ class Engine(Value):
     cuda: str | None = Field(None, description='CUDA version of the image, for example "13.0"')
     min_driver: str | None = Field(None, description="the oldest NVIDIA driver that runs this CUDA version")
     container_command: tuple[str, ...]
+    scratch: tuple[str, ...] | None = Field(
+        None, description="folders of its image that it writes to, and no other, as was tried; None: not known"
+    )
     process_command: tuple[str, ...] = Field(description="`{env}` stands for the engine's virtual environment")
     install: Install | None = None
     min_capability: str | None = None

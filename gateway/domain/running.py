@@ -31,6 +31,11 @@ class LaunchSpec(Value):
     mounts: tuple[Mount, ...] = ()
     shm_bytes: int
     port: int
+    memory_bytes: int | None = Field(None, description="most RAM of all its processes, where the host can hold them to it")
+    pids: int = Field(32768, description="most processes and threads, where the host can hold it to that")
+    scratch: tuple[str, ...] | None = Field(
+        None, description="folders of its container that it writes to, and no other; None: it may write everywhere"
+    )
 
 
 class Instance(Value):

@@ -19,12 +19,19 @@ def host_factory(kind: str, tmp_path: Path) -> Harness:
         from .process_harness import ProcessHarness
 
         return ProcessHarness(tmp_path)
+    if kind == "agent":
+        from .agent_harness import agent_harness
+
+        return agent_harness(tmp_path)
     from .docker_harness import docker_harness
 
     return docker_harness()
 
 
-@pytest.fixture(params=["memory", "process", pytest.param("docker", marks=pytest.mark.docker)])
+_DOCKER = [pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "agent")]
+
+
+@pytest.fixture(params=["memory", "process", *_DOCKER])
 async def harness(request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path) -> AsyncIterator[Harness]:
     made = host_factory(request.param, tmp_path)
     try:

@@ -22,6 +22,7 @@ from gateway.errors import HostError
 from gateway.hosts.docker.client import ping, socket_path
 from gateway.hosts.docker.container import container_name
 from gateway.hosts.docker.host import DockerHost
+from gateway.hosts.host import Host
 from tests.support.paths import FAKE_ENGINE
 from tests.support.patience import HANG_S
 
@@ -39,9 +40,9 @@ class DockerHarness:
         # One world per harness: its own label, its own network.
         self.instance = f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.network = f"fitserve-{self.instance}"
-        self.hosts: list[DockerHost] = []
+        self.hosts: list[Host] = []
         self.strangers: list[str] = []
-        self.host = self.restart()
+        self.host: Host = self.restart()
 
     def make_spec(self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0) -> LaunchSpec:
         port = port or 8000
@@ -59,7 +60,7 @@ class DockerHarness:
             port=port,
         )
 
-    def restart(self, base_url: str | None = None, timeout_s: float = HANG_S) -> DockerHost:
+    def restart(self, base_url: str | None = None, timeout_s: float = HANG_S) -> Host:
         self.host = DockerHost(self.network, self.instance, base_url, timeout_s=timeout_s)
         self.hosts.append(self.host)
         return self.host
@@ -122,10 +123,7 @@ class DockerHarness:
 
 def docker_harness() -> DockerHarness:
     """Skips the test where there is no Docker Engine or no base image, unless REQUIRE_DOCKER says that there must be."""
-    try:
-        ping(socket_path(), HANG_S)
-    except (HostError, OSError) as error:
-        missing(f"no Docker Engine answers: {error}")
+    answering_docker()
     harness = DockerHarness()
     try:
         harness.docker.inspect_image(BASE_IMAGE)  # type: ignore[no-untyped-call]
@@ -133,6 +131,14 @@ def docker_harness() -> DockerHarness:
         harness.docker.close()
         missing(f"there is no image {BASE_IMAGE}")
     return harness
+
+
+def answering_docker() -> None:
+    """Skips the test, as `docker_harness` does, where no Docker Engine answers."""
+    try:
+        ping(socket_path(), HANG_S)
+    except (HostError, OSError) as error:
+        missing(f"no Docker Engine answers: {error}")
 
 
 def missing(what: str) -> NoReturn:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -71,7 +72,9 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
     parser.add_argument("--embed-dim", type=int, default=8)
     parser.add_argument("--hold", type=Path, help="no answer goes beyond its first token while this file is there")
     parser.add_argument("--record", type=Path, help="append raw requests, and `closed TIME` when a client leaves early")
-    args = parser.parse_known_args(argv)[0]
+    # More arguments, as one list in JSON: for who may give flags of known types only.
+    told = [json.loads(item.removeprefix("--script=")) if item.startswith("--script=") else [item] for item in argv]
+    args = parser.parse_known_args([item for items in told for item in items])[0]
     script = EngineScript(
         model=args.served_model_name or args.model,
         lines=args.lines,

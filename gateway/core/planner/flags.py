@@ -7,13 +7,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 
+from gateway.core.planner import resources
 from gateway.domain import Engine, Flag, LaunchSpec, Mount, Plan, Scalar
-from gateway.domain.units import GIB
 from gateway.errors import BadFlag
 
 _MAX_VALUE = 8192
 # What no user gives, whatever a profile says; by the planner's names, like all of these.
-_OWN = ("model", "served-model-name", "host", "port")
+OWN = ("model", "served-model-name", "host", "port")
 # The planner computes with these, so a value that no engine takes would make a plan of nonsense.
 _RANGES: dict[str, tuple[float, float]] = {
     "tensor-parallel-size": (1, 64),
@@ -29,7 +29,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 def check_args(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The user's flags with canonical names and typed values. Raises BadFlag naming the nearest known flag."""
-    return {name: _check_value(engine, name, engine.flags[name], value) for name, value in _named(engine, args)}
+    return {name: check_value(engine, name, engine.flags[name], value) for name, value in _named(engine, args)}
 
 
 def check_env(engine: Engine, env: Mapping[str, str]) -> dict[str, str]:
@@ -40,7 +40,7 @@ def check_env(engine: Engine, env: Mapping[str, str]) -> dict[str, str]:
                 _unknown(f"{engine.ref} has no environment variable {name[:80]!r} that may be set", name, engine.user_env),
                 param="env",
             )
-        _check_text(name, value, param="env")
+        check_text(name, value, param="env")
     return dict(env)
 
 
@@ -111,9 +111,11 @@ def launch_spec(
         env={**engine.env, **plan.env},
         gpus=plan.gpus,
         mounts=tuple(mounts),
-        # Ranks talk through shared memory; vLLM's own images ask for --ipc=host or a large /dev/shm.
-        shm_bytes=(2 + 2 * plan.tensor_parallel.value) * GIB,
+        shm_bytes=resources.shared_memory(plan),
         port=port,
+        memory_bytes=resources.memory(plan),
+        pids=resources.pids(plan),
+        scratch=engine.scratch if environment is None else None,
     )
 
 
@@ -127,7 +129,7 @@ def _drafting(item: str, drafter: str | None) -> str:
 
 
 def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Scalar]]:
-    own = {engine.spelling.get(name, name) for name in _OWN}
+    own = {engine.spelling.get(name, name) for name in OWN}
     seen: set[str] = set()
     for given, value in args.items():
         name = given.removeprefix("--").replace("_", "-")
@@ -142,9 +144,10 @@ def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Sc
         yield name, value
 
 
-def _check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
+def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
+    """The value in the flag's type. Raises BadFlag that says what the flag takes."""
     if isinstance(value, str):
-        _check_text(f"--{name}", value, param="args", lines=flag.type == "json")
+        check_text(f"--{name}", value, param="args", lines=flag.type == "json")
     typed = _typed(flag, value)
     if typed is None:
         raise BadFlag(
@@ -153,7 +156,7 @@ def _check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar
             param="args",
         )
     if isinstance(typed, str):
-        _check_text(f"--{name}", typed, param="args")
+        check_text(f"--{name}", typed, param="args")
     if flag.choices is not None and str(typed) not in flag.choices:
         near = _unknown(f"--{name} of {engine.ref} cannot be {_shown(value)}", str(typed), flag.choices)
         raise BadFlag(near, hint=f"It is one of: {', '.join(flag.choices)}.", param="args")
@@ -167,7 +170,7 @@ def _check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar
     return typed
 
 
-def _check_text(name: str, value: str, *, param: str, lines: bool = False) -> None:
+def check_text(name: str, value: str, *, param: str, lines: bool = False) -> None:
     """Raises BadFlag for what would forge lines in a log or a process listing, or cannot be passed to a process.
 
     `lines` allows line breaks and tabs, for JSON that is written anew anyway.

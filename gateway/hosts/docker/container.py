@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 Attributes = dict[str, Any]
 
 RUNNING = ("running", "paused", "restarting")
-# Eight ranks with a compiler pool and a BLAS thread per core each come to several thousands.
-_PIDS = 32768
+# Of the machine's RAM: an engine that takes more is ended alone, before Linux looks for something to end.
+_MOST_OF_RAM = 0.95
+# What is compiled into a folder is run from there.
+_TMPFS = "rw,exec,nosuid,nodev,mode=1777"
 
 
 def container_name(name: str, owner: str) -> str:
@@ -77,11 +79,19 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
             # Engines on a CPU bind memory to NUMA nodes; Docker's seccomp profile allows it with this capability only.
             cap_add=[] if spec.gpus else ["SYS_NICE"],
             security_opt=["no-new-privileges"],
-            pids_limit=_PIDS,
+            read_only=spec.scratch is not None,
+            tmpfs=dict.fromkeys(spec.scratch or (), _TMPFS),
+            pids_limit=spec.pids,
+            mem_limit=_memory(spec, info["MemTotal"]),
             log_config=LogConfig(type="json-file", config={"max-size": "64m", "max-file": "2"}),
         ),
     )
     return str(made["Id"])
+
+
+def _memory(spec: LaunchSpec, machine_bytes: int) -> int | None:
+    most = int(machine_bytes * _MOST_OF_RAM)
+    return min(spec.memory_bytes, most) if spec.memory_bytes is not None else None
 
 
 def _mount(mount: Mount) -> DockerMount:

@@ -43,7 +43,7 @@ __all__ = ["DockerHost", "available"]
 Instances = list[Instance]
 
 # Every container has its own network, so all engines may listen on the same port.
-_PORT = 8000
+ENGINE_PORT = 8000
 # Starting waits for the GPU driver, seconds per GPU when nothing keeps it loaded; removing waits for the disk.
 _SLOW_S = 60.0
 _AGAIN_S = 0.1
@@ -129,7 +129,7 @@ class DockerHost:
             yield line
 
     async def allocate_port(self) -> int:
-        return _PORT
+        return ENGINE_PORT
 
     async def close(self) -> None:
         self._docker.close()

@@ -1,0 +1,258 @@
+"""The agent: does what a gateway asks over a Unix socket, as far as the policy allows, on a host that it alone reaches.
+
+Nothing that comes in is trusted. A connection is one call: a line of limited length that must be there in limited time, from a
+process of this user. So many connections are served at once, and others are closed; whoever floods the agent floods nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from gateway.domain import Engine, EngineRef, Instance, LaunchSpec, Mount
+from gateway.errors import AgentRefusal, Conflict, FitserveError, ForeignInstance, HostError, NotFound, SettingsError
+from gateway.hosts.agent.calls import (
+    CALL,
+    MOST_BYTES_OF_CALL,
+    Answer,
+    Call,
+    Done,
+    Failed,
+    Follow,
+    Line,
+    ListAll,
+    Prepare,
+    Progress,
+    Start,
+    Stop,
+)
+from gateway.hosts.agent.policy import MOST_INSTANCES, check_engine, check_launch
+from gateway.hosts.host import Host
+
+log = structlog.get_logger("fitserve.agent")
+
+# A gateway follows the log of each engine, and asks for little else at once.
+_MOST_CONNECTIONS = MOST_INSTANCES + 64
+# A gateway writes its line at once.
+_LINE_S = 10.0
+_BACKLOG = 64
+# Reports of a pull that nobody has taken yet: the last ones count.
+_REPORTS = 16
+
+
+class Agent:
+    """`engine` gives the profile of an engine by its name, and raises NotFound; `models` is what engines mount."""
+
+    def __init__(self, host: Host, engine: Callable[[str], Engine], models: Mount) -> None:
+        self._host = host
+        self._engine = engine
+        self._models = models
+        self._connections: set[asyncio.Task[None]] = set()
+        self._starting: set[str] = set()
+        self._full = False
+
+    @asynccontextmanager
+    async def serving(self, path: Path) -> AsyncIterator[None]:
+        """Answers at the socket `path`, for this user alone. Raises SettingsError where the socket cannot be made."""
+        try:
+            listener = _listen(path)
+        except OSError as error:
+            raise SettingsError(
+                f"The agent cannot listen on {path}: {error.strerror or error}.",
+                hint="Set FITSERVE_AGENT_SOCKET to another path.",
+            ) from None
+        server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MOST_BYTES_OF_CALL, backlog=_BACKLOG)
+        try:
+            yield
+        finally:
+            server.close()
+            for task in self._connections:
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - asyncio runs this in a task
+        self._connections.add(task)
+        try:
+            if self._admits(writer):
+                with contextlib.suppress(OSError):
+                    await self._answer(reader, writer)
+        except Exception:
+            # A fault of ours; this connection ends, and no other.
+            log.exception("a call broke")
+        finally:
+            await _close(writer)
+            self._connections.discard(task)
+
+    def _admits(self, writer: asyncio.StreamWriter) -> bool:
+        full = len(self._connections) > _MOST_CONNECTIONS
+        if full and not self._full:
+            log.warning("too many connections", most=_MOST_CONNECTIONS)
+        self._full = full
+        if full:
+            return False
+        user = _user(writer.get_extra_info("socket"))
+        if user not in (0, os.getuid()):
+            log.warning("refused", reason="a process of another user", user=user)
+            return False
+        return True
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_LINE_S):
+                line = await reader.readuntil(b"\n")
+            call = CALL.validate_json(line, strict=True)
+        except (TimeoutError, asyncio.IncompleteReadError):
+            return
+        except (asyncio.LimitOverrunError, ValidationError) as error:
+            why = (
+                f"{error.error_count()} faults"
+                if isinstance(error, ValidationError)
+                else f"more than {MOST_BYTES_OF_CALL} bytes"
+            )
+            log.warning("refused", reason="no call that an agent knows", why=why)
+            await _write(writer, Failed(error="AgentRefusal", message="The agent refuses: this is no call that it knows."))
+            return
+        working = asyncio.ensure_future(self._work(call, writer))
+        # A gateway that leaves gives its call up. It says nothing after the call.
+        leaving = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not working.done():
+                working.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await working
+
+    async def _work(self, call: Call, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with aclosing(self._perform(call)) as answers:
+                async for answer in answers:
+                    await _write(writer, answer)
+        except FitserveError as error:
+            if isinstance(error, AgentRefusal):
+                log.warning("refused", call=call.call, reason=error.message)
+            elif not isinstance(call, ListAll):
+                log.warning("failed", call=call.call, reason=error.message)
+            await _write(writer, _failed(error))
+
+    async def _perform(self, call: Call) -> AsyncGenerator[Answer, None]:
+        match call:
+            case Prepare(engine=engine):
+                check_engine(engine, await self._profile(engine))
+                async with aclosing(self._prepare(engine)) as reports:
+                    async for report in reports:
+                        yield report
+                yield Done()
+            case Start(spec=spec):
+                check_launch(spec, await self._profile(spec.engine), self._models)
+                yield Done(instances=(await self._start(spec),))
+            case ListAll():
+                yield Done(instances=tuple(await self._host.list()))
+            case Stop(name=name, grace_s=grace_s):
+                log.info("stopping", instance=name)
+                await self._host.stop(name, grace_s)
+                yield Done()
+            case Follow(name=name):
+                async with aclosing(self._host.follow(name)) as lines:
+                    async for line in lines:
+                        yield Line(text=line.decode("latin-1"))
+                yield Done()
+
+    async def _profile(self, engine: EngineRef) -> Engine:
+        try:
+            return await asyncio.to_thread(self._engine, str(engine))
+        except NotFound as error:
+            raise AgentRefusal(f"The agent refuses: {error.message}", hint=error.hint) from None
+
+    async def _start(self, spec: LaunchSpec) -> Instance:
+        names = self._starting | {instance.name for instance in await self._host.list()}
+        if len(names - {spec.name}) >= MOST_INSTANCES:
+            raise AgentRefusal(f"The agent refuses: {MOST_INSTANCES} engines are there already.", hint="Remove a model first.")
+        log.info("starting", instance=spec.name, engine=str(spec.engine), gpus=spec.gpus)
+        self._starting.add(spec.name)
+        try:
+            return await self._host.start(spec)
+        finally:
+            self._starting.discard(spec.name)
+
+    async def _prepare(self, engine: EngineRef) -> AsyncGenerator[Progress, None]:
+        reports: asyncio.Queue[str | None] = asyncio.Queue(_REPORTS)
+
+        def report(text: str | None) -> None:
+            if reports.full():
+                reports.get_nowait()
+            reports.put_nowait(text)
+
+        preparing = asyncio.ensure_future(self._host.prepare(engine, report))
+        preparing.add_done_callback(lambda _: report(None))
+        try:
+            while (text := await reports.get()) is not None:
+                yield Progress(text=text)
+            await preparing
+        finally:
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """What was written goes out; what nobody reads is not waited for long."""
+    writer.close()
+    try:
+        async with asyncio.timeout(_LINE_S):
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        writer.transport.abort()
+
+
+async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    writer.write(answer.model_dump_json().encode() + b"\n")
+    await writer.drain()
+
+
+def _failed(error: FitserveError) -> Failed:
+    kinds = (AgentRefusal, ForeignInstance, Conflict, HostError)
+    kind = next((kind for kind in kinds if isinstance(error, kind)), HostError)
+    return Failed.model_validate({"error": kind.__name__, "message": error.message, "hint": error.hint})
+
+
+def _user(connection: socket.socket) -> int:
+    """Who has the other end."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    user: int = struct.unpack("3i", found)[1]
+    return user
+
+
+def _listen(path: Path) -> socket.socket:
+    """For this user alone from the first moment on. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            # A socket that an agent before has left.
+            if error.errno != errno.EADDRINUSE or not path.is_socket():
+                raise
+            path.unlink()
+            listener.bind(str(path))
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    return listener

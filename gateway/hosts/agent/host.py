@@ -1,0 +1,148 @@
+"""Engines in containers, started by an agent that alone reaches Docker. This host asks the agent, over its Unix socket.
+
+An agent that is away stops nothing: engines go on, `list` raises, and `follow` waits for the agent and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gateway.domain import EngineRef, Instance, LaunchSpec
+from gateway.errors import AgentRefusal, Conflict, FitserveError, ForeignInstance, HostError
+from gateway.hosts.agent.calls import (
+    ANSWER,
+    MOST_BYTES_OF_ANSWER,
+    Answer,
+    Call,
+    Done,
+    Failed,
+    Follow,
+    Line,
+    ListAll,
+    Prepare,
+    Progress,
+    Start,
+    Stop,
+)
+from gateway.hosts.docker.host import ENGINE_PORT
+
+# Inside the class `list` is the method.
+Instances = list[Instance]
+
+# Longer than the agent waits for Docker: then its answer says why.
+_PATIENCE_S = 30.0
+_SLOW_S = 180.0
+_AGAIN_S = 1.0
+
+
+class AgentAway(HostError):
+    """Nobody answers at the agent's socket, or somebody stopped answering."""
+
+
+class AgentHost:
+    """See the module's docstring and `Host`."""
+
+    kind: str = "docker"
+
+    def __init__(self, path: Path, *, timeout_s: float = _PATIENCE_S) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+
+    async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
+        async with aclosing(self._ask(Prepare(engine=engine), None)) as answers:
+            async for answer in answers:
+                if isinstance(answer, Progress):
+                    report(answer.text)
+
+    async def start(self, spec: LaunchSpec) -> Instance:
+        (instance,) = await self._done(Start(spec=spec), _SLOW_S)
+        return instance
+
+    async def list(self) -> Instances:
+        return [*await self._done(ListAll(), self._timeout_s)]
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        await self._done(Stop(name=name, grace_s=grace_s), grace_s + _SLOW_S)
+
+    async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
+        given = 0
+        while True:
+            try:
+                # The agent gives the log from its first line, each time.
+                passed = 0
+                async with aclosing(self._ask(Follow(name=name), None)) as answers:
+                    async for answer in answers:
+                        if isinstance(answer, Line):
+                            passed += 1
+                            if passed > given:
+                                given = passed
+                                yield answer.text.encode("latin-1")
+            except AgentAway:
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return
+
+    async def allocate_port(self) -> int:
+        return ENGINE_PORT
+
+    async def close(self) -> None:
+        """Every call has a connection of its own."""
+
+    async def _done(self, call: Call, timeout_s: float) -> tuple[Instance, ...]:
+        instances: tuple[Instance, ...] = ()
+        async with aclosing(self._ask(call, timeout_s)) as answers:
+            async for answer in answers:
+                if isinstance(answer, Done):
+                    instances = answer.instances
+        return instances
+
+    async def _ask(self, call: Call, silence_s: float | None) -> AsyncGenerator[Answer, None]:
+        """What the agent answers, Done as the last. Raises AgentAway, and what the agent says of a failure."""
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reader, writer = await asyncio.open_unix_connection(self._path, limit=MOST_BYTES_OF_ANSWER)
+                writer.write(call.model_dump_json().encode() + b"\n")
+                await writer.drain()
+            while True:
+                async with asyncio.timeout(silence_s):
+                    line = await reader.readline()
+                if not line.endswith(b"\n"):
+                    raise ConnectionError("it broke off")
+                answer = ANSWER.validate_json(line)
+                if isinstance(answer, Failed):
+                    raise _error(answer)
+                yield answer
+                if isinstance(answer, Done):
+                    return
+        except FileNotFoundError:
+            raise self._away(f"there is no socket {self._path}") from None
+        except PermissionError:
+            raise self._away(f"this user may not use the socket {self._path}") from None
+        except TimeoutError:
+            raise self._away(f"it hangs, at {self._path}") from None
+        except (OSError, ValueError, ValidationError) as error:
+            raise self._away(f"{error}, at {self._path}") from None
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+
+    def _away(self, why: str) -> AgentAway:
+        return AgentAway(
+            f"The agent does not answer: {why}.",
+            hint="Start it (`fitserve agent`; with compose `docker compose up -d agent`), or set FITSERVE_AGENT_SOCKET to its socket.",
+        )
+
+
+def _error(failed: Failed) -> FitserveError:
+    kinds: tuple[type[HostError | Conflict], ...] = (AgentRefusal, Conflict, ForeignInstance, HostError)
+    kind = next(kind for kind in kinds if kind.__name__ == failed.error)
+    return kind(failed.message, hint=failed.hint)

