@@ -47,6 +47,7 @@ class Composed:
             "FITSERVE_PORT": str(self.port),
             "FITSERVE_MODELS": str(models),
             "FITSERVE_DATA_VOLUME": f"{PROJECT}-data",
+            "FITSERVE_AGENT_VOLUME": f"{PROJECT}-agent",
             "FITSERVE_DOCKER_NETWORK": PROJECT,
         }
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=HANG_S)
@@ -63,17 +64,24 @@ class Composed:
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
+    def service(self, name: str) -> str:
+        filters = (f"label=com.docker.compose.project={PROJECT}", f"label=com.docker.compose.service={name}")
+        return docker("ps", "-a", "-q", *(item for one in filters for item in ("--filter", one)))
+
     @property
     def gateway(self) -> str:
-        return docker(
-            "ps",
-            "-a",
-            "-q",
-            "--filter",
-            f"label=com.docker.compose.project={PROJECT}",
-            "--filter",
-            "label=com.docker.compose.service=gateway-cpu",
-        )
+        return self.service("gateway-cpu")
+
+    @property
+    def agent(self) -> str:
+        return self.service("agent")
+
+    def completes(self) -> bool:
+        body = {"model": "demo", "prompt": "Hello", "max_tokens": 3}
+        return self.client.post("/v1/completions", json=body).status_code == 200
+
+    def problems(self) -> Any:
+        return self.client.get("/readyz").json()["problems"]
 
     def engines(self) -> list[str]:
         """Containers that this gateway started: those on its network."""
@@ -112,7 +120,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
         for engine in composed.engines():
             docker("rm", "-f", engine, check=False)
         composed.compose("down", "-t", "5")
-        docker("volume", "rm", f"{PROJECT}-data", check=False)
+        docker("volume", "rm", f"{PROJECT}-data", f"{PROJECT}-agent", check=False)
         docker("network", "rm", PROJECT, check=False)
         composed.client.close()
 
@@ -143,7 +151,13 @@ def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Compose
     host = found["HostConfig"]
     assert host["RestartPolicy"]["Name"] in ("no", "")
     assert host["CapDrop"] == ["ALL"]
+    assert host["CapAdd"] == ["SYS_NICE"]
     assert not host["Privileged"]
+    assert host["ReadonlyRootfs"]
+    assert host["PidsLimit"] > 0
+    assert 0 < host["Memory"] <= 0.95 * int(docker("info", "--format", "{{.MemTotal}}"))
+    status = status_of(engine)
+    assert (status["NoNewPrivs"], int(status["CapEff"], 16)) == ("1", 0)
     assert "no-new-privileges" in str(host["SecurityOpt"])
     assert not host["PortBindings"]
     assert not any(found["NetworkSettings"]["Ports"].values())
@@ -154,12 +168,99 @@ def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Compose
     assert not [item for item in found["Config"]["Env"] if item.startswith(("FITSERVE_", "HF_TOKEN"))]
 
 
-def test_the_gateway_itself_is_not_root(ready: Composed) -> None:
+def status_of(container: str) -> dict[str, str]:
+    """What Linux says of the first process of a container."""
+    lines = docker("exec", "-u", "65532", container, "cat", "/proc/1/status").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def test_the_gateway_has_no_socket_no_root_and_no_capability(ready: Composed) -> None:
+    found, status = inspect(ready.gateway), status_of(ready.gateway)
+    assert status["Uid"].split() == ["65532"] * 4
+    assert status["Gid"].split() == ["65532"] * 4
+    assert set(status["Groups"].split()) <= {"65532"}
+    assert [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [0] * 5
+    assert status["NoNewPrivs"] == "1"
+    assert found["HostConfig"]["ReadonlyRootfs"]
+    assert not found["HostConfig"]["Privileged"]
+    assert {mount["Destination"]: mount["RW"] for mount in found["Mounts"]} == {
+        "/data": True,
+        "/models": True,
+        "/run/fitserve": False,
+    }
+    assert docker("exec", ready.gateway, "ls", "/var/run/docker.sock", check=False) == ""
     # A health check that is just starting is still on its way there, so only the server counts.
     servers = [
         line for line in docker("top", ready.gateway, "-eo", "uid,pid,args").splitlines() if line.endswith("fitserve serve")
     ]
     assert [line.split()[0] for line in servers] == ["65532"]
+
+
+def test_the_agent_has_the_socket_and_nothing_else(ready: Composed) -> None:
+    found, status = inspect(ready.agent), status_of(ready.agent)
+    assert status["Uid"].split() == ["65532"] * 4
+    assert [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")] == [0, 0, 0, 0]
+    assert status["NoNewPrivs"] == "1"
+    assert found["HostConfig"]["ReadonlyRootfs"]
+    assert list(found["NetworkSettings"]["Networks"]) == ["none"]
+    assert {mount["Destination"] for mount in found["Mounts"]} == {"/var/run/docker.sock", "/run/fitserve"}
+
+
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"mounts": [{"source": "/", "target": "/models"}]},
+    {"mounts": [{"source": "/var/run/docker.sock", "target": "/models"}]},
+    {"argv": ["sh", "-c", "id"]},
+    {"env": {"LD_PRELOAD": "/models/x.so"}},
+    {"engine": {"kind": "vllm-cpu", "version": "0.32.0", "image": "fitserve/gateway:0.1.0"}},
+    {"privileged": True},
+    {"network_mode": "host"},
+)
+ATTACK = r"""
+import json, socket, sys
+one = socket.socket(socket.AF_UNIX)
+one.connect("/run/fitserve/agent.sock")
+one.sendall(sys.argv[1].encode() + b"\n")
+print(one.makefile().read())
+"""
+
+
+def test_from_the_gateways_container_nothing_but_an_engine_can_be_started(ready: Composed) -> None:
+    """What runs there is taken over: it speaks to the agent as it likes."""
+    (engine,) = ready.engines()
+    plain = {"name": "x", "model": "demo", "attempt": 1, "fingerprint": "f", "env": {}, "gpus": [], "mounts": [], "pids": 100}
+    plain |= {"engine": {"kind": "vllm-cpu", "version": "0.32.0", "image": inspect(engine)["Config"]["Image"]}}
+    plain |= {"shm_bytes": 0, "port": 8000, "memory_bytes": 2**30, "scratch": ["/tmp"]}
+    plain |= {"argv": [*inspect(engine)["Config"]["Entrypoint"], *inspect(engine)["Config"]["Cmd"]]}
+    before = docker("ps", "-aq").split()
+    for change in CHANGES:
+        call = json.dumps({"call": "start", "spec": {**plain, **change}})
+        python = ("/opt/fitserve/bin/python", "-c", ATTACK)
+        answer = json.loads(docker("exec", ready.gateway, *python, call))
+        assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), (change, answer)
+    assert set(docker("ps", "-aq").split()) <= set(before)
+    log = subprocess.run(["docker", "logs", ready.agent], capture_output=True, text=True, check=True).stderr
+    assert log.count('"refused"') >= len(CHANGES)
+
+
+def test_a_killed_agent_costs_nothing_that_runs(ready: Composed) -> None:
+    before, attempts = ready.engines(), ready.show("demo")["attempts"]
+    docker("kill", "-s", "KILL", ready.agent)
+    wait_for("the problem is named", lambda: ready.problems() == ["host"])
+    assert ready.completes()
+    docker("start", ready.agent)
+    wait_for("no problem", lambda: not ready.problems())
+    assert ready.completes()
+    assert (ready.engines(), ready.show("demo")["attempts"]) == (before, attempts)
+
+
+def test_agent_and_gateway_killed_together_adopt_the_container(ready: Composed) -> None:
+    before, attempts = ready.engines(), ready.show("demo")["attempts"]
+    docker("kill", "-s", "KILL", ready.agent, ready.gateway)
+    docker("start", ready.gateway)
+    wait_for("healthz", ready.healthy)
+    docker("start", ready.agent)
+    ready.until("demo", "ready")
+    assert (ready.engines(), ready.show("demo")["attempts"]) == (before, attempts)
 
 
 def test_a_killed_gateway_adopts_the_container(ready: Composed) -> None:

@@ -76,7 +76,8 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
             # orphans to reap: engines are no good at either. Where Docker lacks its init ("N/A") it must do.
             init=info["InitCommit"]["ID"] != "N/A",
             cap_drop=["ALL"],
-            # Engines on a CPU bind memory to NUMA nodes; Docker's seccomp profile allows it with this capability only.
+            # Engines on a CPU bind memory to NUMA nodes; Docker's seccomp profile allows it with this capability only
+            # (vLLM 0.32.0 without: "numa_set_membind failed", and it goes on, its memory wherever Linux put it).
             cap_add=[] if spec.gpus else ["SYS_NICE"],
             security_opt=["no-new-privileges"],
             read_only=spec.scratch is not None,
