@@ -24,6 +24,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from gateway.access import rate_limits
@@ -53,6 +54,7 @@ class ClientSide(Protocol):
 
     transport: asyncio.Transport
     server_state: ServerState
+    flow: FlowControl
     address: str
 
     def refuse(self, exchange: Exchange, error: FitserveError) -> None:
@@ -254,6 +256,8 @@ class Exchange:
         )
         self.body = self.call.body = b""
         upstream.ask(self, head, body)
+        if self.connection.flow.write_paused:
+            self.pause()  # the client has yet to take the answer before
         if self.large or not self.whole:
             self.connection.uploaded(self, upstream.transport.get_write_buffer_size())
 

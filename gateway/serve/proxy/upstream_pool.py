@@ -54,6 +54,8 @@ class UpstreamPool:
     def give(self, connection: UpstreamConnection) -> None:
         """Back to the pool. Only after a complete answer to a request that was written in whole."""
         connection.exchange = None
+        # It may have been paused for the client of this answer, who has yet to take the last of it.
+        connection.transport.resume_reading()
         connection.idle_since = self._loop.time()
         self._idle.append(connection)
 

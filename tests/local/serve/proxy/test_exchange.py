@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import httpx
 import pytest
 
+from gateway.serve.proxy.client_connection import ClientConnection
+from gateway.serve.proxy.data_plane import DataPlane
 from gateway.serve.proxy.limits import SMALL_BYTES
 from gateway.serve.proxy.meter import Meter, usage
 from tests.support.dataplane import (
@@ -18,6 +23,7 @@ from tests.support.dataplane import (
     answers,
     event,
     http_client,
+    local,
     model,
     never_answers,
     raw_request,
@@ -285,6 +291,62 @@ async def test_slow_readers_hold_little_memory_and_slow_nobody_else(gateway: Gat
             assert (await client.post(CHAT, json={**ASK, "user": "quick"})).status_code == 200
         for _, writer in clients:
             writer.transport.abort()
+
+
+@asynccontextmanager
+async def full(*, then: Callable[[Call], Awaitable[None]]) -> AsyncIterator[tuple[DataPlane, Upstream, asyncio.StreamWriter]]:
+    """A client that has been given a whole answer and reads none of it: the gateway may write no more to it. `then` plays all other requests."""
+    plane_, fronts = list[DataPlane](), list[ClientConnection]()
+
+    async def script(call: Call) -> None:
+        if b"fills" not in call.body:
+            await then(call)
+            return
+        [front] = fronts[:] = list(plane_[0].connections)  # type: ignore[arg-type]
+        front.transport.set_write_buffer_limits(high=8192)
+        await call.start()
+        while not front.transport.get_write_buffer_size():
+            await call.chunk(b"x" * 4096)
+            await asyncio.sleep(0)
+        # In one piece, so that nothing is left to come when the gateway finds out that the client is full.
+        await call.send(b"4000\r\n" + b"x" * 16384 + b"\r\n0\r\n\r\n")
+
+    async with Upstream(script) as upstream, local(upstream.url) as (plane, port):
+        plane_.append(plane)
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        connection.connect(("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=connection)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(raw_request(json.dumps({**ASK, "user": "fills"}).encode()))
+        await until(lambda: bool(fronts) and fronts[0].flow.write_paused and plane.routes.total_in_flight == 0)
+        yield plane, upstream, writer
+        writer.transport.abort()
+
+
+async def test_an_engine_whose_answer_waits_for_its_client_answers_the_next_one() -> None:
+    """The engine was not read while the client could take no more. Its connection is used again, and must be read then."""
+    async with full(then=answers) as (plane, upstream, _):
+        async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as client:
+            port = next(iter(plane.connections)).transport.get_extra_info("sockname")[1]  # type: ignore[attr-defined]
+            assert (await client.post(f"http://127.0.0.1:{port}{CHAT}", json=ASK)).status_code == 200
+        assert [len(call.requests) for call in upstream.calls] == [2]
+
+
+async def test_a_client_that_reads_nothing_cannot_ask_for_more_than_it_takes() -> None:
+    most = 32 * 2**20
+
+    async def script(call: Call) -> None:
+        await call.start()
+        while call.sent < most:
+            await call.chunk(b"x" * 64 * 1024)
+
+    async with full(then=script) as (plane, upstream, writer):
+        writer.write(GOOD)
+        await until(lambda: len(upstream.requests) == 2)
+        pool = plane.pool(upstream.url)
+        await until(lambda: upstream.calls[-1].sent >= most or not all(one.transport.is_reading() for one in pool.connections))
+        assert upstream.calls[-1].sent < most
 
 
 # --- large bodies ---

@@ -35,6 +35,9 @@ class Transport:
     def abort(self) -> None:
         self.closed = True
 
+    def resume_reading(self) -> None:
+        pass
+
     def write(self, data: bytes) -> None:
         pass
 
