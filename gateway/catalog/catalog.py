@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from gateway.catalog.files import Files, Folder, Repository, printable
 from gateway.catalog.hub import COMMIT, REPOSITORY, Hub
+from gateway.catalog.safetensors import MOST_TENSORS
 from gateway.core.model.spec import Tensor, read_model
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.read_drafter import read_drafter as drafter_from
@@ -131,6 +132,11 @@ def _facts(source: str, commit: str | None, files: Files, *, allow_remote_code: 
                 hint="Keep the files of one model only, with the index that belongs to them.",
             )
         tensors |= header.tensors
+        if len(tensors) > MOST_TENSORS:
+            raise BadModel(
+                f"{files.where(shard)} and the weights before it have more than {MOST_TENSORS} tensors.",
+                hint="No model has so many: keep the files of one model only.",
+            )
         file_bytes += header.size
     return Facts(
         source=source,

@@ -7,10 +7,11 @@ import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from gateway.catalog.hub import Hub, Listing
+from gateway.catalog.hub import MOST_FILES, Hub, Listing
 from gateway.catalog.model_folder import check_opened
 from gateway.catalog.safetensors import read_header
 from gateway.core.model.spec import Tensor
@@ -33,7 +34,7 @@ class Files(Protocol):
 
     def read(self, name: str, limit: int) -> bytes: ...
 
-    def headers(self, names: Sequence[str]) -> list[Header]: ...
+    def headers(self, names: Sequence[str]) -> Iterator[Header]: ...
 
 
 def printable(text: str) -> str:
@@ -47,9 +48,13 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.names = frozenset(entry.name for entry in path.iterdir())
+            self.names = frozenset(entry.name for entry in islice(path.iterdir(), MOST_FILES + 1))
         except OSError as error:
             raise BadModel(f"{path} cannot be read: {error.strerror}.", hint="Let the gateway's user read it.") from None
+        if len(self.names) > MOST_FILES:
+            raise BadModel(
+                f"{path} holds more than {MOST_FILES} files, so it is no model's folder.", hint="Give the folder of one model."
+            )
 
     def where(self, name: str) -> str:
         return printable(f"{self.path}/{name}")
@@ -60,8 +65,8 @@ class Folder:
                 raise _too_large(self.where(name), size, limit)
             return os.pread(descriptor, size, 0)
 
-    def headers(self, names: Sequence[str]) -> list[Header]:
-        return [self._header(name) for name in names]
+    def headers(self, names: Sequence[str]) -> Iterator[Header]:
+        return map(self._header, names)
 
     def _header(self, name: str) -> Header:
         with self._opened(name) as (descriptor, size):
@@ -108,9 +113,10 @@ class Repository:
             raise _too_large(self.where(name), size, limit)
         return self.hub.fetch(self.listing, name)
 
-    def headers(self, names: Sequence[str]) -> list[Header]:
+    def headers(self, names: Sequence[str]) -> Iterator[Header]:
         with ThreadPoolExecutor(8) as pool:
-            return list(pool.map(self._header, names))
+            # Whoever looks at no more of them ends the rest of the reading too.
+            yield from pool.map(self._header, names)
 
     def _header(self, name: str) -> Header:
         def read(offset: int, length: int) -> bytes:

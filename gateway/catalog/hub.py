@@ -6,13 +6,16 @@ carries the token, which only ever goes to the Hub itself.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, urlsplit
 
+from gateway.domain.units import MIB
 from gateway.errors import BadModel
 from gateway.version import __version__
 
@@ -20,6 +23,11 @@ T = TypeVar("T")
 
 REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
+
+# A listing of all files that the Hub allows to a repository takes 20 MB.
+LISTING_BYTES = 64 * MIB
+MOST_FILES = 100_000
+_LONGEST_PATH = 1024
 
 _TIMEOUT_S = 30
 _TRIES = 3
@@ -43,46 +51,64 @@ class Hub:
 
     def resolve(self, repo: str, revision: str | None) -> Listing:
         """The commit that `revision` (None: the default branch) names now, and its files."""
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub import constants
+        from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
         if not REPOSITORY.fullmatch(repo):
             raise BadModel(f"{repo!r} is not a Hugging Face repository.", hint="It is written org/name.")
         with self.explained(repo, revision):
-            api = HfApi(endpoint=self.endpoint, token=self._auth, library_name="fitserve", library_version=__version__)
-            try:
-                info = api.model_info(repo, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
-                files = {sibling.rfilename: sibling.size for sibling in info.siblings or ()}
-                commit = COMMIT.fullmatch(info.sha or "")
-            except HFValidationError:
-                raise
-            except (ValueError, KeyError, TypeError, AttributeError):
-                # What the library raises on JSON that is none, or not the Hub's.
-                commit, files = None, {}
-        sizes = {path: size for path, size in files.items() if isinstance(size, int)}
-        if commit is None or len(sizes) < len(files):
+            validate_repo_id(repo)
+            # Not the library's model_info: it keeps the whole answer in memory, however long it is.
+            url = f"{self.endpoint or constants.ENDPOINT}/api/models/{repo}"
+            url += "?blobs=true" if revision is None else f"/revision/{quote(revision, safe='')}?blobs=true"
+            answer = _retried(lambda: self._received(url, LISTING_BYTES + 1))
+        return self._listing(repo, revision, answer)
+
+    def _listing(self, repo: str, revision: str | None, answer: bytes) -> Listing:
+        """Raises BadModel for an answer that is not the Hub's, or of which a file would stand outside of the repository's folder."""
+        try:
+            told = json.loads(answer) if len(answer) <= LISTING_BYTES else {}
+            sizes = {sibling["rfilename"]: sibling["size"] for sibling in told["siblings"]}
+            commit, kinds = COMMIT.fullmatch(told["sha"]), {type(size) for size in sizes.values()}
+        except (ValueError, KeyError, TypeError, RecursionError):
+            commit, sizes, kinds = None, {}, set()
+        if commit is None or kinds - {int} or len(sizes) > MOST_FILES or min(sizes.values(), default=0) < 0:
             raise BadModel(
                 f"{self.place} does not answer as a Hugging Face Hub does.",
                 hint="Correct FITSERVE_HF_ENDPOINT, or give a model folder on this machine.",
             )
+        if COMMIT.fullmatch(revision or "") and commit[0] != revision:
+            raise BadModel(
+                f"{self.place} has {repo} at {commit[0]} in place of {revision}.", hint="Take a Hub that keeps its commits."
+            )
+        strange = [path for path in sizes if not _stays_inside(path)]
+        if strange:
+            raise BadModel(
+                f"{self.place} lists a file {str(strange[0])[:200]!a} of {repo}, which could stand outside of its folder.",
+                hint="Nothing of it was fetched. Take another repository, or another Hub.",
+            )
         return Listing(repo, commit[0], sizes)
 
     def fetch(self, listing: Listing, name: str) -> bytes:
-        """A whole small file."""
-        from huggingface_hub import hf_hub_download
-
-        with self.explained(listing.repo, listing.commit):
-            path = hf_hub_download(
-                listing.repo,
-                name,
-                revision=listing.commit,
-                endpoint=self.endpoint,
-                token=self._auth,
-                cache_dir=self.cache,
-                library_name="fitserve",
-                library_version=__version__,
+        """A whole small file, of as many bytes as are listed."""
+        size = listing.files[name]
+        kept = self.cache / "files" / listing.repo.replace("/", "--") / listing.commit / name
+        with suppress(OSError):
+            if len(data := kept.read_bytes()) == size:
+                return data
+        # Not the library's hf_hub_download: it writes whatever comes, without end.
+        data = self.part(listing, name, 0, size + 1)
+        if len(data) != size:
+            sent = "more" if len(data) > size else f"{len(data)}"
+            raise BadModel(
+                f"{self.place} lists {listing.repo}/{name} with {size} bytes and sends {sent}.", hint="Try again later."
             )
-            return Path(path).read_bytes()
+        with self.explained(listing.repo, listing.commit):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            beside = kept.with_name(f"{name}.{os.getpid()}")
+            beside.write_bytes(data)
+            beside.replace(kept)
+        return data
 
     def part(self, listing: Listing, name: str, offset: int, length: int) -> bytes:
         """`length` bytes of a file from `offset` on, fewer only at its end. Never more is received than leads up to them."""
@@ -90,9 +116,10 @@ class Hub:
 
         with self.explained(listing.repo, listing.commit):
             url = hf_hub_url(listing.repo, name, revision=listing.commit, endpoint=self.endpoint)
-            return _retried(lambda: self._part(url, offset, length))
+            return _retried(lambda: self._received(url, length, offset))
 
-    def _part(self, url: str, offset: int, length: int) -> bytes:
+    def _received(self, url: str, length: int, offset: int = 0) -> bytes:
+        """At most `length` bytes of the answer, from `offset` on."""
         # Not the library's parse_safetensors_file_metadata: it keeps the whole answer in memory, which is all the
         # weights where a mirror ignores Range, and it refuses headers over 25 MB.
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
@@ -183,6 +210,15 @@ class Hub:
         if status == 429:
             return BadModel(f"{self.place} says that we ask too often.", hint="Wait some minutes, or set FITSERVE_HF_TOKEN.")
         return BadModel(f"{self.place} answered {status} for {repo}.", hint="Try again later, or give a model folder.")
+
+
+def _stays_inside(path: Any) -> bool:
+    """Whether a path of a listing is a plain one below the folder into which a repository is fetched."""
+    try:
+        plain = isinstance(path, str) and len(path.encode()) <= _LONGEST_PATH and "\0" not in path and "\\" not in path
+    except UnicodeEncodeError:
+        return False
+    return plain and not any(part in ("", ".", "..") for part in path.split("/"))
 
 
 def _retried(call: Callable[[], T]) -> T:

@@ -37,6 +37,10 @@ class FakeRepo:
     refs: tuple[str, ...] = ("main",)
     gated: bool = False
     private: bool = False
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Listed sizes that are not those of the files."""
+    listed_commit: str | None = None
+    """The commit that the listing names, whichever was asked for."""
 
 
 @dataclass
@@ -52,6 +56,12 @@ class FakeHub:
     """File -> for each of the next downloads of it, after how many bytes (in steps of 64 KiB) the connection breaks."""
     stalls: dict[str, int] = field(default_factory=dict)
     """File -> after how many bytes its download stands still, until `close` or `resume`."""
+    endless: set[str] = field(default_factory=set)
+    """Files whose bodies never end, and say no length."""
+    redirects: dict[str, str] = field(default_factory=dict)
+    """File -> where a request for it is sent to."""
+    listing: bytes | None = None
+    """What is answered in place of any listing; endless when "listing" is in `endless`."""
     stalled: threading.Event = field(default_factory=threading.Event)
     resume: threading.Event = field(default_factory=threading.Event)
 
@@ -138,15 +148,24 @@ class _Handler(BaseHTTPRequestHandler):
     def _api(self, repo_id: str, kind: str | None, revision: str) -> None:
         if (repo := self._find(repo_id, revision)) is None:
             return
+        hub = self.server.hub
+        if "listing" in hub.endless or hub.listing is not None:
+            self._send(200, hub.listing or b"[", {"Content-Type": "application/json"}, "listing")
+            return
         answer: Any
         if kind == "tree":
             answer = [
-                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                {"type": "file", "path": name, "size": repo.sizes.get(name, len(data)), "oid": hashlib.sha1(data).hexdigest()}
                 for name, data in repo.files.items()
             ]
         else:
-            siblings = [{"rfilename": name, "size": len(data)} for name, data in repo.files.items()]
-            answer = {"id": repo_id, "sha": repo.commit, "gated": "auto" if repo.gated else False, "siblings": siblings}
+            siblings = [{"rfilename": name, "size": repo.sizes.get(name, len(data))} for name, data in repo.files.items()]
+            answer = {
+                "id": repo_id,
+                "sha": repo.listed_commit or repo.commit,
+                "gated": "auto" if repo.gated else False,
+                "siblings": siblings,
+            }
         self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _file(self, repo_id: str, revision: str, name: str) -> None:
@@ -161,6 +180,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._entry(repo, name, data)
 
     def _entry(self, repo: FakeRepo, name: str, data: bytes) -> None:
+        if name in self.server.hub.redirects:
+            self._send(302, b"", {"Location": self.server.hub.redirects[name]})
+            return
         headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": repo.commit, "Accept-Ranges": "bytes"}
         if name.endswith(".safetensors") and self.server.name == "hub":
             headers |= {"X-Linked-Size": str(len(data)), "X-Linked-Etag": headers["ETag"]}
@@ -182,12 +204,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, body: bytes, headers: dict[str, str], name: str = "") -> None:
         self.send_response(status)
-        for key, value in (headers | {"Content-Length": str(len(body))}).items():
+        endless = name in self.server.hub.endless
+        for key, value in (headers | ({"Connection": "close"} if endless else {"Content-Length": str(len(body))})).items():
             self.send_header(key, value)
         self.end_headers()
         try:
             if self.command == "GET":
                 self._write(body, name)
+                while endless:
+                    self._request.sent += self.wfile.write(b" " * 64 * 1024)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 

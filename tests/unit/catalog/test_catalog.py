@@ -342,3 +342,23 @@ def test_a_sentence_model_is_no_longer_than_its_own_file_says(tmp_path: Path) ->
     assert longest(b'{"max_seq_length": 7}') == 7
     assert longest(b'{"max_seq_length": 9999}') == 512
     assert longest(b'{"max_seq_length": null}') == 512
+
+
+@pytest.mark.parametrize("files", [model(), sharded_model()], ids=["in one file", "in two"])
+def test_more_tensors_than_any_model_has_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]
+) -> None:
+    folder = write(tmp_path, files)
+    count = len(facts(folder).tensors or ())
+    for module in ("catalog", "safetensors"):
+        monkeypatch.setattr(f"gateway.catalog.{module}.MOST_TENSORS", count - 1)
+    assert f"{count - 1}" in refused(folder).message
+    for module in ("catalog", "safetensors"):
+        monkeypatch.setattr(f"gateway.catalog.{module}.MOST_TENSORS", count)
+    assert len(facts(folder).tensors or ()) == count
+
+
+def test_a_folder_with_more_files_than_any_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path, model())
+    monkeypatch.setattr("gateway.catalog.files.MOST_FILES", 1)
+    assert "holds more than 1 files" in refused(folder).message
