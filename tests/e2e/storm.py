@@ -1,6 +1,6 @@
-"""A gateway that is killed again and again while models come and go; then a look at what is left.
+"""A gateway that is killed again and again while several writers add and remove models and keys; then a look at what is left.
 
-`python -m tests.e2e.storm --rounds 200` prints what docs/reliability.md quotes. Where something is wrong, the folder with the
+`python -m tests.e2e.storm --rounds 200 --writers 3` prints what docs/reliability.md quotes. Where something is wrong, the folder with the
 database, all logs, the records, and what the machine looked like then, is kept.
 """
 
@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,21 +30,70 @@ from tests.support.patience import HANG_S
 from tests.support.running import model_folder
 
 NAMES = ("a", "b", "c")
+ADMIN = "an-admin-key-of-the-settings-that-nobody-guesses"
 BUSY = "while True: pass"
 
 
-class Storm:
-    """`wanted` is what was acknowledged: name -> whether the last change that got an answer added it."""
+class Writer:
+    """Changes models and keys of its own names, one after the other, until the gateway is gone.
 
-    def __init__(self, folder: Path, chance: random.Random, *, failpoints: bool = False) -> None:
+    `wanted` is what was acknowledged: (kind, name) -> whether the last change that got an answer added it. `unsure`: a change got none.
+    """
+
+    def __init__(self, index: int, storm: Storm, chance: random.Random) -> None:
+        self.wanted: dict[tuple[str, str], bool] = {}
+        self.unsure: set[tuple[str, str]] = set()
+        self.acknowledged = 0
+        self._names = tuple(f"{name}{index}" for name in NAMES)
+        self._storm = storm
+        self._chance = chance
+
+    def run(self) -> None:
+        """Returns when the gateway no longer answers."""
+        gateway = self._storm.gateway
+        with httpx.Client(base_url=gateway.url, headers=gateway.client.headers, trust_env=False, timeout=HANG_S) as client:
+            while self._change(client):
+                time.sleep(self._chance.uniform(0, 0.3))
+
+    def _change(self, client: httpx.Client) -> bool:
+        kind, name = self._chance.choice(("models", "models", "keys")), self._chance.choice(self._names)
+        add = self._chance.random() < 0.7
+        self.unsure.add((kind, name))
+        try:
+            if not add:
+                answer = client.delete(f"/admin/{kind}/{name}")
+            elif kind == "keys":
+                answer = client.post("/admin/keys", json={"name": name})
+            else:
+                body = {"name": name, "source": str(self._storm.source), "engines": [ENGINE]}
+                answer = client.post("/admin/models", json=body)
+        except httpx.HTTPError:
+            return False
+        if answer.is_success:
+            self.acknowledged += 1
+            there = add
+        elif answer.status_code in (404, 409):
+            # Nothing changed, and the refusal says how it is.
+            there = answer.status_code == 409 and "still being removed" not in answer.text
+        else:
+            return True
+        self.wanted[kind, name] = there
+        self.unsure.discard((kind, name))
+        return True
+
+
+class Storm:
+    """Kills the gateway under its writers."""
+
+    def __init__(self, folder: Path, chance: random.Random, *, writers: int = 1, failpoints: bool = False) -> None:
         """failpoints: in every second round the gateway kills itself, at an effect that is chosen at random."""
         self.folder = folder
-        self.gateway = scripted_gateway(folder, FITSERVE_STOP_GRACE_S="0.5")
+        self.gateway = scripted_gateway(folder, FITSERVE_STOP_GRACE_S="0.5", FITSERVE_ADMIN_KEY=ADMIN)
+        self.gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
         self.chance = chance
         self.failpoints = failpoints
         self.source = model_folder(folder / "model")
-        self.wanted: dict[str, bool] = {}
-        self.unsure: set[str] = set()
+        self.writers = [Writer(index, self, random.Random(chance.random())) for index in range(writers)]
         self.kills = 0
         self.suicides = 0
         self.adopted_s: list[float] = []
@@ -59,11 +109,15 @@ class Storm:
             with contextlib.suppress(httpx.HTTPError):
                 if running:
                     self._time_adoption(began)
-            until = time.monotonic() + self.chance.uniform(0, 1.2)
-            while time.monotonic() < until and not self.gateway.dead():
-                self._change()
+            writing = [threading.Thread(target=writer.run) for writer in self.writers]
+            for thread in writing:
+                thread.start()
+            time.sleep(self.chance.uniform(0, 1.2))
             self.suicides += self.gateway.dead()
             self.gateway.kill()
+            for thread in writing:
+                thread.join(2 * HANG_S)
+                assert not thread.is_alive(), "a writer hangs"
             self.kills += 1
             self.gateway.environment.pop("FITSERVE_FAILPOINT", None)
 
@@ -73,40 +127,33 @@ class Storm:
         if listed:
             self.adopted_s.append(time.monotonic() - began)
 
-    def _change(self) -> None:
-        name = self.chance.choice(NAMES)
-        add = self.chance.random() < 0.7
-        self.unsure.add(name)
-        try:
-            if add:
-                body = {"name": name, "source": str(self.source), "engines": [ENGINE]}
-                answer = self.gateway.client.post("/admin/models", json=body)
-            else:
-                answer = self.gateway.client.delete(f"/admin/models/{name}")
-        except httpx.HTTPError:
-            return
-        if answer.status_code == 202:
-            self.wanted[name] = add
-            self.unsure.discard(name)
-        elif answer.status_code in (404, 409):
-            # It is there already, or still being removed: nothing changed.
-            self.unsure.discard(name)
-        time.sleep(self.chance.uniform(0, 0.3))
+    def acknowledged(self) -> int:
+        return sum(writer.acknowledged for writer in self.writers)
+
+    def known(self, kind: str) -> tuple[set[str], set[str]]:
+        """The names of which was acknowledged that they are there, and those of which a change got no answer."""
+        there, unsure = set[str](), set[str]()
+        for writer in self.writers:
+            unsure |= {name for of, name in writer.unsure if of == kind}
+            there |= {name for (of, name), added in writer.wanted.items() if of == kind and added}
+        return there - unsure, unsure
 
     def settle(self) -> dict[str, int]:
         """Start once more and wait until nothing moves. Raises AssertionError for a lost change, an orphan or a twin."""
         self.gateway.start()
-        wanted = {name for name, there in self.wanted.items() if there and name not in self.unsure}
         wait_for("all models settle", self._settled, 2 * HANG_S)
         names = {model["name"] for model in self._listed()}
-        lost, extra = wanted - names, names - wanted - self.unsure
-        assert not lost, f"acknowledged and lost: {lost}"
-        assert not extra, f"removed and still there: {extra}"
+        keys = {key["name"] for key in self.gateway.client.get("/admin/keys").json()["data"]} - {"admin"}
+        for kind, listed in (("models", names), ("keys", keys)):
+            wanted, unsure = self.known(kind)
+            lost, extra = wanted - listed, listed - wanted - unsure
+            assert not lost, f"{kind} acknowledged and lost: {lost}"
+            assert not extra, f"{kind} removed and still there: {extra}"
         running = engines(self.gateway)
         instances = {self.gateway.show(name)["attempts"][-1]["instance"] for name in names}
         assert set(running) == instances, f"orphans or twins: {sorted(set(running) ^ instances)}"
         assert all(len(pids) == 1 for pids in running.values()), running
-        return {"models": len(names), "engines": len(running)}
+        return {"models": len(names), "keys": len(keys), "engines": len(running)}
 
     def _listed(self) -> list[dict[str, str]]:
         data: list[dict[str, str]] = self.gateway.client.get("/admin/models").json()["data"]
@@ -122,7 +169,8 @@ class Storm:
         with contextlib.suppress(httpx.HTTPError):
             shown = [self.gateway.show(one["name"]) for one in self.gateway.client.get("/admin/models").json()["data"]]
             (self.folder / "shown.json").write_text(json.dumps(shown, indent=1))
-        known = {"wanted": self.wanted, "unsure": sorted(self.unsure), "kills": self.kills, "engines": engines(self.gateway)}
+        known: dict[str, object] = {kind: [sorted(names) for names in self.known(kind)] for kind in ("models", "keys")}
+        known |= {"kills": self.kills, "engines": engines(self.gateway)}
         (self.folder / "known.json").write_text(json.dumps(known, indent=1))
         for name, command in {
             "processes": ["ps", "-eo", "pid,ppid,sid,stat,lstart,time,args"],
@@ -172,12 +220,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--writers", type=int, default=3)
     parser.add_argument("--settle-every", type=int, default=10)
     parser.add_argument("--failpoints", action="store_true", help="in every second round it dies at an effect")
     parser.add_argument("--hogs", type=int, default=0, help="processes that keep the machine busy meanwhile")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="storm-"))
-    storm = Storm(folder, random.Random(args.seed), failpoints=args.failpoints)
+    storm = Storm(folder, random.Random(args.seed), writers=args.writers, failpoints=args.failpoints)
     try:
         with busy(args.hogs):
             settled = run(storm, args.rounds, args.settle_every)
@@ -191,6 +240,8 @@ def main() -> None:
     figures: dict[str, object] = {
         "kills": storm.kills,
         "at an effect": storm.suicides,
+        "writers": args.writers,
+        "acknowledged": storm.acknowledged(),
         "settled": settled,
         "orphans": 0,
         "twins": 0,
