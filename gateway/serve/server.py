@@ -22,7 +22,7 @@ import uvicorn
 from gateway.errors import FitserveError, SettingsError
 from gateway.serve.app import GatewayApp, create_app
 from gateway.serve.proxy.client_connection import client_protocol
-from gateway.serve.proxy.limits import hold_little
+from gateway.serve.proxy.limits import hold_little, most_refused
 from gateway.serve.proxy.upstream_connection import watch_peer
 from gateway.serve.proxy.uvicorn_config import uvicorn_config
 from gateway.settings import Settings
@@ -32,6 +32,9 @@ log = structlog.get_logger("fitserve")
 
 # Workers look at their signals ten times a second, and close their sockets at once then; where they get time to.
 _ORPHANED_S = 30.0
+# Files that are open without any client: 20 when nothing happens, and some more while engines are started and asked.
+_OWN_FILES = 32
+_LEAST_CONNECTIONS = 8
 # After the grace time: for what else has to end.
 _LAST_S = 30
 
@@ -89,11 +92,31 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def allow_connections(settings: Settings) -> None:
-    """Raises the limit on open files, where the system lets us: a client and its engine are two each."""
+def allow_connections(settings: Settings) -> Settings:
+    """Raises the limit on open files, where the system lets us: a client and its engine are two each. Where it does not, fewer clients are let
+    in, so that there is always a file left for an engine, the database and a log. Raises SettingsError when too few are left to serve anybody."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * settings.max_connections + 512
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+    allowed = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    # Two files for each connection, and one for each of those that are being refused.
+    connections = settings.max_connections
+    while connections > 0 and 2 * connections + most_refused(connections) > allowed - _OWN_FILES:
+        connections -= 1
+    if connections < min(_LEAST_CONNECTIONS, settings.max_connections):
+        least = _OWN_FILES + 2 * _LEAST_CONNECTIONS + most_refused(_LEAST_CONNECTIONS)
+        raise SettingsError(
+            f"This process may open {allowed} files, and needs {least} at least.",
+            hint=f"Raise the limit (`ulimit -n {wanted}`, or LimitNOFILE={wanted} in a systemd unit).",
+        )
+    if connections < settings.max_connections:
+        log.warning(
+            "the limit on open files allows fewer connections than FITSERVE_MAX_CONNECTIONS",
+            files=allowed,
+            connections=connections,
+            hint=f"ulimit -n {wanted}, or LimitNOFILE={wanted} in a systemd unit",
+        )
+    return settings.model_copy(update={"max_connections": connections})
 
 
 def server_config(settings: Settings, app: GatewayApp) -> uvicorn.Config:
@@ -142,12 +165,12 @@ def serve(settings: Settings) -> None:
     """Run the gateway until SIGTERM or SIGINT; engines go on running. Raises SettingsError, and FitserveError when the loop ends."""
     # uvicorn finishes its work first, then raises the signal again: stopping a service is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    settings = allow_connections(settings)
     held = lock(settings.data)
     try:
         listener = _listen(settings)
         address, port = listener.getsockname()[:2]
         log.info("listening", url=f"http://{address}:{port}", data=str(settings.data), keys=settings.admin_key is not None)
-        allow_connections(settings)
         app, server, listener = _server(settings, listener)
         app.stop = partial(_end, server, settings)
         server.run(sockets=[listener])

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -45,8 +47,17 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(folder: Path, models: Mapping[str, list[str]], admin_key: str | None = None, **settings: str) -> Iterator[Served]:
-    """A gateway whose models are engines that run elsewhere, by base URL; it is ended after, and must end well."""
+def served(
+    folder: Path,
+    models: Mapping[str, list[str]],
+    admin_key: str | None = None,
+    ulimits: Mapping[int, int] | None = None,
+    **settings: str,
+) -> Iterator[Served]:
+    """A gateway whose models are engines that run elsewhere, by base URL; it is ended after, and must end well.
+
+    ulimits: what the system allows it, by number (`resource.RLIMIT_NOFILE`). settings: of its environment.
+    """
     port = free_port()
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
     own = {"FITSERVE_PORT": str(port), "FITSERVE_DATA_DIR": str(folder / "data"), "FITSERVE_HOST_KIND": "process"}
@@ -59,6 +70,7 @@ def served(folder: Path, models: Mapping[str, list[str]], admin_key: str | None 
             cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,
+            preexec_fn=partial(_limit, ulimits) if ulimits else None,  # noqa: PLW1509 - it only asks the kernel
         )
     gateway = Served(port, process, log_file)
     headers = {"authorization": f"Bearer {admin_key}"} if admin_key else {}
@@ -79,6 +91,11 @@ def served(folder: Path, models: Mapping[str, list[str]], admin_key: str | None 
             process.kill()
             process.wait()
             raise
+
+
+def _limit(ulimits: Mapping[int, int]) -> None:
+    for number, most in ulimits.items():
+        resource.setrlimit(number, (most, most))
 
 
 def worker_pids(data: Path) -> list[int]:

@@ -106,7 +106,10 @@ class ClientConnection(HttpToolsProtocol):
         self.plane.opened(self, self.loop)
         self._deadline = self.loop.time() + limits.FIRST_BYTE_S
         if not self.plane.connection_limiter.admit(self.address):
-            self._hang_up(Busy("The gateway has too many connections.", hint="Try again in a second.", retry_after_s=1))
+            if self.plane.connection_limiter.flooded():
+                transport.abort()
+            else:
+                self._hang_up(Busy("The gateway has too many connections.", hint="Try again in a second.", retry_after_s=1))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._let_go()

@@ -9,6 +9,7 @@
     the client takes no byte of its answer         STALL_S             closed
     the connection is kept, without a request      Limits.keep_alive_s closed
     the rest of a refused body is thrown away      LINGER_S            closed
+    connections are refused, beside those kept     most_refused        closed without a word
 
 `DataPlane` looks at all connections twice a second: one timer for all costs less than a timer for each connection.
 """
@@ -44,6 +45,8 @@ UNSENT_BYTES = 128 * 1024
 SMALL_BYTES = 1024 * 1024
 # Requests that may wait behind one that is being answered on the same connection.
 PIPELINED = 16
+# Connections beyond the limit that hear why they are refused.
+REFUSED = 64
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 # The headers that are read here. The first group decides about access or framing, so a second header of the same name is refused.
@@ -123,6 +126,11 @@ def has_left(transport: asyncio.BaseTransport) -> bool:
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
 
 
+def most_refused(connections: int) -> int:
+    """How many connections beyond `connections` hear why they are refused: each takes a file until its client has left."""
+    return min(REFUSED, 1 + connections // 8)
+
+
 class Stall:
     """Watches a client that has not taken all bytes that were written: whether the client takes any."""
 
@@ -198,6 +206,10 @@ class ConnectionLimiter:
         self._total += 1
         self._of[network] += 1
         return self._total <= self._limits.connections and self._of[network] <= self._limits.connections_per_address
+
+    def flooded(self) -> bool:
+        """Whether so many are refused that one more gets no answer."""
+        return self._total > self._limits.connections + most_refused(self._limits.connections)
 
     def left(self, address: str) -> None:
         network = client_network(address)

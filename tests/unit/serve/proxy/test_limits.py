@@ -24,3 +24,10 @@ def test_connections_of_one_client_are_counted_together_and_off_again(addresses:
     # A client that has left leaves nothing behind.
     assert not limiter._of
     assert limiter._total == 0
+
+
+def test_only_some_of_a_crowd_hear_why_they_are_refused() -> None:
+    """Each takes a file until its client has left, and the engines need files too."""
+    limiter = ConnectionLimiter(Limits(connections=16))
+    answered = [limiter.admit("10.0.0.1") or (limiter.flooded() and "cut") or "told" for _ in range(100)]
+    assert answered == [True] * 16 + ["told"] * 3 + ["cut"] * 81

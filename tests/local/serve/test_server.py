@@ -1,0 +1,92 @@
+"""A gateway to which the system allows little: it says so and serves fewer clients, or refuses to start; it never fails in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.dataplane import until
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
+from tests.support.served import Served, served
+from tests.support.upstream import Call, Upstream
+
+pytestmark = pytest.mark.anyio
+
+LISTED = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
+ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def engine(call: Call) -> None:
+    await call.reply(LISTED if call.head[0].startswith(b"GET") else b'{"choices":[]}')
+
+
+def files(gateway: Served) -> int:
+    return len(os.listdir(f"/proc/{gateway.process.pid}/fd"))  # noqa: PTH208
+
+
+def knock(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), HANG_S)
+
+
+def status(client: socket.socket) -> bytes:
+    """What it is told, without having asked where it is told to come back."""
+    try:
+        client.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        return client.recv(65536)[9:12]
+    except ConnectionError:
+        return b""
+
+
+async def test_with_few_files_there_are_few_clients_and_always_a_file_for_their_engine(tmp_path: Path) -> None:
+    async with Upstream(engine) as upstream:
+        running = served(tmp_path, {"m": [f"{upstream.url}/v1"]}, ulimits={resource.RLIMIT_NOFILE: 64})
+        gateway = await asyncio.to_thread(running.__enter__)
+        try:
+            assert '"files": 64, "connections": 15' in gateway.log
+            async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
+                await client.get("/healthz")
+                before, said = files(gateway), len(gateway.log)
+                for _ in range(2):
+                    crowd = [await asyncio.to_thread(knock, gateway.port) for _ in range(200)]
+                    told = [await asyncio.to_thread(status, one) for one in crowd]
+                    assert told.count(b"200") <= 15
+                    assert set(told) <= {b"200", b"503", b""}
+                    # Who is in is served, with all places taken and a crowd before the door.
+                    for _ in range(20):
+                        answer = await client.post("/v1/chat/completions", json=ASK)
+                        assert answer.status_code == 200, answer.text
+                    for one in crowd:
+                        one.close()
+                    await until(lambda: files(gateway) <= before + 2)
+                assert (await client.get("/readyz")).status_code == 200
+            # It says nothing of each client that it turns away.
+            assert gateway.log.count("\n", said) < 20, gateway.log
+        finally:
+            await asyncio.to_thread(running.__exit__, None, None, None)
+
+
+def test_with_too_few_files_it_refuses_to_start(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "gateway.__main__", "serve"],
+        env={**os.environ, "FITSERVE_DATA_DIR": str(tmp_path / "data"), "FITSERVE_PORT": "0"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)),
+    )
+    assert ended.returncode == 2
+    assert "may open 40 files, and needs 50" in ended.stderr
+    assert "ulimit -n" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "data").exists()
