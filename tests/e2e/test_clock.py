@@ -1,0 +1,133 @@
+"""The clock of the machine jumps by a day, forth and back, under a gateway that runs, and while it is away: nothing is restarted for it, and no
+wait becomes longer or ends because of it."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import http.client
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Gateway, wait_for
+from tests.e2e.scripted import ENGINE, engines, scripted_gateway, starts
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder
+
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+DAY_S = 86400
+ADMIN = "an-admin-key-of-the-settings-that-nobody-guesses"
+
+pytestmark = [pytest.mark.skipif(FAKETIME is None, reason="libfaketime (Debian: faketime) moves the clock of one process")]
+
+Jump = Callable[[int], None]
+
+
+@pytest.fixture
+def jumping(tmp_path: Path) -> Iterator[tuple[Gateway, Jump]]:
+    """A gateway with the ready model m, and what sets its clock so many seconds off the right time."""
+    offset = tmp_path / "offset"
+
+    def jump(seconds: int) -> None:
+        new = offset.with_suffix(".new")
+        new.write_text(f"{seconds:+d}\n")
+        new.rename(offset)
+
+    jump(0)
+    clock = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_NO_CACHE": "1"}
+    # The kernel's monotonic clock does not jump.
+    clock |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    made = scripted_gateway(tmp_path, ["--hold", str(tmp_path / "hold")], FITSERVE_ADMIN_KEY=ADMIN, **clock)
+    made.client.headers["authorization"] = f"Bearer {ADMIN}"
+    with contextlib.closing(made) as gateway:
+        gateway.start()
+        source = str(model_folder(tmp_path / "model"))
+        added = gateway.client.post("/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]})
+        assert added.status_code == 202, added.text
+        gateway.until("m", "ready")
+        yield gateway, jump
+
+
+def off(gateway: Gateway) -> float:
+    """Seconds that the clock of the gateway is off, by the date that it tells its clients."""
+    date = gateway.client.get("/healthz").headers["date"]
+    return email.utils.parsedate_to_datetime(date).timestamp() - time.time()
+
+
+def looks(gateway: Gateway) -> None:
+    """The loop has looked at everything more than once: it has brought a model and taken it away again."""
+    added = gateway.client.post("/admin/models", json={"name": "other", "endpoints": ["http://127.0.0.1:9/v1"]})
+    assert added.status_code == 202, added.text
+    gateway.client.delete("/admin/models/other")
+    wait_for("it is gone", lambda: gateway.client.get("/admin/models/other").status_code == 404)
+
+
+def ask(client: http.client.HTTPConnection, key: str, *, stream: bool = False) -> http.client.HTTPResponse:
+    body = json.dumps({"model": "m", "prompt": "hi", "max_tokens": 3, "stream": stream})
+    client.request("POST", "/v1/completions", body, {"authorization": f"Bearer {key}"})
+    return client.getresponse()
+
+
+def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(jumping: tuple[Gateway, Jump], tmp_path: Path) -> None:
+    gateway, jump = jumping
+    before = engines(gateway)
+    made = gateway.client.post("/admin/keys", json={"name": "k", "requests_per_minute": 1}).json()["key"]
+    kept, streaming = (http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=HANG_S) for _ in range(2))
+    with contextlib.closing(kept), contextlib.closing(streaming):
+        wait_for("the key is known", lambda: (answer := ask(kept, made)).read() and answer.status == 200)
+        for _ in range(11):
+            answer = ask(kept, "a-wrong-key")
+            answer.read()
+        assert answer.status == 429
+        (tmp_path / "hold").touch()
+        held = ask(streaming, ADMIN, stream=True)
+        assert held.readline()
+        sockets = (kept.sock, streaming.sock)
+        for offset in (DAY_S, -DAY_S, 0, -400 * DAY_S, 400 * DAY_S):
+            jump(offset)
+            wait_for("it has the new time", lambda offset=offset: abs(off(gateway) - offset) < DAY_S / 2)  # type: ignore[misc]
+            looks(gateway)
+            assert (engines(gateway), starts(gateway)) == (before, 1)
+            # Neither a used-up limit comes back, nor does one last longer than its minute; the same for wrong keys.
+            for key in (made, "a-wrong-key"):
+                answer = ask(kept, key)
+                answer.read()
+                assert (answer.status, 0 < int(answer.headers["retry-after"]) <= 60) == (429, True), key
+            # A key that was made at another time is as good as before, and connections are kept.
+            made_now = gateway.client.get("/v1/models", headers={"authorization": f"Bearer {made}"})
+            assert made_now.status_code == 200
+            assert (kept.sock, streaming.sock) == sockets
+            assert gateway.client.get("/readyz").status_code == 200
+        (tmp_path / "hold").unlink()
+        assert b"data: [DONE]" in held.read()
+
+
+def kill(gateway: Gateway) -> None:
+    for pids in engines(gateway).values():
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("offset", [DAY_S, -DAY_S])
+def test_an_engine_that_died_is_started_again_once_whatever_the_clock_says(jumping: tuple[Gateway, Jump], offset: int) -> None:
+    gateway, jump = jumping
+    kill(gateway)
+    jump(offset)
+    wait_for("another attempt", lambda: len(gateway.show("m")["attempts"]) == 2)
+    gateway.until("m", "ready")
+    looks(gateway)
+    assert starts(gateway) == 2
+    # Also by a gateway that was away meanwhile, which adopts what it finds.
+    running = engines(gateway)
+    gateway.kill()
+    jump(-offset)
+    gateway.start()
+    gateway.until("m", "ready")
+    looks(gateway)
+    assert (engines(gateway), starts(gateway)) == (running, 2)
