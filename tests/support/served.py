@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -51,12 +49,12 @@ def served(
     folder: Path,
     models: Mapping[str, list[str]],
     admin_key: str | None = None,
-    ulimits: Mapping[int, int] | None = None,
+    ulimit: str = "-c 0",
     **settings: str,
 ) -> Iterator[Served]:
     """A gateway whose models are engines that run elsewhere, by base URL; it is ended after, and must end well.
 
-    ulimits: what the system allows it, by number (`resource.RLIMIT_NOFILE`). settings: of its environment.
+    ulimit: flags of the shell's command, what the system allows the gateway. settings: of its environment.
     """
     port = free_port()
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
@@ -65,12 +63,11 @@ def served(
     log_file = folder / "gateway.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.__main__", "serve"],
+            ["bash", "-c", f'ulimit {ulimit}; exec "$@"', "bash", sys.executable, "-m", "gateway.__main__", "serve"],
             env={**keep, **own, **settings},
             cwd=ROOT,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=partial(_limit, ulimits) if ulimits else None,  # noqa: PLW1509 - it only asks the kernel
         )
     gateway = Served(port, process, log_file)
     headers = {"authorization": f"Bearer {admin_key}"} if admin_key else {}
@@ -91,11 +88,6 @@ def served(
             process.kill()
             process.wait()
             raise
-
-
-def _limit(ulimits: Mapping[int, int]) -> None:
-    for number, most in ulimits.items():
-        resource.setrlimit(number, (most, most))
 
 
 def worker_pids(data: Path) -> list[int]:

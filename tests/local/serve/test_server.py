@@ -48,7 +48,7 @@ def status(client: socket.socket) -> bytes:
 
 async def test_with_few_files_there_are_few_clients_and_always_a_file_for_their_engine(tmp_path: Path) -> None:
     async with Upstream(engine) as upstream:
-        running = served(tmp_path, {"m": [f"{upstream.url}/v1"]}, ulimits={resource.RLIMIT_NOFILE: 64})
+        running = served(tmp_path, {"m": [f"{upstream.url}/v1"]}, ulimit="-n 64")
         gateway = await asyncio.to_thread(running.__enter__)
         try:
             assert '"files": 64, "connections": 15' in gateway.log
