@@ -27,6 +27,7 @@ def main() -> None:
 
 def serve() -> None:
     """Run the gateway; our own errors end with their exit code and two sentences."""
+    from gateway.domain.visible import visible
     from gateway.errors import FitserveError
     from gateway.settings import load_settings
 
@@ -38,7 +39,7 @@ def serve() -> None:
         configure_logging(settings.log_level)
         run(settings)
     except FitserveError as error:
-        sys.stderr.write(f"fitserve: {error}\n")
+        sys.stderr.write(f"fitserve: {visible(str(error))}\n")
         sys.exit(error.exit_code)
 
 

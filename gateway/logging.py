@@ -7,6 +7,8 @@ import sys
 
 import structlog
 
+from gateway.domain.visible import visible
+
 
 def configure_logging(level: str) -> None:
     """Route our events and the standard library's warnings through structlog."""
@@ -21,6 +23,7 @@ def configure_logging(level: str) -> None:
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
     if sys.stderr.isatty():
         renderer = structlog.dev.ConsoleRenderer()
+        shared.append(_without_escapes)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(number),
@@ -39,3 +42,8 @@ def configure_logging(level: str) -> None:
     # Its every request line would be one of ours per health check.
     for noisy in ("httpx", "httpcore", "urllib3", "docker"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _without_escapes(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """For a terminal: what an engine or a client has written steers nothing. JSON escapes by itself."""
+    return {name: visible(value) if isinstance(value, str) else value for name, value in event.items()}

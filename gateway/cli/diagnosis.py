@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 from gateway.core.facts.learn import maximum, told
 from gateway.core.failures.diagnose import diagnose
 from gateway.domain import Fact, Failure
+from gateway.domain.visible import visible_line
 from gateway.errors import BadRequest
 from gateway.profiles import Profiles
 
@@ -69,9 +70,9 @@ def lines(failure: Failure, facts: tuple[Fact, ...]) -> Iterator[str]:
         return
     yield f"{failure.kind} ({failure.phase}): {failure.message}"
     if failure.line_number:
-        yield f"line {failure.line_number}: {failure.line}"
+        yield f"line {failure.line_number}: {visible_line(failure.line)}"
     for name, value in failure.culprit.items():
-        yield f"  {name}: {value}"
+        yield f"  {name}: {visible_line(value)}"
     for fact in facts:
         about = ", ".join(f"{key} {value}" for key, value in fact.scope.items())
         yield f"fact: {fact.kind}{f' {fact.value}' if fact.value is not None else ''} ({about})"

@@ -9,6 +9,7 @@ import typer
 
 from gateway.cli.options import Json
 from gateway.cli.present import table
+from gateway.cli.terminal import say
 
 app = typer.Typer(no_args_is_help=True, help="Install inference engines for machines without Docker.", rich_markup_mode=None)
 
@@ -31,8 +32,8 @@ def engine_install(
 
         device = "cuda" if look(settings.data).gpus else "cpu"
         engine = next(one.ref for one in profiles.engines(device=device) if one.install is not None)
-    folder = install(profiles.engine(engine), profiles, settings, typer.echo)
-    typer.echo(f"{engine} is installed in {folder}")
+    folder = install(profiles.engine(engine), profiles, settings, say)
+    say(f"{engine} is installed in {folder}")
 
 
 @app.command("ls")
@@ -56,7 +57,7 @@ def engine_ls(as_json: Json = False) -> None:
             }
         )
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        say(json.dumps(rows, indent=2))
         return
     table(
         ("ENGINE", "DEVICE", "INSTALLED", "IMAGE"),

@@ -12,6 +12,7 @@ import typer
 from gateway.cli.client import call
 from gateway.cli.options import Json
 from gateway.cli.present import table
+from gateway.cli.terminal import say
 from gateway.errors import BadRequest, NotFound
 
 app = typer.Typer(no_args_is_help=True, help="What was learned of engines and GPUs.", rich_markup_mode=None)
@@ -22,7 +23,7 @@ def ls(as_json: Json = False) -> None:
     """List the facts, those that ship with fitserve first; they have no number."""
     rows = _rows()
     if as_json:
-        typer.echo(json.dumps({"data": rows}, indent=2))
+        say(json.dumps({"data": rows}, indent=2))
         return
     table(
         ("FACT", "KIND", "STATE", "WHERE"),
@@ -37,7 +38,7 @@ def show(number: int, as_json: Json = False) -> None:
     if row is None:
         raise NotFound(f"There is no fact {number}.", hint="`fitserve facts ls` lists them.")
     if as_json:
-        typer.echo(json.dumps(row, indent=2))
+        say(json.dumps(row, indent=2))
         return
     fact = row["fact"]
     lines: list[tuple[object, ...]] = [("kind", fact["kind"]), ("state", row["stale"] or "applied"), ("proof", fact["source"])]
@@ -52,17 +53,17 @@ def show(number: int, as_json: Json = False) -> None:
 def rm(number: int) -> None:
     """Forget a fact: what it ruled out may be planned again."""
     call("DELETE", f"/admin/facts/{number}")
-    typer.echo(f"fact {number}: removed")
+    say(f"fact {number}: removed")
 
 
 @app.command("export")
 def export(file: Annotated[Path | None, typer.Argument(help="Where to write; default: standard output.")] = None) -> None:
     """Write what was learned here as JSON, for `fitserve facts import` on another machine."""
-    text = json.dumps({"facts": [row["fact"] for row in _rows() if row["id"] is not None]}, indent=2) + "\n"
+    text = json.dumps({"facts": [row["fact"] for row in _rows() if row["id"] is not None]}, indent=2)
     if file is None:
-        typer.echo(text, nl=False)
+        say(text)
     else:
-        file.write_text(text)
+        file.write_text(f"{text}\n")
 
 
 @app.command("import")
@@ -74,7 +75,7 @@ def import_(file: Annotated[Path, typer.Argument(help="What `fitserve facts expo
     except (OSError, ValueError) as error:
         raise BadRequest(f"{file} cannot be read as JSON: {error}.", hint="Give what `fitserve facts export` wrote.") from None
     answer = call("POST", "/admin/facts", body)
-    typer.echo(f"{answer['added']} facts added")
+    say(f"{answer['added']} facts added")
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import typer
 from gateway.cli.client import call
 from gateway.cli.options import Json
 from gateway.cli.present import table
+from gateway.cli.terminal import say
 
 app = typer.Typer(no_args_is_help=True, help="Who may call, for what, and how much.", rich_markup_mode=None)
 
@@ -33,7 +34,7 @@ def add(
         "max_in_flight": max_in_flight,
     }
     made = call("POST", "/admin/keys", body | {key: value for key, value in limits.items() if value is not None})
-    typer.echo(json.dumps(made, indent=2) if as_json else made["key"])
+    say(json.dumps(made, indent=2) if as_json else made["key"])
 
 
 @app.command("ls")
@@ -41,7 +42,7 @@ def ls(as_json: Json = False) -> None:
     """List the keys, those of the settings first. The keys themselves are not known."""
     listing = call("GET", "/admin/keys")
     if as_json:
-        typer.echo(json.dumps(listing, indent=2))
+        say(json.dumps(listing, indent=2))
         return
     rows = [
         (key["name"], ", ".join(key["scopes"]), ", ".join(key["models"] or ("all",)), _limits(key)) for key in listing["data"]
@@ -53,7 +54,7 @@ def ls(as_json: Json = False) -> None:
 def rm(name: str) -> None:
     """Revoke a key at once."""
     call("DELETE", f"/admin/keys/{name}")
-    typer.echo(f"key {name}: removed")
+    say(f"key {name}: removed")
 
 
 def _limits(key: dict[str, Any]) -> str:

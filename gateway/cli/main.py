@@ -20,6 +20,8 @@ from gateway.cli.key_commands import app as keys_app
 from gateway.cli.options import Json, absolute, wishing
 from gateway.cli.plan_commands import matrix, plan
 from gateway.cli.present import show_decision, show_model, status_text, table
+from gateway.cli.terminal import pour, say
+from gateway.domain.visible import visible_line
 from gateway.errors import FitserveError
 from gateway.version import __version__
 
@@ -36,7 +38,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except FitserveError as error:
-        typer.echo(f"fitserve: {error}", err=True)
+        say(f"fitserve: {error}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -45,7 +47,7 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        say(__version__)
         raise typer.Exit
 
 
@@ -87,11 +89,11 @@ def probe(as_json: Json = False) -> None:
 
     hardware = read(Path.cwd())
     if as_json:
-        typer.echo(hardware.model_dump_json(indent=2))
+        say(hardware.model_dump_json(indent=2))
         return
     table(("", "", "", ""), machine(hardware))
     for note in hardware.notes:
-        typer.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 @app.command()
@@ -137,7 +139,7 @@ def ps(as_json: Json = False) -> None:
     """List the models of the running gateway."""
     listing = call("GET", "/admin/models")
     if as_json:
-        typer.echo(json.dumps(listing, indent=2))
+        say(json.dumps(listing, indent=2))
         return
     rows = [
         (m["name"], m["state"], str(len(m["replicas"]) or len(m["wish"]["endpoints"])), m["detail"]) for m in listing["data"]
@@ -150,7 +152,7 @@ def show(name: str, as_json: Json = False) -> None:
     """Show a model: state, plan with reasons, attempts with evidence. Exit code 3 while it is not ready."""
     view = call("GET", f"/admin/models/{name}")
     if as_json:
-        typer.echo(json.dumps(view, indent=2))
+        say(json.dumps(view, indent=2))
     else:
         show_model(view)
     if view["state"] != "ready":
@@ -163,14 +165,13 @@ def logs(
     attempt: Annotated[int | None, typer.Option(help="Number of an attempt; default: the latest.")] = None,
     tail: Annotated[int | None, typer.Option(min=1, help="Only the last lines.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the engine ends.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Just the bytes that the engine wrote, escape sequences too.")] = False,
 ) -> None:
-    """Print the log of a model's engine."""
+    """Print the log of a model's engine. What would steer the terminal is shown as \\x1b, and not sent."""
     from gateway.cli.client import stream
 
     query = {"attempt": attempt, "tail": tail, "follow": "true" if follow else None}
-    for piece in stream(f"/admin/models/{name}/logs", {key: value for key, value in query.items() if value is not None}):
-        sys.stdout.buffer.write(piece)
-        sys.stdout.flush()
+    pour(stream(f"/admin/models/{name}/logs", {key: value for key, value in query.items() if value is not None}), raw=raw)
 
 
 @app.command()
@@ -185,7 +186,7 @@ def diagnose(
 
     extra = os.environ.get("FITSERVE_PROFILES_DIR")
     failure, facts = read_log(log, engine, Profiles(Path(extra) if extra else None))
-    typer.echo(text(failure, facts, as_json=as_json))
+    say(text(failure, facts, as_json=as_json))
     if failure.kind != "none":
         raise typer.Exit(1)
 
@@ -220,7 +221,7 @@ def doctor(as_json: Json = False) -> None:
 
     checks = examine(load_settings())
     if as_json:
-        typer.echo(json.dumps([check._asdict() for check in checks], indent=2))
+        say(json.dumps([check._asdict() for check in checks], indent=2))
     else:
         table(("", "CHECK", "FOUND", "DO"), [(check.state.upper(), check.name, check.found, check.do) for check in checks])
     if any(check.state == "fail" for check in checks):
@@ -239,17 +240,17 @@ def _wait_ready(name: str, *, quiet: bool) -> Any:
         view = call("GET", f"/admin/models/{name}")
         if status_text(view) != reported and not quiet:
             reported = status_text(view)
-            typer.echo(f"{name}: {reported}", err=True)
+            say(f"{name}: {reported}", err=True)
         if view["state"] == "ready":
             return view
         if view["state"] in ("no_plan", "quarantined", "stopping"):
-            typer.echo(f"fitserve: {name} cannot be served: {view['detail']}", err=True)
+            say(f"fitserve: {name} cannot be served: {visible_line(view['detail'])}", err=True)
             raise typer.Exit(3)
         time.sleep(0.5)
 
 
 def _print(value: Any, as_json: bool, text: str) -> None:
-    typer.echo(json.dumps(value, indent=2) if as_json else text)
+    say(json.dumps(value, indent=2) if as_json else text)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from gateway.cli.terminal import say
 from gateway.errors import BadRequest
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -96,5 +97,5 @@ def read_wish(**fields: Any) -> Any:
 
 
 def usage(message: str) -> NoReturn:
-    typer.echo(f"fitserve: {message}", err=True)
+    say(f"fitserve: {message}", err=True)
     raise typer.Exit(2)

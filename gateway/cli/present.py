@@ -11,12 +11,13 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-import typer
+from gateway.cli.terminal import say
+from gateway.domain.visible import visible_line
 
 
 def status_text(view: Any) -> str:
     """The state of a model, with its reason in parentheses."""
-    return f"{view['state']} ({view['detail']})" if view["detail"] else str(view["state"])
+    return f"{view['state']} ({visible_line(view['detail'])})" if view["detail"] else str(view["state"])
 
 
 def _width() -> int | None:
@@ -26,24 +27,19 @@ def _width() -> int | None:
     return None
 
 
-def _plain(text: object) -> str:
-    """What a model's files say goes to a terminal: without the characters that would steer it."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
-
-
 def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
     """A paragraph that keeps to the terminal's width; `indent` is of its lines after the first, which begins with `first`."""
     width, begin, rest = _width(), first, " " * indent
     if width is None:
-        typer.echo(f"{begin}{_plain(text)}")
+        say(f"{begin}{visible_line(text)}")
         return
-    wrapped = textwrap.wrap(_plain(text), width, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False)
-    typer.echo("\n".join(wrapped) if wrapped else begin.rstrip())
+    wrapped = textwrap.wrap(visible_line(text), width, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False)
+    say("\n".join(wrapped) if wrapped else begin.rstrip())
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
     """Columns without a frame, which read well in a terminal and in a pipe. The last column wraps, or goes below."""
-    lines = [[_plain(cell) for cell in row] for row in ([head] if any(head) else []) + [tuple(row) for row in rows]]
+    lines = [[visible_line(cell) for cell in row] for row in ([head] if any(head) else []) + [tuple(row) for row in rows]]
     if not lines:
         return
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]) - 1)]
@@ -51,11 +47,11 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
     for line in lines:
         start = "".join(f"{cell:<{size}}  " for cell, size in zip(line, widths, strict=False))
         if width is None or left + len(line[-1]) <= width:
-            typer.echo(f"{start}{line[-1]}".rstrip())
+            say(f"{start}{line[-1]}".rstrip())
         elif width - left >= _LEAST_COLUMN:
             print_paragraph(line[-1], indent=left, first=start)
         else:
-            typer.echo(start.rstrip())
+            say(start.rstrip())
             if line[-1]:
                 print_paragraph(line[-1], indent=4, first="    ")
 
@@ -68,7 +64,7 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
     from gateway.core.planner import explain
 
     if as_json:
-        typer.echo(decision.model_dump_json(by_alias=True, indent=2))
+        say(decision.model_dump_json(by_alias=True, indent=2))
         return
     print_paragraph(explain.headline(decision))
     if decision.plans:
@@ -78,11 +74,11 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
             "Allow another engine version, a shorter context or more GPUs; `fitserve matrix` compares machines and versions."
         )
     if others := decision.plans[1:]:
-        typer.echo("\nOther plans" + (f" (the first {_MOST_OTHERS} of {len(others)})" if len(others) > _MOST_OTHERS else ""))
+        say("\nOther plans" + (f" (the first {_MOST_OTHERS} of {len(others)})" if len(others) > _MOST_OTHERS else ""))
         head = ("RANK", "ENGINE", "GPUS", "CONTEXT", "OTHERWISE THAN THE ENGINE ITSELF")
         table(head, explain.others(others[:_MOST_OTHERS]))
     if decision.rejected:
-        typer.echo("\nRejected")
+        say("\nRejected")
         for refused in explain.rejections(decision.rejected):
             print_paragraph(f"{refused.verdict}: {refused.who}", indent=4, first="  ")
             for line in refused.lines:
@@ -95,7 +91,7 @@ _MOST_OTHERS = 8
 
 def show_matrix(cells: Any, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([cell.model_dump() for cell in cells], indent=2))
+        say(json.dumps([cell.model_dump() for cell in cells], indent=2))
         return
     reasons: list[str] = [""]
     rows = [
@@ -128,29 +124,29 @@ def _named(model: str, models: list[str]) -> str:
 def show_plan(plan: Any) -> None:
     from gateway.core.planner import explain
 
-    typer.echo("")
+    say("")
     table(("CHOICE", "VALUE", "WHY"), explain.choices(plan))
     if plan.kernels:
         _layers("Kernels per rank", ("LAYER", "K x N", "SCHEME", "KERNEL"), explain.kernels(plan.kernels))
     if plan.attention:
         _layers("Attention", ("LAYERS", "HEAD SIZE", "BACKEND"), explain.attention(plan.attention))
-    typer.echo("\nMemory per device\n" + explain.memory_bar(plan.memory, min(60, (_width() or 80) - 16)))
+    say("\nMemory per device\n" + explain.memory_bar(plan.memory, min(60, (_width() or 80) - 16)))
     table(("", "", ""), explain.memory_rows(plan.memory))
     if plan.warnings:
-        typer.echo("")
+        say("")
     for warning in plan.warnings:
         print_paragraph(f"warning: {warning}", indent=4)
     if plan.advice:
-        typer.echo("")
+        say("")
         print_paragraph(f"advice: {plan.advice}", indent=4)
     words = [*(f"{name}={shlex.quote(value)}" for name, value in plan.env.items()), shlex.join(plan.argv)]
-    typer.echo("\nEngine flags")
+    say("\nEngine flags")
     # One line, however long: it is there to be copied.
-    typer.echo(_plain(" ".join(words)))
+    say(visible_line(" ".join(words)))
 
 
 def _layers(title: str, head: tuple[str, ...], layers: Any) -> None:
-    typer.echo(f"\n{title}" + (f" of {_plain(layers.under)}" if layers.under else ""))
+    say(f"\n{title}" + (f" of {visible_line(layers.under)}" if layers.under else ""))
     table(head, layers.rows)
     for number, note in enumerate(layers.notes, start=1):
         print_paragraph(note, indent=4, first=f"({number}) ")
@@ -161,16 +157,16 @@ def show_model(view: Any) -> None:
 
     from gateway.domain import Plan
 
-    typer.echo(f"{view['name']}: {status_text(view)}")
+    say(f"{view['name']}: {status_text(view)}")
     if view["plan"]:
         show_plan(Plan.model_validate(view["plan"]))
     if view["attempts"]:
-        typer.echo("\nAttempts")
+        say("\nAttempts")
         for attempt in view["attempts"]:
             started = datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC).astimezone().strftime("%F %T")
             words = [attempt["state"], attempt["engine"], f"context {attempt['max_model_len']:,}", attempt["otherwise"]]
-            typer.echo(f"  {attempt['id']}  {started}  {'  '.join(word for word in words if word)}")
+            say(f"  {attempt['id']}  {started}  {'  '.join(word for word in words if word)}")
             if failure := attempt["failure"]:
-                typer.echo(f"     {failure['kind']} while {failure['phase']}: {failure['message']} {failure['advice']}")
+                say(f"     {failure['kind']} while {failure['phase']}: {visible_line(failure['message'])} {failure['advice']}")
                 if failure["line"]:
-                    typer.echo(f"     log: {failure['line']}")
+                    say(f"     log: {visible_line(failure['line'])}")

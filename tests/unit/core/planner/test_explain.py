@@ -176,7 +176,7 @@ def test_two_models_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None
 
 def test_what_a_model_says_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     table(("A", "B"), [("\x1b[2Jx\r\n", "\ud800")])
-    assert capsys.readouterr().out == "A        B\n\ufffd[2Jx\ufffd\ufffd  \ufffd\n"
+    assert capsys.readouterr().out == "A                 B\n\\x1b[2Jx\\x0d\\x0a  \\ud800\n"
 
 
 def test_the_bar_is_the_device() -> None:
