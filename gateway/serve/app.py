@@ -37,7 +37,7 @@ from gateway.planning.messages import Start
 from gateway.planning.plan_process import PlanProcess
 from gateway.profiles import Profiles
 from gateway.routing.routes import Routes
-from gateway.serve.admin import fact_routes, key_routes, model_routes
+from gateway.serve.admin import docs, fact_routes, key_routes, model_routes
 from gateway.serve.admin.scopes import Scopes
 from gateway.serve.metrics import gauges
 from gateway.serve.metrics.access_log import AccessLog, AdminRequest
@@ -195,19 +195,19 @@ def create_app(
             await loop.close()
             await planning.close()
             await chosen.close()
+            keyring.close()
             store.close()
 
     app = FastAPI(
         title="fitserve",
         version=__version__,
         lifespan=lifespan,
-        docs_url="/admin/docs",
+        docs_url=None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
         openapi_url="/admin/openapi.json",
     )
-    routers = (gauges.router, fact_routes.router, key_routes.router, model_routes.router)
+    routers = (gauges.router, docs.router, fact_routes.router, key_routes.router, model_routes.router)
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(FitserveError, _on_error)
