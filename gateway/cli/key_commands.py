@@ -52,9 +52,16 @@ def ls(as_json: Json = False) -> None:
 
 @app.command("rm")
 def rm(name: str) -> None:
-    """Revoke a key at once."""
-    call("DELETE", f"/admin/keys/{name}")
+    """Revoke a key at once. Exit code 1 where the disk did not take that yet, so that a restart would bring the key back."""
+    answer = call("DELETE", f"/admin/keys/{name}")
     say(f"key {name}: removed")
+    if not answer["durable"]:
+        say(
+            f"fitserve: The disk of the gateway cannot be written, so a restart would make the key {name} good again. "
+            "The gateway tries again every few seconds; free disk space or repair the permissions of FITSERVE_DATA_DIR.",
+            err=True,
+        )
+        raise typer.Exit(1)
 
 
 def _limits(key: dict[str, Any]) -> str:

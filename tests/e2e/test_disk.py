@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.e2e.conftest import Gateway, wait_for
@@ -34,6 +37,27 @@ def small(tmp_path: Path) -> Iterator[tuple[Gateway, Path]]:
             gateway.until("m", "ready")
             yield gateway, disk
         wait_for("no engine", lambda: not engines(gateway))
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+KEY = "an-admin-key-of-this-test-that-nobody-guesses"
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> Iterator[tuple[Gateway, Path, str]]:
+    """A gateway of two workers with a key `app`, which stands beside another key in both places; and its file system."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], check=True)
+    try:
+        with contextlib.closing(scripted_gateway(disk, FITSERVE_WORKERS="2", FITSERVE_ADMIN_KEY=KEY)) as gateway:
+            gateway.log = tmp_path / "gateway.log"
+            gateway.client.headers["authorization"] = f"Bearer {KEY}"
+            gateway.environment["FITSERVE_KEY"] = KEY
+            gateway.start()
+            made = [gateway.client.post("/admin/keys", json={"name": name}).json()["key"] for name in ("app", "other")]
+            yield gateway, disk, made[0]
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
@@ -126,3 +150,68 @@ def test_a_read_only_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway
     gateway.until("m", "ready")
     wait_for("ready again", lambda: ready(gateway))
     assert engines(gateway) == before
+
+
+def good(gateway: Gateway, key: str) -> set[bool]:
+    """Whether the key lets one in, at many connections, so that both workers take some. An address with many wrong keys gets a 429."""
+    headers = {"authorization": f"Bearer {key}"}
+    statuses = {httpx.get(f"{gateway.url}/v1/models", headers=headers, trust_env=False).status_code for _ in range(20)}
+    assert statuses <= {200, 401, 429}
+    return {status == 200 for status in statuses}
+
+
+def in_database(gateway: Gateway) -> set[str]:
+    with contextlib.closing(sqlite3.connect(f"file:{gateway.data}/fitserve.db?mode=ro", uri=True)) as db:
+        return {row[0] for row in db.execute("SELECT name FROM keys")}
+
+
+def in_file(gateway: Gateway) -> dict[str, str]:
+    return {one["grant"]["name"]: one["digest"] for one in json.loads((gateway.data / "keys.json").read_text())}
+
+
+def test_a_key_is_revoked_on_a_full_disk_and_stays_revoked(keyed: tuple[Gateway, Path, str]) -> None:
+    gateway, disk, key = keyed
+    wait_for("the key is known to both workers", lambda: good(gateway, key) == {True})
+    filler = fill(disk)
+    assert refused(gateway)
+    done = gateway.cli("keys", "rm", "app")
+    assert (done.returncode, done.stdout) == (0, "key app: removed\n"), done.stderr
+    wait_for("the key is good at no worker", lambda: good(gateway, key) == {False})
+    assert "app" in in_database(gateway)
+    # Neither a crash nor a start on the full disk brings the key back.
+    gateway.kill()
+    gateway.start()
+    assert good(gateway, key) == {False}
+    assert [one["name"] for one in gateway.client.get("/admin/keys").json()["data"]] == ["admin", "other"]
+    filler.unlink()
+    gateway.kill()
+    gateway.start()
+    assert good(gateway, key) == {False}
+    wait_for("no trace of the key is left", lambda: in_database(gateway) == in_file(gateway).keys() == {"other"})
+    assert gateway.client.post("/admin/keys", json={"name": "app"}).status_code == 201
+
+
+def test_a_revoked_key_leaves_the_database_as_soon_as_the_disk_has_room(keyed: tuple[Gateway, Path, str]) -> None:
+    gateway, disk, _ = keyed
+    filler = fill(disk)
+    assert refused(gateway)
+    assert gateway.client.delete("/admin/keys/app").json()["durable"]
+    assert gateway.client.post("/admin/keys", json={"name": "app"}).status_code == 507
+    filler.unlink()
+    wait_for("no trace of the key is left", lambda: in_database(gateway) == in_file(gateway).keys() == {"other"})
+
+
+def test_a_revocation_that_the_disk_does_not_take_is_told_and_tried_again(keyed: tuple[Gateway, Path, str]) -> None:
+    gateway, disk, key = keyed
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    done = gateway.cli("keys", "rm", "app")
+    assert done.returncode == 1
+    assert done.stdout == "key app: removed\n"
+    assert "a restart would make the key app good again" in done.stderr
+    wait_for("the key is good at no worker", lambda: good(gateway, key) == {False})
+    assert gateway.client.delete("/admin/keys/app").status_code == 404
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    wait_for("no trace of the key is left", lambda: in_database(gateway) == in_file(gateway).keys() == {"other"})
+    gateway.kill()
+    gateway.start()
+    assert good(gateway, key) == {False}

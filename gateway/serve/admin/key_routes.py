@@ -52,7 +52,7 @@ async def list_keys(request: Request) -> KeyList:
 
 @router.delete("/{name}")
 async def remove_key(request: Request, name: str) -> dict[str, Any]:
-    """Revoke one. It is good for nothing from now on; what it asked for until now is finished."""
+    """Revoke one. It is good for nothing from now on; what it asked for until now is finished. `durable`: whether a restart knows that too; where
+    the disk does not take it, that is tried again until it does."""
     keyring: Keyring = request.app.state.keyring
-    await asyncio.to_thread(keyring.remove, name)
-    return {"name": name, "state": "removed"}
+    return {"name": name, "state": "removed", "durable": await asyncio.to_thread(keyring.remove, name)}

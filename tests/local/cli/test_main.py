@@ -216,7 +216,7 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
     assert "set by the user" in shown.stdout
     assert "Attempts" in shown.stdout
     assert "an engine's line" in (await run("logs", "m")).stdout
-    assert (await run("logs", "m", "--raw")).stdout == "an engine's line\n"
+    assert (await run("logs", "m", "--raw")).stdout.startswith("an engine's line\n")
     again = await run("add", "m", str(source))
     assert again.returncode == 1
     assert "exists already" in again.stderr
