@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
-from gateway.controller.engine_client import EngineClient
 from gateway.controller.launcher import Launcher
 from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.controller.planner import Planner
@@ -36,7 +35,7 @@ _STALL_POLL_S = 5.0
 
 
 class Effects:
-    """Shared by all replicas of a gateway. `client` makes the control calls to engines."""
+    """Shared by all replicas of a gateway."""
 
     def __init__(
         self,
@@ -45,14 +44,12 @@ class Effects:
         planner: Planner,
         launcher: Launcher,
         gpus: GpuWatch,
-        client: EngineClient,
     ) -> None:
         self._store = store
         self._running = running
         self._planner = planner
         self._launcher = launcher
         self._gpus = gpus
-        self._client = client
         self._planning = asyncio.Lock()
 
     async def plan(
@@ -129,7 +126,7 @@ class Effects:
         def report(progress: str) -> None:
             replica.progress = progress
 
-        failure = await verify(self._client, watcher.url, attempt.model, attempt.plan, patience_s, report)
+        failure = await verify(watcher.client, watcher.url, attempt.model, attempt.plan, patience_s, report)
         if failure is None:
             watcher.note(verified=True, phase="serving")
         else:

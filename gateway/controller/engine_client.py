@@ -61,8 +61,13 @@ class EngineAnswer:
 class EngineClient:
     """Makes the calls, at most `at_once` at a time; others wait for their turn, and their time begins with it."""
 
-    def __init__(self, at_once: int) -> None:
-        self._places = asyncio.Semaphore(at_once)
+    def __init__(self, at_once: int | asyncio.Semaphore, key: str | None = None) -> None:
+        self._places = asyncio.Semaphore(at_once) if isinstance(at_once, int) else at_once
+        self._key_line = f"authorization: Bearer {key}\r\n" if key else ""
+
+    def with_key(self, key: str | None) -> EngineClient:
+        """For an engine that wants this key of its callers; the places are the same."""
+        return EngineClient(self._places, key)
 
     async def get(self, url: str, within_s: float, most_bytes: int = SMALL_BYTES) -> EngineAnswer:
         """Raises NoAnswerError."""
@@ -77,6 +82,7 @@ class EngineClient:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
             lines = f"{method} {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\naccept: */*\r\naccept-encoding: identity\r\n"
+            lines += self._key_line
             if body:
                 lines += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
             head = lines.encode("ascii") + b"\r\n"

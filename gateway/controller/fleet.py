@@ -65,14 +65,14 @@ class Fleet:
         plans = {attempt.instance_name: attempt.fingerprint for attempt in attempts}
         # An engine with another plan than the recorded plan is about to be replaced.
         own = [instance for instance in instances if instance.fingerprint == plans.get(instance.name)]
-        urls = {instance.name: instance.url for instance in own if instance.state == "running" and instance.url}
-        return RouteTable({name: _route(model, urls) for name, model in self.models.items()})
+        running = {instance.name: instance for instance in own if instance.state == "running"}
+        return RouteTable({name: _route(model, running) for name, model in self.models.items()})
 
 
-def _route(model: ManagedModel, urls: Mapping[str, str]) -> ModelRoute:
+def _route(model: ManagedModel, running: Mapping[str, Instance]) -> ModelRoute:
     """As `route`. An error that nobody expected leaves this model without a route, not all of them."""
     try:
-        return route(model, urls)
+        return route(model, running)
     except Exception as error:
         if not model.setback.rest_s:
             model.setback.broke(error)

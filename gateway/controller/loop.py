@@ -67,7 +67,7 @@ class Loop:
         self._running = RunningEngines(launcher.settings.data)
         # Apart, so that no number of endpoints that are away keeps the engines of this machine waiting.
         engine_client, self._endpoint_client = EngineClient(_CALLS_AT_ONCE), EngineClient(_CALLS_AT_ONCE)
-        effects = Effects(store, self._running, planner, launcher, gpus, engine_client)
+        effects = Effects(store, self._running, planner, launcher, gpus)
         watching = (gpus, signatures, engine_client, self.wake, routes.silent_s)
         self._steps = ReplicaSteps(effects, self._fleet, launcher, *watching)
         self._strays = Strays(effects.stop, launcher.settings.stop_grace_s, self.wake)

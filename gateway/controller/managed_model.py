@@ -139,12 +139,21 @@ def capacity(plan: Plan) -> int:
     return seqs + max(1, seqs // 4)
 
 
-def route(model: ManagedModel, urls: Mapping[str, str]) -> routing.ModelRoute:
-    """Where requests for the model go now. `urls`: of the instances that run, by name."""
+def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.ModelRoute:
+    """Where requests for the model go now. `running`: the instances that run, by name."""
     replicas = [
-        routing.RoutedReplica(url=urls[name], id=name, served_name=model.wish.name, capacity=capacity(replica.attempt.plan))
+        routing.RoutedReplica(
+            url=instance.url,
+            id=instance.name,
+            served_name=model.wish.name,
+            capacity=capacity(replica.attempt.plan),
+            key=instance.key or "",
+        )
         for replica in model.replicas
-        if replica.attempt is not None and replica.attempt.state == "ready" and (name := replica.attempt.instance_name) in urls
+        if replica.attempt is not None
+        and replica.attempt.state == "ready"
+        and (instance := running.get(replica.attempt.instance_name)) is not None
+        and instance.url
     ]
     replicas += [
         routing.RoutedReplica(url=endpoint.url, id=f"{model.wish.name}@{endpoint.url}", served_name=endpoint.served_name)

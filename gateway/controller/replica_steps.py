@@ -145,5 +145,12 @@ class ReplicaSteps:
         replica.setback.over()
 
     def _watcher(self, attempt: Attempt, instance: Instance) -> Watcher:
-        watched = (self._host, self._signatures(), self._settings, self._client, self._wake, self._silent_s)
+        watched = (
+            self._host,
+            self._signatures(),
+            self._settings,
+            self._client.with_key(instance.key),
+            self._wake,
+            self._silent_s,
+        )
         return Watcher(attempt, instance.name, instance.url or "", *watched)

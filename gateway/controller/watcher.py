@@ -46,7 +46,7 @@ class Watcher:
         wake: Callable[[], None],
         silent_s: Callable[[str], float | None] = lambda _: None,
     ) -> None:
-        """silent_s: seconds since the instance gave its clients a byte; None: no client waits."""
+        """client: with the key of this engine. silent_s: seconds since the instance gave its clients a byte; None: no client waits."""
         self.attempt = attempt
         self.name = name
         self.url = url
@@ -57,7 +57,7 @@ class Watcher:
         self._reader = self._new_reader()
         self._report_timer: asyncio.TimerHandle | None = None
         self._settings = settings
-        self._client = client
+        self.client = client
         self._wake = wake
         self._silent_s = silent_s
         self._last_sign = self._answered = time.monotonic()
@@ -186,7 +186,7 @@ class Watcher:
 
     async def _healthy(self) -> bool:
         try:
-            return (await self._client.get(f"{self.url}/health", PROBE_TIMEOUT_S)).status == 200
+            return (await self.client.get(f"{self.url}/health", PROBE_TIMEOUT_S)).status == 200
         except NoAnswerError:
             return False
 
@@ -200,7 +200,7 @@ class Watcher:
         if silent is None or min(silent, time.monotonic() - self._answered) < patience_s:
             return
         for _ in range(_CANARIES):
-            if await alive(self._client, self.url, self.attempt.model, self.attempt.plan, patience_s / 3):
+            if await alive(self.client, self.url, self.attempt.model, self.attempt.plan, patience_s / 3):
                 self._answered = time.monotonic()
                 return
             still = self._silent_s(self.name)

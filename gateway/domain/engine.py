@@ -110,6 +110,10 @@ class Engine(Value):
     env: dict[str, str] = Field({}, description="environment the engine always gets")
     eager_env: dict[str, str] = Field({}, description="environment added when it runs without graphs and compilation")
     user_env: tuple[str, ...] = Field((), description="environment variables a user may set")
+    key_env: str | None = Field(None, description="environment variable with the key that its callers must send")
+    key_option: str | None = Field(
+        None, description="the same, of an engine without one: a line of the YAML file that --config names"
+    )
     sources: dict[str, str] = Field({}, description="where each rule was read")
 
     @property

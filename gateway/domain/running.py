@@ -36,6 +36,8 @@ class LaunchSpec(Value):
     scratch: tuple[str, ...] | None = Field(
         None, description="folders of its container that it writes to, and no other; None: it may write everywhere"
     )
+    key_env: str | None = Field(None, description="as the engine's profile has them: how a host gives the engine a key")
+    key_option: str | None = None
 
 
 class Instance(Value):
@@ -47,6 +49,7 @@ class Instance(Value):
     fingerprint: str
     state: Literal["created", "running", "exited"] = Field(description="created: a start was cut off before its process")
     url: str | None = Field(None, description="base URL, without /v1")
+    key: str | None = Field(None, repr=False, description="what the engine wants of its callers; only host and gateway know it")
     exit_code: int | None = None
     oom_killed: bool = False
 

@@ -22,17 +22,21 @@ _LIGHT = frozenset({"tokenize", "detokenize", "count_tokens"})
 class RoutedReplica:
     """One engine that answers for a model. `url` is its base without /v1, `served_name` what it calls the model.
 
-    `capacity`: how many requests it gets at once; None where that is not known. `seed`: a number for the id.
+    `capacity`: how many requests it gets at once; None where that is not known. `key`: what it wants of its callers, "" for nothing. `seed`: a
+    number for the id. `key_line`: the key as a line of a request's head.
     """
 
     url: str
     id: str
     served_name: str
     capacity: int | None = None
+    key: str = field(default="", repr=False)
     seed: int = field(init=False, repr=False, compare=False)
+    key_line: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", zlib.crc32(self.id.encode()))
+        object.__setattr__(self, "key_line", f"authorization: Bearer {self.key}\r\n".encode() if self.key else b"")
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,51 @@ async def test_a_record_whose_process_was_never_born_is_dropped(harness: Process
     await answering(await harness.host.start(spec))
 
 
+# --- the engine's key ---
+
+_TELLS = """
+import json, os, sys, time
+files = {argument: open(argument).read() for argument in sys.argv[1:] if argument.endswith(".yaml")}
+print(json.dumps({"env": os.environ.get("THE_KEY"), "files": files}), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("way", ["key_env", "key_option"])
+async def test_each_start_gets_a_key_that_nobody_else_can_read(harness: ProcessHarness, way: str) -> None:
+    told = {"key_env": "THE_KEY", "key_option": "api-key"}
+    before = os.umask(0o022)
+    try:
+        started = await harness.host.start(program(harness, _TELLS, **{way: told[way]}))
+    finally:
+        os.umask(before)
+    assert started.key is not None
+    assert len(started.key) >= 32
+    line = await anext(aiter(harness.host.follow("a1")))
+    said = json.loads(line)
+    if way == "key_env":
+        assert said == {"env": started.key, "files": {}}
+    else:
+        ((path, text),) = said["files"].items()
+        assert text == f'api-key: "{started.key}"\n'
+        assert os.stat(path).st_mode & 0o077 == 0  # noqa: PTH116
+        assert command_line(harness.pid("a1")).split(b"\0")[-3:-1] == [b"--config", path.encode()]
+    assert started.key.encode() not in command_line(harness.pid("a1"))
+    assert harness.record("a1").stat().st_mode & 0o077 == 0
+    assert started.key not in repr(started)
+    # A gateway that comes after knows the key; another start has another one.
+    assert (await find(harness.restart(), "a1")) == started
+    await harness.host.stop("a1", grace_s=0)
+    assert not harness.record("a1").exists()
+    assert not list((harness.data_dir / "run").iterdir())
+    again = await harness.host.start(program(harness, _TELLS, **{way: told[way]}))
+    assert again.key not in (None, started.key)
+
+
+async def test_an_engine_that_takes_no_key_gets_none(harness: ProcessHarness) -> None:
+    assert (await harness.host.start(harness.make_spec("a1"))).key is None
+
+
 # --- strangers ---
 
 

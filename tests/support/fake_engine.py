@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -80,6 +81,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
         lines=args.lines,
         last_words=args.last_words,
         start_delay_s=args.start_delay,
+        key=os.environ.get("VLLM_API_KEY"),
         serve=not args.no_serve,
         exit_code=args.exit_code,
         exit_after_s=args.exit_after,

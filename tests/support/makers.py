@@ -52,6 +52,7 @@ def engine(device: str = "cuda", version: str = "9.9.0", **changes: Any) -> Engi
         "default_utilization": 0.92,
         "block_size": 16 if device == "cuda" else 128,
         "flags": flags,
+        "key_env": "VLLM_API_KEY",
         "user_env": ("VLLM_CPU_KVCACHE_SPACE", "NCCL_P2P_DISABLE"),
     }
     return Engine.model_validate({**fields, **changes})

@@ -22,7 +22,7 @@ from typing import Any, cast
 WORDS = ("an", "engine", "without", "weights", "still", "has", "much", "to", "say", "of", "what", "it", "was", "asked")
 DEAF = "told to stop, and deaf to it"
 _HOLD_POLL_S = 0.1
-REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
+REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class EngineScript:
     """What the engine does. The zero of each field is a healthy engine that answers at once."""
 
     model: str | None = None
+    key: str | None = None
+    """What it wants of callers of /v1, as vLLM does."""
     lines: tuple[tuple[float, str], ...] = ()
     """(seconds to wait before, line): printed before it listens."""
     last_words: str | None = None
@@ -114,6 +116,12 @@ class FakeEngine:
             connection.abort()
 
     # --- what it answers ---
+
+    def admit(self, path: str, headers: dict[str, str]) -> None:
+        """Raises RequestRefused where the key is missing."""
+        key = self.script.key
+        if key is not None and path.startswith("/v1") and headers.get("authorization") != f"Bearer {key}":
+            raise RequestRefused(401, "Unauthorized")
 
     async def answer(self, method: str, path: str, body: bytes) -> Answer:
         """Raises RequestRefused."""
@@ -329,12 +337,13 @@ class Connection(asyncio.Protocol):
         self._record(raw + b"\n")
         method, target, _ = first.split(" ", 2)
         keep = headers.get("connection", "").lower() != "close"
-        self.task = asyncio.ensure_future(self._respond(method, target.partition("?")[0], raw[end + 4 :], keep=keep))
+        self.task = asyncio.ensure_future(self._respond(method, target.partition("?")[0], raw[end + 4 :], headers, keep=keep))
         self.task.add_done_callback(self._next)
 
-    async def _respond(self, method: str, path: str, body: bytes, *, keep: bool) -> None:
+    async def _respond(self, method: str, path: str, body: bytes, headers: dict[str, str], *, keep: bool) -> None:
         with suppress(asyncio.CancelledError):
             try:
+                self.engine.admit(path, headers)
                 answer = await self.engine.answer(method, path, body)
             except RequestRefused as refused:
                 self._write_whole(refused.status, refused.body)

@@ -116,6 +116,8 @@ def launch_spec(
         memory_bytes=resources.memory(plan),
         pids=resources.pids(plan),
         scratch=engine.scratch if environment is None else None,
+        key_env=engine.key_env,
+        key_option=engine.key_option,
     )
 
 

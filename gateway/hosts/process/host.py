@@ -1,10 +1,13 @@
 """Engines as plain processes of this machine, each in the virtual environment of its engine version.
 
     DATA/engines/KIND-VERSION/   the environment (`fitserve engine install` makes it)
-    DATA/instances/NAME.json     the record: written before the spawn without a pid, and again with it
+    DATA/instances/NAME.json     the record: written before the spawn without a pid, and again with it. It holds the engine's key
     DATA/logs/NAME.log           what the engine printed; stays after `stop`. Trimmed in `list`: see log_file.py
     DATA/run/NAME/               its working directory, empty at first
     DATA/home/                   its HOME, for caches of compiled kernels; the user's own may hold secrets
+
+The engine listens on loopback, which every user of the machine reaches. So each start makes a key, and the engine answers only to who sends
+it. The engine gets the key in its environment or in a file, and not on its command line, which every user can read.
 
 An engine leads a session of its own, holds no pipe to us and is found again by pid, start time and boot. A gateway that
 died between spawn and record is made up for by the log: whoever writes into it is the engine.
@@ -16,6 +19,7 @@ import asyncio
 import errno
 import hashlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -34,6 +38,7 @@ from gateway.hosts.process import procfs
 from gateway.hosts.process.environment import engine_dir, is_installed
 from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.records import Record, Records
+from gateway.store import atomic_file
 
 POLL_S = 0.05
 FOLLOW_S = 0.1
@@ -200,7 +205,7 @@ class ProcessHost:
 
     # --- processes ---
 
-    def _environment(self, spec: LaunchSpec) -> dict[str, str]:
+    def _environment(self, spec: LaunchSpec, key: str | None) -> dict[str, str]:
         variables = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
         # Helpers of the engine (ninja, for one) live beside its python.
         variables["PATH"] = f"{Path(spec.argv[0]).parent}:{variables.get('PATH', os.defpath)}"
@@ -209,7 +214,17 @@ class ProcessHost:
         variables |= spec.env
         if spec.gpus:
             variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus)}
+        if key is not None and spec.key_env is not None:
+            variables[spec.key_env] = key
         return variables
+
+    def _argv(self, spec: LaunchSpec, key: str | None) -> tuple[str, ...]:
+        if key is None or spec.key_option is None:
+            return spec.argv
+        file = self._run / spec.name / "key.yaml"
+        # In quotes, so that no key reads as a number.
+        atomic_file.write(file, f'{spec.key_option}: "{key}"\n'.encode())
+        return (*spec.argv, "--config", str(file))
 
     def _spawn(self, spec: LaunchSpec) -> Record:
         record = Record(
@@ -218,6 +233,7 @@ class ProcessHost:
             attempt=spec.attempt,
             fingerprint=spec.fingerprint,
             port=spec.port,
+            key=secrets.token_hex(32) if spec.key_env or spec.key_option else None,
             boot_id=procfs.boot_id(),
             born_in=os.getsid(0),
         )
@@ -239,12 +255,12 @@ class ProcessHost:
             # Appending is what lets several writers, and `trim`, share the file.
             with log.open("ab") as output:
                 child = subprocess.Popen(
-                    spec.argv,
+                    self._argv(spec, record.key),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     cwd=self._run / spec.name,
-                    env=self._environment(spec),
+                    env=self._environment(spec, record.key),
                     start_new_session=True,
                 )
             process = procfs.read(child.pid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from gateway.domain import Instance, Value
 from gateway.errors import ForeignInstance, HostError
@@ -27,6 +27,7 @@ class Record(Value):
     attempt: int
     fingerprint: str
     port: int
+    key: str | None = Field(None, repr=False)
     boot_id: str
     pid: int | None = None
     start_ticks: int | None = None
@@ -66,6 +67,7 @@ class Record(Value):
             fingerprint=self.fingerprint,
             state="exited" if self.exited else "running",
             url=None if self.exited else f"http://127.0.0.1:{self.port}",
+            key=self.key,
             exit_code=self.exit_code,
         )
 

@@ -239,10 +239,11 @@ class Exchange:
         self._dial = None
         self._upstream = upstream
         self.state = "asked"
-        body = self.body
-        if self.replica is not None and self.replica.served_name != self.call.model:
-            body = request_body.renamed(self.endpoint, self.found.get(b"content-type"), body, self.replica.served_name)
-        described = self._content_type
+        body, described, replica = self.body, self._content_type, self.replica
+        if replica is not None:
+            described += replica.key_line
+            if replica.served_name != self.call.model:
+                body = request_body.renamed(self.endpoint, self.found.get(b"content-type"), body, replica.served_name)
         if self.whole:
             if self.endpoint.method == "POST":
                 described += b"content-length: %d\r\n" % len(body)

@@ -1,8 +1,9 @@
-"""What a whole run leaves on the disk, as another user of the machine finds it."""
+"""What another user of the machine finds of a whole run: files, and engines that listen on loopback."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import stat
@@ -10,12 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gateway.demo.checkpoint import make_model
-from tests.e2e.conftest import Gateway
-from tests.e2e.scripted import ENGINE, scripted_gateway
+from tests.e2e.conftest import Gateway, wait_for
+from tests.e2e.scripted import ENGINE, scripted_gateway, starts
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
+from tests.support.running import model_folder
 
 # Takes the lock with which a reader of SQLite's shared memory stops every writer.
 _LOCKS = """
@@ -116,3 +119,45 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(gateway: Gateway,
     assert "other users could open the data folder" in gateway.log.read_text()
     if taken is not None:
         assert taken.stdout.strip() == "PermissionError"
+
+
+def test_nobody_but_the_gateway_gets_an_answer_of_an_engine(tmp_path: Path) -> None:
+    """The engine is on loopback, where every user of the machine is; so it answers only to the key that the gateway made for this start."""
+    with contextlib.closing(scripted_gateway(tmp_path, FITSERVE_WORKERS="2", FITSERVE_LOG_LEVEL="debug")) as gateway:
+        gateway.start()
+        gateway.client.post(
+            "/admin/models", json={"name": "m", "source": str(model_folder(tmp_path / "model")), "engines": [ENGINE]}
+        )
+        gateway.until("m", "ready")
+        (record,) = (gateway.data / "instances").glob("*.json")
+        kept = json.loads(record.read_text())
+        key, body = kept["key"], {"model": "m", "prompt": "hi", "max_tokens": 3}
+        engine = f"http://127.0.0.1:{kept['port']}/v1/completions"
+        tried: tuple[dict[str, str], ...] = ({}, {"authorization": "Bearer x"}, {"authorization": f"Bearer {key}"})
+        for headers in tried:
+            answer = httpx.post(engine, json=body, headers=headers, trust_env=False)
+            assert answer.status_code == (200 if key in str(headers) else 401)
+
+        def served() -> bool:
+            """Also with a key of the client's own, which the engine does not get."""
+            answer = gateway.client.post("/v1/completions", json=body, headers={"authorization": "Bearer x"})
+            assert answer.status_code == 200, answer.text
+            assert key not in f"{answer.text}{answer.headers}"
+            return True
+
+        served()
+        gateway.kill()
+        gateway.start()
+        gateway.until("m", "ready")
+        wait_for("the engine is adopted with its key", served)
+        assert starts(gateway) == 1
+        told = [
+            gateway.client.get(path).text for path in ("/admin/models/m", "/admin/models/m/logs", "/admin/models", "/metrics")
+        ]
+        assert not any(key in text for text in (*told, gateway.log.read_text()))
+        commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        assert not any(key.encode() in command for command in commands)
+        elsewhere = [
+            path for path in gateway.data.rglob("*") if path.is_file() and path != record and key.encode() in path.read_bytes()
+        ]
+        assert not elsewhere
