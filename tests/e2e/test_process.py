@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -101,11 +103,22 @@ def test_the_command_line_tells_the_whole_story(ready: Gateway) -> None:
 
 
 def test_no_other_machine_reaches_an_engine(ready: Gateway) -> None:
-    """Its API has no key, so it listens on loopback alone, and so does all that it opens for its own processes."""
+    """It listens on loopback alone, and so does all that it opens for its own processes."""
     family = [pid for pids in engines(ready).values() for pid in pids]
     addresses = listening(family)
     assert addresses
     assert all(address.is_loopback for address in addresses), addresses
+
+
+def test_no_other_user_of_the_machine_gets_an_answer_of_an_engine(ready: Gateway) -> None:
+    """The key is in the closed record of the process, and in no command line."""
+    record = json.loads((ready.data / "instances" / f"{serving(ready)}.json").read_text())
+    engine, body = f"http://127.0.0.1:{record['port']}/v1/completions", {"model": "demo", "prompt": "Hello", "max_tokens": 1}
+    assert httpx.post(engine, json=body, trust_env=False).status_code == 401
+    answer = httpx.post(engine, json=body, headers={"authorization": f"Bearer {record['key']}"}, trust_env=False)
+    assert answer.status_code == 200
+    assert not [pid for pid in engine_pids(ready) if record["key"] in _command(pid)]
+    assert record["key"] not in ready.cli("logs", "demo").stdout
 
 
 def test_a_killed_gateway_adopts_its_engine(ready: Gateway) -> None:
