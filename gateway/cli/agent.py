@@ -18,6 +18,7 @@ from gateway.hosts.docker.host import DockerHost
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 from gateway.store import atomic_file
+from gateway.store.data_folder import close_data_folder
 
 log = structlog.get_logger("fitserve.agent")
 
@@ -49,7 +50,7 @@ async def _serve(settings: Settings) -> None:
 def _lock(data: Path) -> int:
     """Hold the data folder for this agent. Raises SettingsError."""
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        close_data_folder(data)
         held = os.open(data / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise SettingsError(

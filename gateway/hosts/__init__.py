@@ -1,1 +1,1 @@
-"""Where engines run: one contract (`host`), three bodies (`docker`, `process`, `memory`)."""
+"""Where engines run: one contract (`host`), three bodies: `docker`, `agent`, `process`."""

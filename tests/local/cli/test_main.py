@@ -117,6 +117,15 @@ def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
     assert fitserve("doctor", FITSERVE_DATA_DIR=str(blocked / "data")).returncode == 1
 
 
+def test_the_doctor_asks_the_agent_where_the_gateway_would(tmp_path: Path) -> None:
+    settings = {"FITSERVE_DATA_DIR": str(tmp_path), "FITSERVE_HOST_KIND": "agent"}
+    done = fitserve("doctor", "--json", **settings)
+    assert done.returncode == 1
+    (engines,) = (check for check in json.loads(done.stdout) if check["name"] == "engines")
+    assert engines["found"] == f"The agent does not answer: there is no socket {tmp_path}/agent.sock."
+    assert "`fitserve agent`" in engines["do"]
+
+
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
