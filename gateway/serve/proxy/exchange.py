@@ -295,7 +295,8 @@ class Exchange:
 
     def head(self, upstream: UpstreamConnection, status: int) -> None:
         """The head of the answer. The client's is written anew too."""
-        if not (200 <= status < 300 or 400 <= status < 600):
+        # Whether 205 has a body is not read alike by all clients.
+        if not (200 <= status < 300 or 400 <= status < 600) or status == 205:
             self._let_go()
             self.refuse(
                 UpstreamError(
@@ -313,9 +314,9 @@ class Exchange:
         self.state = "answering"
         if not self.promised:
             self.events, self.keep, upstream.framed = head.events, head.keep, head.framed
-            upstream.out.append(head.data)
+            upstream.lead = head.data
         elif head.events:
-            upstream.framed = head.framed
+            upstream.framed = self.chunks  # as the head says that was sent while the request waited
         else:
             self.client = self._buffered = BufferedAnswer()
 
@@ -336,9 +337,7 @@ class Exchange:
 
     def end(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
         """The answer is complete."""
-        if upstream.framed:
-            upstream.out.append(b"0\r\n\r\n")
-        upstream.flush()
+        upstream.flush(b"0\r\n\r\n" if upstream.framed else b"")
         if self._buffered is not None:
             self._last_event(self._buffered.event(self.endpoint.shape))
         self._part(upstream, reusable=reusable)

@@ -83,12 +83,16 @@ def remember(data: bytes, exchange: ReadRequest, keys: object) -> KnownRequestHe
     return KnownRequestHead(exchange, keys, data, places)
 
 
-def remember_answer(data: bytes, status: int, headers: Headers, length: bytes | None) -> KnownAnswerHead | None:
-    """As `remember`, for an answer that leaves its connection reusable."""
+def remember_answer(data: bytes, status: int, headers: Headers, length: bytes | None, read: int) -> KnownAnswerHead | None:
+    """As `remember`, for an answer that leaves its connection reusable. `read`: the bytes of the body that the parser found in `data`."""
     places = _find(data, length)
+    # Some answers have no body, whatever length their head tells (RFC 9112, 6.3). Which, only the parser decides: a head is known once the
+    # parser has found a body behind it, of just that length.
+    if places is None or not read or read != len(data) - places[2]:
+        return None
     lines, events = passed(headers)
     # An event stream is framed anew, whatever its length.
-    return KnownAnswerHead(status, lines, data, places) if places is not None and not events else None
+    return KnownAnswerHead(status, lines, data, places) if not events else None
 
 
 def _find(data: bytes, length: bytes | None) -> Places | None:

@@ -17,7 +17,9 @@ from gateway.api.endpoints import Endpoint
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-_PLAIN = re.compile(rb"[\x20-\x7e]{0,512}").fullmatch
+VALUE_BYTES = 512  # of a header that is passed on
+_PLAIN = re.compile(rb"[\x20-\x7e]{0,%d}" % VALUE_BYTES).fullmatch
+_LENGTH = re.compile(rb"[0-9]{1,18}").fullmatch
 _PASSED = (b"accept", b"traceparent", b"tracestate")
 
 
@@ -54,7 +56,7 @@ class AnswerHead:
     keep: bool
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def passed(headers: Headers) -> tuple[bytes, bool]:
     """The lines for the client, and whether an event stream follows. Engines say the same few over and over."""
     plain = [(name, value) for name, value in headers if _PLAIN(value)]
@@ -77,9 +79,11 @@ def answer_head(
     client understands them."""
     lines, events = passed(headers)
     framing, framed = b"", False
-    if length is not None and length.isdigit() and not events:
+    if status == 204:
+        events = False  # it has no body, whatever its engine says
+    elif length is not None and _LENGTH(length) and not events:
         framing = b"content-length: %b\r\n" % length
-    elif status != 204:
+    else:
         # An event stream has no length that could be promised: it may end with an error event.
         framed, keep = chunks, keep and chunks
         framing = b"transfer-encoding: chunked\r\n" if chunks else b""

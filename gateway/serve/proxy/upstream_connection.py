@@ -10,10 +10,16 @@ from typing import Protocol
 import httptools
 
 from gateway.serve.proxy import head_cache
+from gateway.serve.proxy.heads import VALUE_BYTES
 from gateway.serve.proxy.meter import TAIL_BYTES, TAIL_PIECES
 from gateway.serve.proxy.queue_wait import Writer
 
-HEAD_LIMIT_BYTES = 64 * 1024
+# Of an answer, what is not its body has a bound: bytes in a row (a head, answers before the answer, extensions of chunks, trailers), and
+# lines of headers in all.
+BARE_BYTES = 64 * 1024
+HEADER_LINES = 128
+# Answers before the answer, which have no body. For the parser the other 1xx may have one.
+_INFORMATIONAL = frozenset({100, 102, 103})
 RECEIVE_BYTES = 128 * 1024
 TO_CLIENT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"retry-after"})
 # From here on two writes cost less than a copy.
@@ -89,23 +95,26 @@ class UpstreamConnection(asyncio.Protocol):
     `exchange` is the request it works for, None while it waits in the pool and after it was dropped. `heard`: the engine said
     something since the last sweep. `over`: the answer is complete. `headers`: those that may be passed on; `length`: its
     content-length. `sized`: the engine says where its answer ends. `framed`: the client gets it in chunks. `sent`: body bytes so far.
-    `out`: the bytes for the client from one read; they are written in one call, because a write costs more than all other work here.
+    `lead`: the head for the client, until it is written. All that comes for the client in one read is written in one call and in one chunk,
+    because a write costs more than all other work here.
     """
 
     __slots__ = (
         *(
+            "_bare",
             "_between",
-            "_bulky",
             "_chunk_ended",
-            "_known",
             "_first",
-            "_head_bytes",
+            "_in_head",
+            "_known",
+            "_lines",
+            "_out",
             "_parser",
             "_reusable",
             "exchange",
             "framed",
         ),
-        *("headers", "heard", "idle_since", "length", "out", "over", "pool", "sent", "sized", "tail", "transport"),
+        *("headers", "heard", "idle_since", "lead", "length", "over", "pool", "sent", "sized", "tail", "transport"),
     )
 
     def __init__(self, pool: Owner) -> None:
@@ -115,13 +124,14 @@ class UpstreamConnection(asyncio.Protocol):
         self.headers: tuple[tuple[bytes, bytes], ...] = ()
         self.length: bytes | None = None
         self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
-        self.out: list[bytes] = []
+        self.lead = b""
         self.idle_since = 0.0
         self._known: head_cache.KnownAnswerHead | None = None  # the head of the answer before
         self._parser = httptools.HttpResponseParser(self)
-        # What a header may hold is checked where it is passed on; one odd header is no reason to refuse a whole answer.
-        self._parser.set_dangerous_leniencies(lenient_headers=True)
-        self._reusable = self._bulky = False
+        self._out: list[bytes] = []  # of the body, from the read that is being parsed
+        self._bare = 0  # bytes since the last of the body
+        self._lines = 0  # lines of headers
+        self._in_head = self._reusable = False
         self._first = False  # nothing of the answer has come yet
         self._chunk_ended = False  # what was last parsed is the end of a chunk
         self._between = False  # the answer goes out in chunks as it comes in, and what comes next begins one
@@ -130,7 +140,8 @@ class UpstreamConnection(asyncio.Protocol):
         """Writes a request; its answer goes to `exchange`."""
         self.exchange = exchange
         self.tail.clear()
-        self.sent = self._head_bytes = 0
+        self.lead = b""
+        self.sent = self._bare = self._lines = 0
         self.over = self.sized = self.framed = self._between = self._chunk_ended = False
         self._first = self.heard = True
         if len(body) < _JOIN_BYTES:
@@ -138,15 +149,23 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self.transport.writelines((head, body))
 
-    def flush(self) -> None:
-        """Writes `out` to the client, in one system call."""
-        out = self.out
-        if self.exchange is not None:
-            if len(out) == 1:
-                self.exchange.client.write(out[0])
-            else:
-                self.exchange.client.writelines(out) if self._bulky else self.exchange.client.write(b"".join(out))
-        out.clear()
+    def flush(self, last: bytes = b"") -> None:
+        """Writes what there is for the client, and `last` behind it, in one system call."""
+        exchange, lead, body = self.exchange, self.lead, b"".join(self._out)
+        self.lead = b""
+        self._out.clear()
+        if body:
+            self.tail.append(body[-TAIL_BYTES:])
+            if self.framed:
+                lead += b"%x\r\n" % len(body)
+                last = b"\r\n" + last
+        if exchange is None:
+            return
+        if len(body) < _JOIN_BYTES:
+            if data := lead + body + last:
+                exchange.client.write(data)
+        else:
+            exchange.client.writelines((lead, body, last))
 
     def drop(self) -> None:
         """Closes at once: what is not sent yet is not sent."""
@@ -176,8 +195,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._between and self._is_chunk(data):
             exchange.client.write(data)
             return
-        self._bulky = len(data) >= _JOIN_BYTES
-        first = self._first
+        first, sent = self._first, self.sent
         if first:
             self._first = False
             known = self._known
@@ -188,8 +206,8 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self.over:
-                exchange.broke(self, f"it does not speak HTTP: {error!r}")
+            if self.exchange is not None and not self.over:
+                exchange.broke(self, f"it does not speak HTTP: {error.__context__ or error!r}")
                 return
             self._reusable = False
         if self.exchange is None:
@@ -197,14 +215,17 @@ class UpstreamConnection(asyncio.Protocol):
         self._between = self._chunk_ended and self.framed and data.endswith(b"\r\n")
         if self.over:
             if first and self._reusable:
-                self._known = head_cache.remember_answer(data, exchange.status, self.headers, self.length)
+                self._known = head_cache.remember_answer(data, exchange.status, self.headers, self.length, self.sent)
             exchange.end(self, reusable=self._reusable)
-        elif self.out:
+            return
+        if self._out or self.lead:
             self.flush()
-        elif not exchange.status:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_LIMIT_BYTES:
-                exchange.broke(self, "the head of its answer has no end")
+        if self.sent != sent:
+            self._bare = 0
+            return
+        self._bare += len(data)
+        if self._bare > BARE_BYTES:
+            exchange.broke(self, "there is no end of what it sends around its answer")
 
     def _is_chunk(self, data: bytes) -> bool:
         """Whether `data` is exactly one chunk, framed as plainly as `on_body` frames: then it is neither parsed nor framed anew."""
@@ -247,13 +268,22 @@ class UpstreamConnection(asyncio.Protocol):
     # --- the parser's side ---
 
     def on_message_begin(self) -> None:
+        self._reusable = False  # nothing may follow an answer
+        if self.over:
+            raise ValueError("another answer follows")
         self.headers = ()
         self.length = None
-        self._reusable = False  # nothing may follow an answer
+        self.sized = False
+        self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._lines += 1
+        if self._lines > HEADER_LINES:
+            raise ValueError("too many headers")
+        if not self._in_head:
+            return  # a trailer, which nobody reads
         name = name.lower()
-        if name in TO_CLIENT:
+        if name in TO_CLIENT and len(value) <= VALUE_BYTES:
             self.headers += ((name, value),)
         elif name == b"content-length":
             self.length = value
@@ -262,8 +292,9 @@ class UpstreamConnection(asyncio.Protocol):
             self.sized = True
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
         status = self._parser.get_status_code()
-        if self.exchange is not None and not self.over and (status >= 200 or status == 101):
+        if self.exchange is not None and status not in _INFORMATIONAL:
             self.exchange.head(self, status)
 
     def on_chunk_header(self) -> None:
@@ -278,15 +309,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if not self.sent:
             exchange.first_byte(data)
-        size = len(data)
-        self.sent += size
-        self.tail.append(data if size <= TAIL_BYTES else data[-TAIL_BYTES:])
-        if not self.framed:
-            self.out.append(data)
-        elif size < _JOIN_BYTES:
-            self.out.append(b"%x\r\n%b\r\n" % (size, data))
-        else:
-            self.out += (b"%x\r\n" % size, data, b"\r\n")
+        self.sent += len(data)
+        self._out.append(data)
 
     def on_message_complete(self) -> None:
         if self.exchange is not None and self.exchange.status and not self.over:

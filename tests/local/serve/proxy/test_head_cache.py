@@ -163,7 +163,7 @@ GOOD = ENGINE % (12, b"x" * 12)
 
 @given(st.binary(max_size=40), st.integers(0, len(GOOD)), st.integers(0, len(GOOD)), st.binary(max_size=300))
 def test_nothing_else_is_taken_for_a_known_head(put: bytes, start: int, stop: int, body: bytes) -> None:
-    echo = head_cache.remember_answer(GOOD, 200, (), b"12")
+    echo = head_cache.remember_answer(GOOD, 200, (), b"12", 12)
     assert echo is not None
     assert echo.body(GOOD) == b"x" * 12
     mutated = GOOD[:start] + put + GOOD[stop:]
@@ -184,4 +184,10 @@ def test_nothing_else_is_taken_for_a_known_head(put: bytes, start: int, stop: in
     ],
 )
 def test_what_is_not_plain_is_not_remembered(data: bytes) -> None:
-    assert head_cache.remember_answer(data, 200, (), b"2") is None
+    assert head_cache.remember_answer(data, 200, (), b"2", 2) is None
+
+
+@pytest.mark.parametrize("read", [0, 1, 11, 13])
+def test_a_head_behind_which_the_parser_found_another_body_is_not_remembered(read: int) -> None:
+    assert head_cache.remember_answer(GOOD, 200, (), b"12", read) is None
+    assert head_cache.remember_answer(ENGINE % (0, b""), 200, (), b"0", 0) is None

@@ -387,12 +387,21 @@ async def test_an_engine_that_dies_or_talks_nonsense_before_its_headers_is_an_en
 
 async def test_a_header_value_no_client_should_see_is_dropped(gateway: Gateway) -> None:
     async def script(call: Call) -> None:
-        await call.reply(b"{}", headers="content-type: application/json\r\ncache-control: a\x01b\r\nretry-after: \xff\r\n")
+        await call.reply(b"{}", headers="content-type: application/json\r\ncache-control: a\tb\r\nretry-after: \xff\r\n")
 
     async with stage(gateway, script), http_client(gateway) as client:
         response = await client.post(CHAT, json=ASK)
         assert (response.status_code, response.content) == (200, b"{}")
         assert not {"cache-control", "retry-after"} & set(response.headers)
+
+
+@pytest.mark.parametrize("value", ["a\x01b", "a\0b", "a\r\n b"])
+async def test_an_answer_with_a_header_that_http_forbids_is_refused(gateway: Gateway, value: str) -> None:
+    async def script(call: Call) -> None:
+        await call.reply(b"{}", headers=f"cache-control: {value}\r\n")
+
+    async with stage(gateway, script), http_client(gateway) as client:
+        assert (await client.post(CHAT, json=ASK)).status_code == 502
 
 
 @pytest.mark.parametrize("framing", ["transfer-encoding: chunked", "content-length: 1000"])

@@ -16,8 +16,9 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from gateway.serve.proxy.queue_wait import BufferedAnswer
-from tests.support.dataplane import Gateway, event, model, until
+from tests.support.dataplane import Gateway, event, model, raw_request, until
 from tests.support.memory_host import MemoryHost
+from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
@@ -147,6 +148,21 @@ async def test_the_openai_sdk_reads_past_the_comments_and_raises_an_error_that_c
             soon.route(model(upstream.url))
             with pytest.raises(openai.APIError, match="too long"):
                 await reading
+
+
+@pytest.mark.parametrize("headers", ["content-type: text/event-stream\r\n", ""])
+async def test_a_promised_stream_ends_where_the_engine_has_no_content(soon: Gateway, headers: str) -> None:
+    async def script(call: Call) -> None:
+        await call.send(f"HTTP/1.1 204 No Content\r\n{headers}\r\n".encode())
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", soon.port)
+    writer.write(raw_request(b'{"model":"m","stream":true,"messages":[]}'))
+    await comments_seen(soon)
+    async with Upstream(script) as upstream:
+        soon.route(model(upstream.url))
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), HANG_S)
+        assert b"The engine's answer is no stream." in answer
+        writer.close()
 
 
 async def test_the_anthropic_sdk_raises_an_error_that_comes_after_a_comment(soon: Gateway) -> None:

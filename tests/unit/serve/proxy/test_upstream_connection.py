@@ -63,9 +63,7 @@ class Told:
         self.ended.append(f"first byte of {len(data)}")
 
     def end(self, link: UpstreamConnection, *, reusable: bool) -> None:
-        if link.framed:
-            link.out.append(b"0\r\n\r\n")
-        link.flush()
+        link.flush(b"0\r\n\r\n" if link.framed else b"")
         self.ended.append(f"end, reusable: {reusable}")
         link.exchange = None
 
