@@ -2,7 +2,7 @@
 
 The transfer runs in a child process: the library's cannot be stopped from within the process (its workers go on after
 Ctrl-C, and Xet transfers ignore their callbacks), and a gateway must be able to stop and to give up a model at once.
-The child is gateway.catalog.fetch. An interrupted download goes on with the files that are not whole yet.
+The child is gateway.catalog.fetch; it reads the listing and the index too, which may be anything. An interrupted download goes on with the files that are not whole yet.
 """
 
 from __future__ import annotations
@@ -10,30 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
-import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.catalog import fetch
-from gateway.catalog.catalog import weight_files
-from gateway.catalog.fetch import MARKER, Job, size_of
-from gateway.catalog.files import Repository
+from gateway.catalog.fetch import MARKER, Job, Said, words
 from gateway.catalog.hub import COMMIT, REPOSITORY, Hub
-from gateway.domain.units import GIB, MIB
 from gateway.errors import BadModel
 
-MARGIN_BYTES = GIB
-REPORT_EVERY_S = 1.0
-
-_SMALL = re.compile(r"[^/]+\.(json|txt|jinja|model|tiktoken)|tokenizer[^/]*")
-# The parts of a sentence-transformers model: 1_Pooling/config.json, 2_Dense/model.safetensors.
-_MODULE = re.compile(r"\d+_\w+/[\w.-]+\.(json|safetensors)", re.ASCII)
-_CODE = re.compile(r"[^/]+\.py")
-# Pickles run code when they are loaded, so nothing but safetensors is ever fetched as weights.
-_NEVER = (".bin", ".pt", ".pth", ".pkl", ".gguf")
+_PROGRAM = "gateway.catalog.fetch"
 
 
 async def download(
@@ -46,24 +32,8 @@ async def download(
     folder = _folder(target_root, repo, commit)
     if await asyncio.to_thread(_is_complete, folder, remote_code=allow_remote_code):
         return folder
-    files = await asyncio.to_thread(_wanted, hub, repo, commit, remote_code=allow_remote_code)
-    await asyncio.to_thread(_make_room, folder, files)
-    job = Job(hub.endpoint, hub.token, str(hub.cache), repo, commit, str(folder), files, allow_remote_code)
-    total = sum(files.values())
-    transfer = asyncio.ensure_future(_run_child(job))
-    try:
-        before = -1
-        while not (await asyncio.wait({transfer}, timeout=REPORT_EVERY_S))[0]:
-            done = min(await asyncio.to_thread(_bytes_there, folder, files), total)
-            if done != before:
-                report(f"Downloading {repo}: {_words(done)} of {_words(total)} ({100 * done // max(total, 1)} %)")
-            before = done
-        await transfer
-    finally:
-        transfer.cancel()
-        with suppress(asyncio.CancelledError, BadModel):
-            await transfer
-    report(f"Downloaded {repo}: {_words(total)}")
+    job = Job(hub.endpoint, hub.token, str(hub.cache), repo, commit, str(folder), allow_remote_code)
+    report(f"Downloaded {repo}: {words(await _run_child(job, report))}")
     return folder
 
 
@@ -71,23 +41,6 @@ def _folder(root: Path, repo: str, commit: str) -> Path:
     if not REPOSITORY.fullmatch(repo) or not COMMIT.fullmatch(commit):
         raise BadModel(f"{repo!r} at {commit!r} cannot be downloaded.", hint="Give org/name and a commit of 40 digits.")
     return root.absolute() / repo.replace("/", "--") / commit
-
-
-def _wanted(hub: Hub, repo: str, commit: str, *, remote_code: bool) -> dict[str, int]:
-    """Path -> bytes of what an engine needs of the repository."""
-    listing = hub.resolve(repo, commit)
-    weights = weight_files(Repository(hub, listing))
-    if not weights:
-        raise BadModel(f"{repo} holds no weights.", hint="Take a repository that has safetensors files.")
-
-    def needed(path: str) -> bool:
-        if path in weights:
-            return True
-        if path.endswith(_NEVER):
-            return False
-        return bool(_SMALL.fullmatch(path) or _MODULE.fullmatch(path) or (remote_code and _CODE.fullmatch(path)))
-
-    return {path: size for path, size in listing.files.items() if needed(path)}
 
 
 def _is_complete(folder: Path, *, remote_code: bool) -> bool:
@@ -98,33 +51,8 @@ def _is_complete(folder: Path, *, remote_code: bool) -> bool:
         return False
 
 
-def _make_room(folder: Path, files: dict[str, int]) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise BadModel(
-            f"{folder} cannot be made: {error.strerror}.", hint="Set FITSERVE_MODELS_DIR to a folder that can."
-        ) from None
-    needed = sum(size for path, size in files.items() if size_of(folder / path) != size) + MARGIN_BYTES
-    if needed > free:
-        raise BadModel(
-            f"The download needs {_words(needed)} (1 GiB of it as a margin), and {_words(free)} are free at {folder}.",
-            hint="Make room there, or set FITSERVE_MODELS_DIR to a larger disk.",
-        )
-
-
-def _bytes_there(folder: Path, files: dict[str, int]) -> int:
-    unfinished = folder.glob(".cache/huggingface/download/**/*.incomplete")
-    return sum(size_of(path) or 0 for path in (*(folder / name for name in files), *unfinished))
-
-
-def _words(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
-
-
-async def _run_child(job: Job) -> None:
-    """Run gateway.catalog.fetch in a process that ends when this is cancelled. Raises what it says went wrong."""
+async def _run_child(job: Job, report: Callable[[str], None]) -> int:
+    """Run gateway.catalog.fetch in a process that ends when this is cancelled. The bytes of the model. Raises what the child says went wrong."""
     environment = os.environ | {
         # So that the child finds this very package, installed or not.
         "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep),
@@ -134,7 +62,7 @@ async def _run_child(job: Job) -> None:
         "HF_HUB_VERBOSITY": "error",
     }
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", fetch.__name__),
+        *(sys.executable, "-P", "-m", _PROGRAM),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=environment,
@@ -144,19 +72,28 @@ async def _run_child(job: Job) -> None:
     assert child.stdin is not None and child.stdout is not None  # noqa: S101, PT018
     try:
         child.stdin.write(json.dumps(job).encode() + b"\n")
-        answer = await child.stdout.read()
-        code = await child.wait()
+        while (said := _said(await child.stdout.readline())) is not None and not said.ended:
+            share = 100 * said.done // max(said.total, 1)
+            report(f"Downloading {job.repo}: {words(said.done)} of {words(said.total)} ({share} %)")
+        code = None if said is not None else await child.wait()
     finally:
         with suppress(ProcessLookupError):
             child.kill()
         child.stdin.close()
         await child.wait()
+    if said is None:
+        raise BadModel(
+            f"The download of {job.repo} ended with code {code}.",
+            hint="The gateway's log says more; -9 is mostly a lack of memory. Start it again: whole files are kept.",
+        )
+    if said.failure is not None:
+        raise BadModel(said.failure, hint=said.hint)
+    return said.total
+
+
+def _said(line: bytes) -> Said | None:
+    """None: the child ended without a last word."""
     try:
-        failure = json.loads(answer)
-    except ValueError:
-        failure = {
-            "message": f"The download of {job.repo} ended with code {code}.",
-            "hint": "The gateway's log says more; -9 is mostly a lack of memory. Start it again: whole files are kept.",
-        }
-    if failure is not None:
-        raise BadModel(failure["message"], hint=failure["hint"])
+        return Said(*json.loads(line))
+    except (ValueError, TypeError):
+        return None

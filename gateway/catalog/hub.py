@@ -6,6 +6,7 @@ carries the token, which only ever goes to the Hub itself.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -183,6 +184,8 @@ class Hub:
             return self._explain_status(error.response.status_code, error, repo)
         if isinstance(error, errors.OfflineModeIsEnabled):
             return BadModel(f"{self.place} is not asked, as HF_HUB_OFFLINE is set.", hint="Unset it, or give a model folder.")
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            return BadModel(f"{self.place} sends more of {repo} than it lists.", hint="Take another Hub, or try again later.")
         if isinstance(error, OSError) and error.errno is not None:
             where = error.filename or self.cache
             return BadModel(

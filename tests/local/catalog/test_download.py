@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -184,6 +182,28 @@ async def test_a_child_that_crashes_is_said_with_its_code(
         await fetch(server, tmp_path)
 
 
+async def test_the_gateway_itself_reads_neither_listing_nor_index(
+    server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either may be as large and deep as its limit allows, and would hold up every stream."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("in the gateway")
+
+    for name in ("resolve", "fetch", "part"):
+        monkeypatch.setattr(Hub, name, never)
+    assert SHARDS[0] in present(await fetch(server, tmp_path))
+
+
+async def test_a_file_without_end_does_not_fill_the_disk(server: FakeHub, tmp_path: Path) -> None:
+    server.endless.add(SHARDS[1])
+    with pytest.raises(BadModel, match=r"sends more of org/name than it lists|is not whole|broke off"):
+        await fetch(server, tmp_path)
+    folder = tmp_path / "models" / "org--name" / COMMIT
+    assert ".complete" not in present(folder)
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 2**27
+
+
 def test_neither_planning_nor_downloading_loads_the_library_before_it_is_needed() -> None:
     loads = "import sys, gateway.catalog.catalog, gateway.catalog.download; print(sorted({'huggingface_hub', 'httpx2'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", loads], check=True, capture_output=True, text=True).stdout == "[]\n"
@@ -211,14 +231,13 @@ async def test_a_marker_that_says_nothing_counts_as_none(server: FakeHub, tmp_pa
         assert json.loads((folder / ".complete").read_text())["remote_code"] is False
 
 
-async def test_too_little_room_is_said_before_anything_is_fetched(
-    server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1024**3))
+async def test_too_little_room_is_said_before_anything_is_fetched(server: FakeHub, tmp_path: Path) -> None:
+    server.repos["org/name"].sizes[SHARDS[1]] = 2**60
     with pytest.raises(BadModel) as caught:
         await fetch(server, tmp_path)
     folder = tmp_path / "models" / "org--name" / COMMIT
-    assert caught.value.message == f"The download needs 1.0 GiB (1 GiB of it as a margin), and 1.0 GiB are free at {folder}."
+    assert "The download needs 1073741825.0 GiB (1 GiB of it as a margin), and " in caught.value.message
+    assert f" GiB are free at {folder}." in caught.value.message
     assert "FITSERVE_MODELS_DIR" in caught.value.hint
     assert server.gets(SHARDS[0]) == []
 
