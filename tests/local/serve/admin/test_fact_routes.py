@@ -17,7 +17,7 @@ from tests.support.scripted_engine import EngineScript
 
 
 @pytest.mark.anyio
-async def test_facts_are_listed_dropped_and_shared(tmp_path: Path) -> None:
+async def test_facts_are_listed_dropped_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gibberish(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, gibberish=True)
 
@@ -44,6 +44,10 @@ async def test_facts_are_listed_dropped_and_shared(tmp_path: Path) -> None:
         assert (await run("facts", "rm", number)).returncode == 1
         assert "1 facts added" in (await run("facts", "import", str(kept))).stdout
         assert "0 facts added" in (await run("facts", "import", str(kept))).stdout
+        monkeypatch.setattr("gateway.serve.admin.fact_routes._MOST_KEPT", 1)
+        many = await run("facts", "import", str(kept))
+        assert many.returncode == 1
+        assert "could be more than 1 facts" in many.stderr
         kept.write_text('{"facts": [{"kind": "nonsense"}]}')
         wrong = await run("facts", "import", str(kept))
         assert wrong.returncode == 2
