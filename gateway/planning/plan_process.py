@@ -22,6 +22,7 @@ PATIENCE_S = 180.0
 # Requests that may wait while one is answered.
 WAITING = 8
 
+_NICE = 10
 _PROGRAM = "gateway.planning.plan_program"
 _ERRORS = {error.__name__: error for error in (BadRequest, BadModel, NeedsRemoteCode, BadFlag, NotFound, NoPlan, SettingsError)}
 
@@ -115,6 +116,9 @@ class PlanProcess:
                 hint="The machine is short of memory, processes or descriptors; try again when something ended.",
                 retry_after_s=30,
             ) from None
+        with suppress(OSError):
+            # From here, so that its start too comes after the streams.
+            os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
         assert child.stdin is not None  # noqa: S101
         child.stdin.write(packed([json.dumps(self._start).encode()]))
         return child

@@ -1,7 +1,7 @@
 """The program that reads models and plans: it gets requests on stdin, and answers on stdout.
 
 A model folder, a Hub and what a user wrote into a config.json are foreign, and what reads them may need minutes and gigabytes. So it
-is a process of its own with little to spare: it works below others in priority, the kernel ends it first when memory is short, and each
+is a process of its own with little to spare: the kernel ends it first when memory is short, and each
 request has a limit of memory and of processor time. It ends when its stdin closes, so it never outlives the gateway.
 """
 
@@ -44,7 +44,6 @@ from gateway.profiles import Profiles
 _FILE_BYTES = 256 * MIB
 # A process that once held more would keep it, as the allocator gives little back.
 _KEPT_BYTES = 384 * MIB
-_NICE = 10
 # Of a message: what a config.json says may be in it.
 _WORDS = 4000
 # As `fitserve plan`: a plan makes a few hundred thousand objects, nearly none of them in cycles.
@@ -134,7 +133,6 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
 
 def main() -> None:
     gc.set_threshold(_OBJECTS)
-    os.nice(_NICE)
     _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     _limit(resource.RLIMIT_FSIZE, _FILE_BYTES)
     with suppress(OSError):
