@@ -75,7 +75,7 @@ async def _run_child(job: Job, report: Callable[[str], None]) -> int:
         while (said := _said(await child.stdout.readline())) is not None and not said.ended:
             share = 100 * said.done // max(said.total, 1)
             report(f"Downloading {job.repo}: {words(said.done)} of {words(said.total)} ({share} %)")
-        code = None if said is not None else await child.wait()
+        code = await child.wait()
     finally:
         with suppress(ProcessLookupError):
             child.kill()

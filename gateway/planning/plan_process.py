@@ -23,6 +23,8 @@ PATIENCE_S = 180.0
 WAITING = 8
 
 _NICE = 10
+# Between the end of a child's pipe and its own end.
+_DYING_S = 2.0
 _PROGRAM = "gateway.planning.plan_program"
 _ERRORS = {error.__name__: error for error in (BadRequest, BadModel, NeedsRemoteCode, BadFlag, NotFound, NoPlan, SettingsError)}
 
@@ -134,8 +136,11 @@ class PlanProcess:
         """The code of a child that ended, or that said what no answer is."""
         child = self._child
         assert child is not None  # noqa: S101
-        with suppress(ProcessLookupError):
-            child.kill()
+        with suppress(TimeoutError):
+            # Not killed at once: `kill` looks whether the child lives, and the code of a dead one would be lost by that.
+            async with asyncio.timeout(_DYING_S):
+                return await child.wait()
+        child.kill()
         return await child.wait()
 
 
