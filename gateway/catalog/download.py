@@ -2,7 +2,8 @@
 
 The transfer runs in a child process: the library's cannot be stopped from within the process (its workers go on after
 Ctrl-C, and Xet transfers ignore their callbacks), and a gateway must be able to stop and to give up a model at once.
-The child is gateway.catalog.fetch; it reads the listing and the index too, which may be anything. An interrupted download goes on with the files that are not whole yet.
+The child is gateway.catalog.fetch; it reads the listing and the index too, which may be anything. An interrupted download goes
+on with the files that are not whole yet.
 """
 
 from __future__ import annotations
@@ -14,12 +15,41 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from gateway.catalog.fetch import MARKER, Job, Said, words
 from gateway.catalog.hub import COMMIT, REPOSITORY, Hub
+from gateway.domain.units import GIB, MIB
 from gateway.errors import BadModel
 
+MARKER = ".complete"
+# Not imported: what reads models stays out of the gateway.
 _PROGRAM = "gateway.catalog.fetch"
+
+
+class Job(NamedTuple):
+    """What to fetch. It comes on stdin, so that the token shows in no process list."""
+
+    endpoint: str | None
+    token: str | None
+    cache: str
+    repo: str
+    commit: str
+    folder: str
+    remote_code: bool
+
+
+class Said(NamedTuple):
+    """A line of the answer: bytes that are there, of how many. `failure`, `hint`: what went wrong, in the last line alone (`ended`)."""
+
+    done: int
+    total: int
+    ended: bool = False
+    failure: str | None = None
+    hint: str = ""
+
+
+def words(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
 
 
 async def download(

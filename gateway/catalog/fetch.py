@@ -20,15 +20,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from gateway.catalog.catalog import weight_files
+from gateway.catalog.download import MARKER, Job, Said, words
 from gateway.catalog.files import Repository
 from gateway.catalog.hub import Hub
 from gateway.domain.units import GIB, MIB
 from gateway.errors import BadModel
 
-MARKER = ".complete"
 MARGIN_BYTES = GIB
 REPORT_EVERY_S = 1.0
 # For listing and index; what transfers files may need more.
@@ -47,37 +46,11 @@ _CODE = re.compile(r"[^/]+\.py")
 _NEVER = (".bin", ".pt", ".pth", ".pkl", ".gguf")
 
 
-class Job(NamedTuple):
-    """What to fetch. It comes on stdin, so that the token shows in no process list."""
-
-    endpoint: str | None
-    token: str | None
-    cache: str
-    repo: str
-    commit: str
-    folder: str
-    remote_code: bool
-
-
-class Said(NamedTuple):
-    """A line of the answer: bytes that are there, of how many. `failure`, `hint`: what went wrong, in the last line alone (`ended`)."""
-
-    done: int
-    total: int
-    ended: bool = False
-    failure: str | None = None
-    hint: str = ""
-
-
 def size_of(path: Path) -> int | None:
     try:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def words(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
 
 
 def main() -> None:
