@@ -141,6 +141,19 @@ async def test_the_command_and_environment_are_the_specs_alone(
     assert env == {"A": "1 2", "B": "", "OF_THE_IMAGE": "1"}
 
 
+async def test_each_start_gets_a_key_of_its_own(harness: DockerHarness) -> None:
+    spec = program(harness, "import os, time; print(os.environ['THE_KEY'], flush=True); time.sleep(600)", key_env="THE_KEY")
+    started = await harness.host.start(spec)
+    async with aclosing(harness.host.follow(spec.name)) as lines:
+        assert await anext(lines) == (started.key or "").encode()
+    assert await find(harness.restart(), spec.name) == started
+    assert started.key
+    assert started.key not in repr(started)
+    await harness.host.stop(spec.name, 0)
+    again = await harness.host.start(spec)
+    assert again.key not in (None, started.key)
+
+
 async def test_a_named_volume_is_mounted_read_only(harness: DockerHarness) -> None:
     volume = f"{harness.instance}-volume"
     script = "import os\ntry: open('/models/x', 'w')\nexcept OSError as error: print(error.strerror)"

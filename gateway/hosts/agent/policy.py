@@ -47,6 +47,8 @@ def check_launch(spec: LaunchSpec, engine: Engine, models: Mount) -> None:
         raise _refusal(f"{engine.ref} runs on no GPU")
     if spec.scratch != engine.scratch:
         raise _refusal(f"the folders that {engine.ref} writes to are in its profile")
+    if (spec.key_env, spec.key_option) != (engine.key_env, engine.key_option):
+        raise _refusal(f"how {engine.ref} is told its key is in its profile")
     bounds = {
         "shared memory": (0, spec.shm_bytes, _MOST_SHARED_BYTES),
         "port": (1024, spec.port, 65535),

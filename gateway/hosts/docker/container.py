@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from gateway.domain import EngineRef, Instance, LaunchSpec, Mount
@@ -46,6 +47,8 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
     from docker.types import LogConfig
 
     info = client.info()
+    # Any process of the machine reaches the network of containers; who may read the label may command Docker.
+    key = secrets.token_hex(32)
     made = client.create_container(
         image_of(spec.engine),
         # argv is the whole command: the image's own entry point is replaced.
@@ -53,7 +56,7 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
         command=[*spec.argv[1:]],
         name=container_name(spec.name, owner),
         detach=True,
-        environment=dict(spec.env),
+        environment=spec.env | ({spec.key_env: key} if spec.key_env is not None else {}),
         # Proxies in the Docker client's configuration may carry passwords.
         use_config_proxy=False,
         labels={
@@ -63,7 +66,8 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
             "fitserve.attempt": str(spec.attempt),
             "fitserve.fingerprint": spec.fingerprint,
             "fitserve.port": str(spec.port),
-        },
+        }
+        | ({"fitserve.key": key} if spec.key_env is not None else {}),
         stop_signal="SIGTERM",
         host_config=client.create_host_config(
             restart_policy={"Name": "no"},
@@ -134,6 +138,7 @@ def _instance(labels: dict[str, str], **seen: Any) -> Instance:
         model=labels["fitserve.model"],
         attempt=int(labels["fitserve.attempt"]),
         fingerprint=labels["fitserve.fingerprint"],
+        key=labels.get("fitserve.key"),
         **seen,
     )
 

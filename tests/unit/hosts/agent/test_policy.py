@@ -73,6 +73,7 @@ ENGINE = PROFILES.engine(str(PLAN.engine))
         ({"gpus": ("all",)}, "by UUID"),
         ({"gpus": PLAN.gpus * 2}, "each once"),
         ({"scratch": ("/tmp",)}, "in its profile"),
+        ({"key_env": "LD_PRELOAD"}, "its key is in its profile"),
         ({"shm_bytes": 2**50}, "the shared memory must be"),
         ({"memory_bytes": None}, "the memory must be"),
         ({"memory_bytes": 0}, "the memory must be"),
