@@ -49,7 +49,9 @@ class Settings(BaseSettings):
     tick_s: float = Field(0.5, gt=0, description="longest time between two looks at the world")
     health_interval_s: float = Field(5, gt=0, description="time between two looks at a running engine")
     hang_after_s: float = Field(60, gt=0, description="an engine that answers no health check for so long counts as hung")
-    body_limit_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="largest request body")
+    body_limit_bytes: int = Field(
+        32 * 1024 * 1024, ge=1024, description="largest request body; what is kept of all bodies at once is about twice this"
+    )
     max_connections: int = Field(2048, ge=1, description="most connections of clients at once; more are told to come back")
     max_connections_per_address: int = Field(
         1536,

@@ -10,7 +10,8 @@ from gateway.access.auth import Key
 from gateway.access.rate_limits import RateLimiter
 from gateway.domain.key import Scope
 from gateway.routing.routes import Routes
-from gateway.serve.proxy.limits import SWEEP_S, BodyBudget, ConnectionLimiter, Limits
+from gateway.serve.proxy.body_budget import BodyBudget
+from gateway.serve.proxy.limits import SWEEP_S, ConnectionLimiter, Limits
 from gateway.serve.proxy.meter import Meter
 from gateway.serve.proxy.upstream_pool import UpstreamPool
 
@@ -42,7 +43,7 @@ class DataPlane:
         self.limiter = RateLimiter()
         self.meter = meter or Meter()
         self.connection_limiter = ConnectionLimiter(limits)
-        self.body_budget = BodyBudget(2 * limits.body_bytes)
+        self.body_budget = BodyBudget(limits.body_bytes, limits.queue_timeout_s)
         self.connections: set[OpenConnection] = set()
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # known with the first connection
         self._pools: dict[str, UpstreamPool] = {}
@@ -84,6 +85,7 @@ class DataPlane:
         now = self.loop.time()
         for connection in list(self.connections):
             connection.sweep(now)
+        self.body_budget.sweep(now)
         for url, pool in list(self._pools.items()):
             if not pool.sweep(now):
                 del self._pools[url]

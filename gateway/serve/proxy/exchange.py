@@ -24,16 +24,16 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from gateway.access import rate_limits
 from gateway.access.auth import Key
-from gateway.api.endpoints import Endpoint
+from gateway.api.endpoints import Endpoint, Shape
 from gateway.api.protocol import error_event
 from gateway.errors import EngineUnreachable, FitserveError, NotReady, UpstreamError
 from gateway.routing.table import Call, RoutedReplica
 from gateway.serve.proxy import request_body
+from gateway.serve.proxy.body_budget import SMALL_BYTES, no_room
 from gateway.serve.proxy.data_plane import DataPlane
 from gateway.serve.proxy.heads import answer_head, request_head, whole_answer
 from gateway.serve.proxy.meter import TAIL_BYTES, usage
@@ -54,8 +54,11 @@ class ClientSide(Protocol):
 
     transport: asyncio.Transport
     server_state: ServerState
-    flow: FlowControl
     address: str
+
+    @property
+    def write_paused(self) -> bool:
+        """Whether the client has yet to take what is written."""
 
     def refuse(self, exchange: Exchange, error: FitserveError) -> None:
         """Answers with an error of the gateway's own. Only for an exchange whose answer has not started."""
@@ -63,11 +66,14 @@ class ClientSide(Protocol):
     def answered(self, exchange: Exchange) -> None:
         """The answer to `exchange` is written, or broken off."""
 
-    def uploaded(self, exchange: Exchange, left: int) -> None:
-        """What was here of the body is written to the engine, but for `left` bytes."""
+    def give_up(self, exchange: Exchange, error: FitserveError, /) -> None:
+        """`exchange` is refused while its body comes in."""
 
     def pause_upload(self) -> None:
         """The engine takes the body slowly: the client is read as slowly."""
+
+    def resume_upload(self) -> None:
+        """The client is read again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +93,7 @@ class Exchange:
     call: Call = field(init=False)
     body: bytes | bytearray = b""  # what is here and not yet sent
     whole: bool = False  # all of it was received
-    large: bool = False  # it has, or waits for, a part of the `BodyBudget`
+    held: bool = False  # its body is counted by the `BodyBudget`
     state: State = "reading"
     status: int = 0
     events: bool = False  # the answer is an event stream
@@ -113,6 +119,21 @@ class Exchange:
     def address(self) -> str:
         """Of the client."""
         return self.connection.address
+
+    @property
+    def shape(self) -> Shape:
+        """Whose errors the client expects."""
+        return self.endpoint.shape
+
+    @property
+    def account(self) -> str:
+        """Whose memory the body takes."""
+        return self.key.name
+
+    @property
+    def moved(self) -> int:
+        """Grows with each byte of the body that comes in, and with each that the engine takes."""
+        return len(self.body) if self._upstream is None else -self._upstream.transport.get_write_buffer_size()
 
     @property
     def sent(self) -> int:
@@ -155,6 +176,35 @@ class Exchange:
         return self.state == "reading" and request_body.may_stream(
             self.endpoint, self.found.get(b"content-type"), self.body, self.plane.routes, self.key
         )
+
+    def keep_body(self) -> None:
+        """What is here of the body stays here until the requests before it are answered."""
+        self._keep(len(self.body))
+
+    def has_room(self) -> bool:
+        """Whether more of the body may come now; else the client is read again when it may. Raises Busy."""
+        if self.state != "reading" or len(self.body) <= SMALL_BYTES:
+            return True
+        self.held = True
+        return self.plane.body_budget.grow(self, len(self.body))
+
+    def release_body(self) -> None:
+        """Nothing of the body is kept here any more."""
+        self.body = b""
+        if self.held:
+            self.held = False
+            self.plane.body_budget.leave(self)
+
+    def go_on(self) -> None:
+        """There is room for more of the body."""
+        self.connection.resume_upload()
+
+    def give_up(self, error: FitserveError) -> None:
+        """There is no room for the body any more."""
+        if self._upstream is not None:
+            self.broke(self._upstream, "it takes the request too slowly while others wait for memory")
+        else:
+            self.connection.give_up(self, error)
 
     def more(self, data: bytes) -> None:
         """A piece of the body."""
@@ -217,6 +267,9 @@ class Exchange:
         if replica is not None:
             self.ask(replica)
         else:
+            if len(self.body) > SMALL_BYTES and not self.held and self.plane.body_budget.crowded(self.account):
+                raise no_room()
+            self._keep(len(self.body))
             self.state = "queued"
             self._wait = QueueWait(self, avoid)
             self.plane.routes.wait(self._wait)
@@ -232,6 +285,7 @@ class Exchange:
             self.connected(upstream)
         else:
             self.state = "connecting"
+            self._keep(len(self.body))
             self._dial = pool.dial(self)
 
     def connected(self, upstream: UpstreamConnection) -> None:
@@ -257,10 +311,10 @@ class Exchange:
         )
         self.body = self.call.body = b""
         upstream.ask(self, head, body)
-        if self.connection.flow.write_paused:
+        if self.connection.write_paused:
             self.pause()  # the client has yet to take the answer before
-        if self.large or not self.whole:
-            self.connection.uploaded(self, upstream.transport.get_write_buffer_size())
+        if self.held or not self.whole or len(body) > SMALL_BYTES:
+            self._uploaded(upstream.transport.get_write_buffer_size())
 
     def unreachable(self, error: Exception) -> None:
         """The replica took no connection, so it has not seen the request: another one may, once."""
@@ -291,7 +345,21 @@ class Exchange:
 
     def resume_upload(self) -> None:
         """The engine has taken all of the body that was here."""
-        self.connection.uploaded(self, 0)
+        self._uploaded(0)
+
+    def _uploaded(self, left: int) -> None:
+        """What was here of the body is written to the engine, but for `left` bytes: `resume_upload` comes when many of them are."""
+        if left > SMALL_BYTES:
+            self._keep(left, pressed=True)
+            return
+        self.release_body()
+        self.connection.resume_upload()
+
+    def _keep(self, size: int, *, pressed: bool = False) -> None:
+        """The body stays here for a while."""
+        if self.held or size > SMALL_BYTES:
+            self.held = True
+            self.plane.body_budget.keep(self, size, pressed=pressed)
 
     def head(self, upstream: UpstreamConnection, status: int) -> None:
         """The head of the answer. The client's is written anew too."""
@@ -411,9 +479,7 @@ class Exchange:
         if self.state != "reading":
             self.plane.meter.finished(self)
         self.state = "done"
-        self.body = b""
-        if self.large:
-            self.plane.body_budget.leave(self)
+        self.release_body()
         self._release(outcome)
         if self._permit is not None:
             self._permit.end(self._tokens(self._permit), self.plane.loop.time())

@@ -35,6 +35,13 @@ def request_lines(found: dict[bytes, bytes]) -> bytes:
     return b"".join([b"%b: %b\r\n" % (name, found[name]) for name in _PASSED if name in found and _PLAIN(found[name])])
 
 
+def upgrade_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The other protocol that a request asks for."""
+    found = dict(headers)
+    tokens = [token.strip() for token in found.get(b"connection", b"").lower().split(b",")]
+    return found.get(b"upgrade", b"").lower() or None if b"upgrade" in tokens else None
+
+
 def head_without_upgrade(method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """A request's head without the wish for another protocol."""
     lines = [b"%b %b HTTP/%b\r\n" % (method, target, version.encode())]

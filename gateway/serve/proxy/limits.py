@@ -4,12 +4,15 @@
     a new connection has sent nothing              FIRST_BYTE_S        closed
     the head of a request comes in                 HEAD_S              408, closed
     the head grows                                 HEAD_BYTES          431, closed
-    a body comes in, between two pieces            BODY_S              408, closed
+    a body comes in                                BODY_S, and 1 s for 408, closed
+                                                   LEAST_BYTES_S each
     a body comes in, wrapped in far more bytes     most_on_the_wire    400, closed
     the client takes no byte of its answer         STALL_S             closed
     the connection is kept, without a request      Limits.keep_alive_s closed
-    the rest of a refused body is thrown away      LINGER_S            closed
+    the rest of a refused body is thrown away      LINGER_S in all     closed
     connections are refused, beside those kept     most_refused        closed without a word
+
+While a body waits for memory, others have less time (`body_budget.py`). Nobody has a time while the gateway does not read.
 
 `DataPlane` looks at all connections twice a second: one timer for all costs less than a timer for each connection.
 """
@@ -21,8 +24,7 @@ import re
 import socket
 import struct
 import termios
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,16 +38,15 @@ FIRST_BYTE_S = 10.0
 HEAD_S = 10.0
 HEAD_BYTES = 32 * 1024
 BODY_S = 30.0
+LEAST_BYTES_S = 4096
 STALL_S = 120.0
 LINGER_S = 5.0
 SWEEP_S = 0.5
 # Bytes that may wait in the kernel for a client that reads slowly, beside the bytes that are on their way.
 UNSENT_BYTES = 128 * 1024
-# A body up to here needs nothing of the `BodyBudget`.
-SMALL_BYTES = 1024 * 1024
-# Requests that may wait behind one that is being answered on the same connection.
+# Requests that may wait behind one that is being answered on the same connection: of those that came with one read, nothing more is read.
 PIPELINED = 16
-# Connections beyond the limit that hear why they are refused.
+# Connections beyond the limit that hear why they are refused, each for LINGER_S; the others are closed at once.
 REFUSED = 64
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
@@ -151,45 +152,6 @@ class Stall:
             return False
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         return True
-
-
-class BodyBudget:
-    """Memory for large bodies, shared by all connections: who gets none waits, unread, in the order of asking.
-
-    `model` may be the last field of a body, and SDKs put it behind the messages; so a body is kept until it is complete, and what
-    bounds the memory is this budget, not the size of one body times the number of clients.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._left = size
-        self._waiting: OrderedDict[object, tuple[int, Callable[[], None]]] = OrderedDict()
-        self._given: dict[object, int] = {}
-
-    def ask(self, who: object, size: int, then: Callable[[], None]) -> bool:
-        """Whether `who` has memory for a body of `size` bytes; if not yet, `then` is called when it has."""
-        if who in self._given:
-            return True
-        if who in self._waiting:
-            return False
-        if self._waiting or size > self._left:
-            self._waiting[who] = (size, then)
-            return False
-        self._left -= size
-        self._given[who] = size
-        return True
-
-    def leave(self, who: object) -> None:
-        """`who` needs no memory any more, or had none."""
-        self._waiting.pop(who, None)
-        self._left += self._given.pop(who, 0)
-        while self._waiting:
-            first, (size, then) = next(iter(self._waiting.items()))
-            if size > self._left:
-                break
-            del self._waiting[first]
-            self._left -= size
-            self._given[first] = size
-            then()
 
 
 class ConnectionLimiter:

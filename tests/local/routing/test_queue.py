@@ -300,8 +300,8 @@ async def test_a_long_form_waits_half_read_and_arrives_whole(
     await until(lambda: gateway.routes.waiting("m") == 1)
     writer.write(data[len(data) // 2 :])
     [front] = gateway.plane.connections
-    await until(lambda: front.flow.read_paused)  # type: ignore[attr-defined]
-    assert len(front._exchange.body) < 1024 * 1024  # type: ignore[attr-defined]
+    await until(lambda: front._unread)  # type: ignore[attr-defined]
+    assert len(front._current.body) < 1024 * 1024  # type: ignore[attr-defined]
     async with Upstream(ok) as upstream:
         gateway.route(model(upstream.url, served=served))
         assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"

@@ -12,6 +12,7 @@ import struct
 import termios
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,9 @@ from gateway.settings import Settings
 from tests.support.dataplane import (
     ASK,
     CHAT,
+    LIMIT,
     Gateway,
+    Hog,
     answers,
     event,
     http_client,
@@ -519,3 +522,185 @@ async def test_a_refused_body_is_not_waited_for() -> None:
         answer = await talk(closed.port, raw_request(b"{", length=1_000_000))
         assert answer.startswith(b"HTTP/1.1 401 ")
         await closed.settled()
+
+
+# --- slow and unfinished bodies ---
+
+
+async def unauthorized(scope: Any, receive: Any, send: Any) -> None:
+    """Stands for FastAPI behind a key: answers before it reads anything."""
+    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
+LENGTH = b"content-length: 9000000"
+CHUNKED = b"transfer-encoding: chunked"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/echo"])
+@pytest.mark.parametrize(("framing", "piece"), [(LENGTH, b"a"), (CHUNKED, b"1\r\na\r\n")])
+async def test_a_body_that_trickles_has_no_more_time_than_one_that_stops(
+    gateway: Gateway, path: str, framing: bytes, piece: bytes
+) -> None:
+    await until(lambda: not gateway.plane.connections)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (path.encode(), framing) + piece)
+    front = await only(gateway)
+    seconds = 0
+    for count in range(1, 10):
+        await until(lambda count=count: front._size == count)  # type: ignore[misc]
+        gateway.later(9)
+        seconds += 9
+        assert front._discarding == (seconds > guard.BODY_S)
+        if front._discarding:
+            break
+        writer.write(piece)
+    assert (await asyncio.wait_for(reader.read(), HANG_S)).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+@pytest.mark.parametrize(("framing", "piece"), [(LENGTH, b"a"), (CHUNKED, b"1\r\na\r\n")])
+@pytest.mark.parametrize("path", [CHAT, "/admin/models"])
+async def test_a_refused_body_that_trickles_holds_its_place_for_a_moment(path: str, framing: bytes, piece: bytes) -> None:
+    with Gateway(keys=Keys("admin-secret", None), app=unauthorized, still=True) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (path.encode(), framing) + piece)
+        front = await only(gateway)
+        async with asyncio.timeout(HANG_S):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert b"connection: close\r\n" in answer
+        for _ in range(int(guard.LINGER_S) - 1):
+            writer.write(piece)
+            gateway.later(1)
+            assert front in gateway.plane.connections
+        gateway.later(1)
+        await until(lambda: not gateway.plane.connections)
+        writer.close()
+
+
+async def test_a_client_that_is_still_sending_hears_the_answer_of_fastapi() -> None:
+    with Gateway(app=unauthorized) as gateway:
+        for close in (b"", b"connection: close\r\n"):
+            answer = await talk(
+                gateway.port, b"POST /x HTTP/1.1\r\nhost: x\r\n" + close + b"content-length: 9000000\r\n\r\n" + bytes(8_000_000)
+            )
+            assert answer.startswith(b"HTTP/1.1 401 ")
+            assert answer.endswith(b"\r\n\r\nno")
+        # A body that came whole costs the connection nothing.
+        ask = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc"
+        assert await statuses(gateway.port, ask + ask, 2) == [b"401 Unauthorized | no"] * 2
+
+
+async def test_what_is_sent_ahead_stays_in_the_kernel_until_its_turn(gateway: Gateway) -> None:
+    held = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await held.wait()
+        await call.reply(b"{}")
+
+    large = json.dumps({**ASK, "user": "x" * 2**20}).encode()
+    async with stage(gateway, script) as [upstream]:
+        await until(lambda: not gateway.plane.connections)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(GOOD + raw_request(large) * 14 + raw_request(large, "/echo"))
+        front = await only(gateway)
+        await until(lambda: front._unread)
+        gateway.later(10 * guard.BODY_S)  # what is not read has no time either
+        assert front in gateway.plane.connections
+        assert not front._discarding
+        assert len(front._turns) == 1
+        assert gateway.plane.body_budget.used < len(large) / 2
+        held.set()
+        for _ in range(15):
+            assert (await status(reader)).startswith(b"200 OK | {}")
+        assert (await status(reader)).startswith(b"200 OK | /echo ")
+        writer.close()
+        assert [len(request) > 2**20 for request in upstream.requests] == [False] + [True] * 14
+    assert gateway.plane.body_budget.used == 0
+
+
+async def test_bodies_that_trickle_make_room_for_one_that_waits() -> None:
+    with Gateway(still=True) as gateway:
+        budget = gateway.plane.body_budget
+        count = budget.size // 2**21 + 1
+        async with stage(gateway, answers) as [upstream]:
+            trickling = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(count)]
+            for _, writer in trickling:
+                writer.write(raw_request(b"A" * 2**20, length=LIMIT))
+            await until(lambda: budget._waiting > 0)
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(raw_request(json.dumps({**ASK, "user": "B" * 2**21}).encode()))
+            small = await statuses(gateway.port, GOOD, 1)
+            assert small[0].startswith(b"200 OK")
+            answer = asyncio.create_task(reader.readline())
+            for _ in range(20):
+                if (await asyncio.wait((answer,), timeout=0.2))[0]:
+                    break
+                for _, attacker in trickling:
+                    attacker.write(b"A")
+                gateway.later(1)
+            assert await answer == b"HTTP/1.1 200 OK\r\n"
+            assert len(upstream.requests) == 2
+            for _, one in (*trickling, (reader, writer)):
+                one.transport.abort()
+        await until(lambda: budget.used == 0)
+
+
+async def test_a_body_that_waits_for_room_is_not_timed_and_goes_on_when_there_is_some() -> None:
+    with Gateway(still=True) as gateway:
+        budget = gateway.plane.body_budget
+        hog = Hog()
+        budget.keep(hog, budget.size)
+        async with stage(gateway, answers):
+            data = raw_request(b'{"x":"' + b"y" * 300_000, length=2**20)
+            first, second = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(2)]
+            first[1].write(data)
+            await until(lambda: len(budget._growing) == 1)
+            second[1].write(data)
+            await until(lambda: budget._waiting == 1)
+            gateway.later(1)
+            gateway.later(guard.BODY_S + 1)
+            assert (await asyncio.wait_for(first[0].readline(), HANG_S)).startswith(b"HTTP/1.1 408 ")
+            await until(lambda: budget._waiting == 0)  # the second goes beyond what is free in place of the first
+            for _, writer in (first, second):
+                writer.transport.abort()
+        budget.leave(hog)
+        await until(lambda: budget.used == 0)
+
+
+async def test_many_connections_that_bring_one_read_each_are_told_to_come_back() -> None:
+    with Gateway(still=True) as gateway:
+        budget = gateway.plane.body_budget
+        hog = Hog()
+        budget.keep(hog, 2 * budget.size)
+        async with stage(gateway, answers):
+            answer = await talk(gateway.port, raw_request(b'{"x":"' + b"y" * 300_000, length=2**20))
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 5\r\n" in answer
+        budget.leave(hog)
+        assert budget.used == 0
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/echo", "/v1/nothing"])
+async def test_whatever_becomes_of_a_large_body_it_is_counted_no_longer(gateway: Gateway, path: str) -> None:
+    body = json.dumps({"model": "nobody", "x": "y" * 3_000_000}).encode()
+    for data in raw_request(body, path), raw_request(body, path).replace(b"POST", b"GET", 1):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(data)
+        assert await asyncio.wait_for(reader.readline(), HANG_S)
+        await until(lambda: gateway.plane.body_budget.used == 0)
+        writer.transport.abort()
+    assert not gateway.plane.body_budget._shares
+
+
+async def test_a_flood_of_connections_is_not_answered_one_by_one() -> None:
+    with Gateway(connections=2) as gateway:
+        gateway.route(model(refused_url()))
+        kept = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(2 + guard.most_refused(2))]
+        await until(lambda: len(gateway.plane.connections) == 2 + guard.most_refused(2))
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), HANG_S) == b""
+        for _, one in (*kept, (reader, writer)):
+            one.transport.abort()
