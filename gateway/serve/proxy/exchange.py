@@ -37,6 +37,7 @@ from gateway.serve.proxy.body_budget import SMALL_BYTES, no_room
 from gateway.serve.proxy.data_plane import DataPlane
 from gateway.serve.proxy.heads import answer_head, request_head, whole_answer
 from gateway.serve.proxy.meter import TAIL_BYTES, usage
+from gateway.serve.proxy.multipart_form import FormReader
 from gateway.serve.proxy.queue_wait import BufferedAnswer, QueueWait, Writer
 from gateway.serve.proxy.upstream_connection import UpstreamConnection
 
@@ -108,6 +109,7 @@ class Exchange:
     _permit: rate_limits.Permit | None = None
     _usage: tuple[int | None, int | None] | None = None
     _content_type: bytes = b""
+    _form: FormReader | None = None  # has read what came so far of a form
     _wait: QueueWait | None = None
     _buffered: BufferedAnswer | None = None
     _upstream: UpstreamConnection | None = None
@@ -160,9 +162,10 @@ class Exchange:
         plane = self.plane
         self.client = self.connection.transport
         self.started = plane.loop.time()
-        content_type = self.found.get(b"content-type")
+        if self.endpoint.body == "form" and self._form is None:
+            self._read_form(self.body)
         self.call, route, self._content_type = request_body.read_call(
-            self.endpoint, content_type, self.body, plane.routes, self.key
+            self.endpoint, self._form, self.body, plane.routes, self.key
         )
         self.endpoint.check(route.name, route.task)
         self.model, self.received = route.name, len(self.body)
@@ -172,10 +175,16 @@ class Exchange:
         self._place(replica)
 
     def may_start(self) -> bool:
-        """Whether it can go to an engine now, although more of the body is to come. Raises BadRequest."""
-        return self.state == "reading" and request_body.may_stream(
-            self.endpoint, self.found.get(b"content-type"), self.body, self.plane.routes, self.key
-        )
+        """Whether it can go to an engine now, although more of the body is to come."""
+        form = self._form
+        if form is None or self.state != "reading":
+            return False
+        return request_body.may_stream(form, len(self.body), self.plane.routes, self.key)
+
+    def _read_form(self, data: bytes | bytearray) -> None:
+        if self._form is None:
+            self._form = FormReader(self.found.get(b"content-type"))
+        self._form.feed(data)
 
     def keep_body(self) -> None:
         """What is here of the body stays here until the requests before it are answered."""
@@ -207,7 +216,9 @@ class Exchange:
             self.connection.give_up(self, error)
 
     def more(self, data: bytes) -> None:
-        """A piece of the body."""
+        """A piece of the body. Raises BadRequest: also what goes on to an engine at once is read first."""
+        if self.endpoint.body == "form":
+            self._read_form(data)
         upstream = self._upstream
         if upstream is not None:
             upstream.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if b"content-length" not in self.found else data)
@@ -297,7 +308,7 @@ class Exchange:
         if replica is not None:
             described += replica.key_line
             if replica.served_name != self.call.model:
-                body = request_body.renamed(self.endpoint, self.found.get(b"content-type"), body, replica.served_name)
+                body = request_body.renamed(self.endpoint, self._form, body, replica.served_name)
         if self.whole:
             if self.endpoint.method == "POST":
                 described += b"content-length: %d\r\n" % len(body)

@@ -1,9 +1,18 @@
-"""The field `model` of a multipart/form-data body: as much of RFC 7578 as it takes to find it; the file beside it is not looked at."""
+"""The field `model` of a multipart/form-data body, read as python-multipart reads it, which the engines use: while the body passes.
+
+Whoever may ask one model must not have another one answer because two readers of forms disagree. So what readers disagree on is refused:
+the field more than once, with a file name or an encoding, a name that is only nearly `model`, a part that is no plain `form-data`, a
+delimiter with anything around it, and anything before the first delimiter or behind the last. All of the form is read, the part that
+goes on to an engine early too.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser
 
 from gateway.errors import BadRequest
 
@@ -11,7 +20,18 @@ from gateway.errors import BadRequest
 PREFIX_BYTES = 64 * 1024
 
 _BOUNDARY = re.compile(rb"multipart/form-data\s*;.*?boundary=(\"?)([0-9A-Za-z'()+_,./:=?-]{1,70})\1\s*(?:;|$)", re.IGNORECASE)
-_MODEL = re.compile(rb"^content-disposition\s*:\s*form-data\s*;(?:[^\r\n]*;)?\s*name=(\"?)model\1\s*(?:;|\r|$)", re.I | re.M)
+_TOKEN = rb"[0-9A-Za-z._\[\]-]{1,256}"
+_QUOTED = rb'"[^"\\\x00-\x1f\x7f]{0,1024}"'
+# As clients write it. Browsers escape a quote as %22, .NET quotes nothing, older ones add filename*, which no engine reads.
+_DISPOSITION = re.compile(
+    rb"form-data;[ ]?name=(?P<name>%b|%b)(?P<file>(?:;[ ]?filename=(?:%b|%b))?(?:;[ ]?filename\*=[!#-~]{1,1024})?)"
+    % (_TOKEN, _QUOTED, _TOKEN, _QUOTED)
+)
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_PLAIN_ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
+_MODEL_BYTES = 1024
+_HEADERS = 8
+_HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,34 +43,132 @@ class Field:
     end: int
 
 
-def boundary_of(content_type: bytes | None) -> bytes:
-    """Raises BadRequest."""
-    match = _BOUNDARY.fullmatch(content_type or b"")
-    if match is None:
-        raise BadRequest("The request body is no form.", hint="Send multipart/form-data with a boundary.")
-    return match[2]
+class FormReader:
+    """Reads a form piece by piece. `field`: the model, once it is complete."""
+
+    def __init__(self, content_type: bytes | None) -> None:
+        """Raises BadRequest."""
+        match = _BOUNDARY.fullmatch(content_type or b"")
+        if match is None:
+            raise BadRequest("The request body is no form.", hint="Send multipart/form-data with a boundary.")
+        self.boundary: bytes = match[2]
+        self.field: Field | None = None
+        self._line = b"--" + self.boundary
+        self._at = 0  # bytes before this piece
+        self._tail = b"\r\n"  # the end of the pieces before: a delimiter may begin in it
+        self._behind: bytes | None = None  # what follows the last delimiter
+        self._headers: dict[bytes, bytes] = {}
+        self._name = self._header = b""
+        self._has_model = self._in_model = False
+        self._value, self._value_at = b"", 0
+        self._parser = MultipartParser(
+            self.boundary,
+            {
+                "on_part_begin": self._part_begins,
+                "on_header_field": self._header_name,
+                "on_header_value": self._header_value,
+                "on_header_end": self._header_ends,
+                "on_headers_finished": self._headers_end,
+                "on_part_data": self._part_data,
+                "on_part_end": self._part_ends,
+            },
+            max_header_count=_HEADERS,
+            max_header_size=_HEADER_BYTES,
+        )
+
+    def feed(self, data: bytes | bytearray) -> None:
+        """The next piece of the body. Raises BadRequest."""
+        begin = self._line[self._at : self._at + len(data)]
+        if not data.startswith(begin):
+            raise BadRequest(
+                "The form does not start with its boundary.", hint="Check how the client writes multipart/form-data."
+            )
+        self._check_delimiters(data)
+        try:
+            self._parser.write(bytes(data))
+        except FormParserError as error:
+            raise BadRequest(
+                f"The form cannot be read: {error}.", hint="Check how the client writes multipart/form-data."
+            ) from None
+        self._at += len(data)
+
+    def _check_delimiters(self, data: bytes | bytearray) -> None:
+        if self._behind is not None:
+            joined, at = self._behind + data, -1
+            behind: bytes | None = joined
+        else:
+            joined, behind = self._tail + data, None
+            at = joined.find(self._line, 2)
+        while at >= 0:
+            end = at + len(self._line)
+            after = joined[end : end + 2]
+            if joined[at - 2 : at] != b"\r\n" or not (b"\r\n".startswith(after) or b"--".startswith(after)):
+                raise _ambiguous("its boundary stands where no part begins or ends")
+            if after == b"--":
+                behind = joined[end + 2 :]
+                break
+            at = joined.find(self._line, end)
+        if behind is not None and not b"\r\n".startswith(behind):
+            raise _ambiguous("something follows its end")
+        self._behind = behind
+        self._tail = joined[-(len(self._line) + 3) :]
+
+    # --- what the parser calls ---
+
+    def _part_begins(self) -> None:
+        self._headers = {}
+        self._in_model = False
+
+    def _header_name(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _header_ends(self) -> None:
+        name, value = self._name.lower(), self._header
+        self._name = self._header = b""
+        if name in self._headers or _CONTROL.search(value):
+            raise _ambiguous("a part has two headers of one name, or one with control characters")
+        self._headers[name] = value
+
+    def _headers_end(self) -> None:
+        match = _DISPOSITION.fullmatch(self._headers.get(b"content-disposition", b""))
+        if match is None:
+            raise _ambiguous(
+                'a part does not begin as `Content-Disposition: form-data; name="..."`, maybe with a plain filename'
+            )
+        name = match["name"].strip(b'"')
+        if name.strip().lower().partition(b"[")[0] != b"model":
+            return
+        encoding = self._headers.get(b"content-transfer-encoding", b"").lower()
+        if name != b"model" or match["file"] or encoding not in _PLAIN_ENCODINGS or self._has_model:
+            raise _ambiguous("`model` is there twice, or is no plain field", "model")
+        self._has_model = self._in_model = True
+        self._value, self._value_at = b"", -1
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._in_model:
+            if self._value_at < 0:
+                self._value_at = self._at + start
+            self._value += data[start:end]
+            if len(self._value) > _MODEL_BYTES:
+                raise BadRequest("`model` is too long.", hint="Send the name of a model.", param="model")
+
+    def _part_ends(self) -> None:
+        if not self._in_model:
+            return
+        if _CONTROL.search(self._value):
+            # A line break in it may also have been taken for the beginning of a delimiter, and then its place is not known.
+            raise _ambiguous("`model` has control characters", "model")
+        try:
+            value = self._value.decode()
+        except UnicodeDecodeError:
+            raise BadRequest("`model` is not UTF-8.", hint="Send its name as text.", param="model") from None
+        at = max(self._value_at, 0)
+        self.field = Field(value, at, at + len(self._value))
 
 
-def find_model(body: bytes | bytearray, boundary: bytes) -> Field | None:
-    """The field in what is here of the body; None while it is not complete. Of a repeated one the last counts, as in the engines.
-
-    Raises BadRequest where this is no form.
-    """
-    found = None
-    line = b"--" + boundary
-    if not body.startswith(line[: len(body)]):
-        raise BadRequest("The form does not start with its boundary.", hint="Check how the client writes multipart/form-data.")
-    at = len(line)
-    while (start := body.find(b"\r\n\r\n", at)) >= 0:
-        end = body.find(b"\r\n" + line, start + 4)
-        if end < 0:
-            break
-        if _MODEL.search(body, at, start + 2):
-            try:
-                found = Field(bytes(body[start + 4 : end]).decode(), start + 4, end)
-            except UnicodeDecodeError:
-                raise BadRequest("`model` is not UTF-8.", hint="Send its name as text.", param="model") from None
-        at = end + 2 + len(line)
-        if body.startswith(b"--", at):
-            break
-    return found
+def _ambiguous(why: str, param: str | None = None) -> BadRequest:
+    hint = "Send each field once, as common clients do: no escapes, no blanks around `=`, no quotes or backslashes in names."
+    return BadRequest(f"The form can be read in two ways: {why}.", hint=hint, param=param)

@@ -9,7 +9,7 @@ from gateway.errors import BadRequest
 from gateway.routing import balance
 from gateway.routing.routes import Routes
 from gateway.routing.table import Call, ModelRoute
-from gateway.serve.proxy import multipart_form
+from gateway.serve.proxy.multipart_form import PREFIX_BYTES, FormReader
 
 Body = bytes | bytearray
 
@@ -18,9 +18,9 @@ _SHORT_BYTES = 64 * 1024
 
 
 def read_call(
-    endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes, key: Key
+    endpoint: Endpoint, form: FormReader | None, body: Body, routes: Routes, key: Key
 ) -> tuple[Call, ModelRoute, bytes]:
-    """The call, the route of its model, and the header with which its body goes to the engine. Raises BadRequest, NotFound."""
+    """`form`: what has read the body, where that is a form. The call, the route of its model, and the header with which its body goes to the engine. Raises BadRequest, NotFound."""
     table = routes.table
     if endpoint.body == "json":
         # It was read as JSON, so it is sent as JSON, whatever the client called it.
@@ -41,12 +41,11 @@ def read_call(
         if len(route.replicas) > 1:
             call.tokens, call.prefix = balance.weigh(asked, len(body)), balance.prefix(asked)
         return call, route, content
-    if endpoint.body == "form":
-        boundary = multipart_form.boundary_of(content_type)
-        field = multipart_form.find_model(body, boundary)
-        if field is None:
+    if form is not None:
+        if form.field is None:
             raise no_model()
-        call, content = Call(endpoint.name, field.value), b'content-type: multipart/form-data; boundary="%b"\r\n' % boundary
+        call = Call(endpoint.name, form.field.value)
+        content = b'content-type: multipart/form-data; boundary="%b"\r\n' % form.boundary
     else:
         maker = routes.responses.maker_of(endpoint.id, key)
         call, content = Call(endpoint.name, routes.model_of(endpoint.id, maker), maker=maker), b""
@@ -65,21 +64,18 @@ def _maker(names_itself: bool, previous: str | None, routes: Routes, key: Key) -
     return None if previous is None else routes.responses.maker_of(previous, key)
 
 
-def may_stream(endpoint: Endpoint, content_type: bytes | None, body: Body, routes: Routes, key: Key) -> bool:
-    """Whether the beginning of a body is enough: the model is named in it, and is called the same by its engine. Raises BadRequest.
+def may_stream(form: FormReader, size: int, routes: Routes, key: Key) -> bool:
+    """Whether the `size` bytes that are here of a form are enough: the model is named in them, and is called the same by its engine.
 
     Never for JSON: the last `model` counts, and SDKs put it behind the messages.
     """
-    if endpoint.body != "form" or len(body) < multipart_form.PREFIX_BYTES:
-        return False
-    field = multipart_form.find_model(body, multipart_form.boundary_of(content_type))
-    route = routes.table.models.get(field.value) if field is not None else None
+    route = routes.table.models.get(form.field.value) if form.field is not None and size >= PREFIX_BYTES else None
     return route is not None and key.sees(route.name) and all(replica.served_name == route.name for replica in route.replicas)
 
 
-def renamed(endpoint: Endpoint, content_type: bytes | None, body: Body, name: str) -> Body:
+def renamed(endpoint: Endpoint, form: FormReader | None, body: Body, name: str) -> Body:
     """The body with the model called what the engine calls it. No other body is ever written anew."""
     if endpoint.body == "json":
         return with_model(read_fields(body), name)
-    field = multipart_form.find_model(body, multipart_form.boundary_of(content_type)) if endpoint.body == "form" else None
+    field = form.field if form is not None else None
     return body if field is None else b"".join((body[: field.start], name.encode(), body[field.end :]))
