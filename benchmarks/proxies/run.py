@@ -1,6 +1,6 @@
 """Compares proxies in front of one fake engine by the CPU and memory they use: fitserve, nginx, two Rust routers, LiteLLM.
 
-    python benchmarks/proxies/run.py [--quick] [--only fitserve,nginx] [--parts request,chunk] [--rounds 5] [--before TREE] [--write]
+    python benchmarks/proxies/run.py [--quick] [--only fitserve,nginx] [--parts request,chunk] [--rounds 5] [--before TREE] [--write [SECTION]]
 
 Parts: request, chunk, latency (in turn, median of the rounds after one that is not counted), streams, idle, body (once, alone).
 CPU is read from a target's whole process tree, so those figures hold on a busy machine; latencies and rates do not. `direct` is
@@ -36,7 +36,7 @@ import targets
 PAGE = targets.ROOT / "docs" / "performance.md"
 DIRECT = "direct"
 QUICKLY = "nginx,fitserve,direct"
-INTRODUCTION = """{command}, {date}, {cpu}; medians of {rounds} rounds, targets in turn, in front of one fake engine on the same machine.
+INTRODUCTION = """{command}, {date}, {cpu}, load {load} as it began; medians of {rounds} rounds, targets in turn, in front of one fake engine on the same machine.
 CPU is that of the target's process tree, in user and kernel mode; `direct` is the fake engine itself. Figures of CPU hold on a
 busy machine, latencies less so; ratios are to nginx of the same run.{notes}"""
 
@@ -84,6 +84,7 @@ class Run:
         self.wanted = wanted
         self.size = size
         self.about: dict[str, str] = {}
+        self.load = f"{os.getloadavg()[0]:.1f}"
         self.rounds: dict[str, list[parts.Figures]] = {name: [] for name in names}
         self.alone: dict[str, parts.Figures] = {name: {} for name in names}
         self.missing: dict[str, str] = {}
@@ -156,7 +157,7 @@ def text_of(run: Run, command: str) -> str:
     notes += "".join(f"\n`{name}` had errors, the first: `{why}`" for name, why in run.wrong.items())
     cpu = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    introduction = INTRODUCTION.format(command=command, date=today, cpu=cpu, rounds=run.size.rounds, notes=notes)
+    introduction = INTRODUCTION.format(command=command, date=today, cpu=cpu, load=run.load, rounds=run.size.rounds, notes=notes)
     results = run.medians()
     lines = [introduction, "", report.table(results, run.size, run.about), ""]
     return "\n".join(lines + [f"* {line}" for line in report.verdicts(results)])
@@ -178,7 +179,13 @@ def main() -> None:
     parser.add_argument(
         "--before", type=Path, metavar="TREE", help="another checkout of fitserve, measured as the target `before`"
     )
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument(
+        "--write",
+        nargs="?",
+        const="Data plane",
+        metavar="SECTION",
+        help="put the table into docs/performance.md, under this heading",
+    )
     parser.add_argument("--json", type=Path, help="write every round's figures here")
     options = parser.parse_args()
     if options.before:
@@ -202,7 +209,7 @@ def main() -> None:
             json.dumps({"rounds": run.rounds, "alone": run.alone, "about": run.about, "missing": run.missing})
         )
     if options.write:
-        report.put_section(PAGE, "Data plane", text)
+        report.put_section(PAGE, options.write, text)
 
 
 if __name__ == "__main__":
