@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from gateway.controller.engine_client import EngineClient, NoAnswerError
+from gateway.routing.table import RoutedReplica
 from gateway.supervision import Supervised
 
 _TIMEOUT_S = 5.0
@@ -30,16 +31,25 @@ class _Models(msgspec.Struct):
 
 
 class EndpointWatcher:
-    """`served_name` is what the engine calls the model, None while the engine is away; `detail` says why, then."""
+    """`replica` is where requests go, None while the engine is away; `detail` says why, then."""
 
-    def __init__(self, model: str, endpoint: str, client: EngineClient, interval_s: float, wake: Callable[[], None]) -> None:
-        """endpoint: its base URL."""
+    def __init__(
+        self,
+        model: str,
+        endpoint: str,
+        client: EngineClient,
+        interval_s: float,
+        stretch: Callable[[], float],
+        wake: Callable[[], None],
+    ) -> None:
+        """endpoint: its base URL. stretch: how many times longer than `interval_s` it is until an engine that answers is asked again."""
         self.url = endpoint.rstrip("/").removesuffix("/v1")
-        self.served_name: str | None = None
+        self.replica: RoutedReplica | None = None
         self._detail = f"{self.url} is not asked yet"
         self._model = model
         self._client = client
         self._interval_s = interval_s
+        self._stretch = stretch
         self._rest_s = 0.0
         self._wake = wake
         self._work = Supervised(self._look, "watching an endpoint", wake, model=model, endpoint=self.url)
@@ -54,18 +64,22 @@ class EndpointWatcher:
 
     async def _look(self) -> float:
         """One look; the seconds until the next one, never the same, so that many endpoints are not asked all at once."""
-        before = (self.served_name, self._detail)
-        self.served_name, self._detail = await self._ask()
-        if (self.served_name, self._detail) != before:
+        served_name, detail = await self._ask()
+        if served_name != (self.replica and self.replica.served_name) or detail != self._detail:
+            self._detail = detail
+            self.replica = (
+                RoutedReplica(self.url, f"{self._model}@{self.url}", served_name) if served_name is not None else None
+            )
             self._wake()
-        if self.served_name is not None:
+        if served_name is not None:
             self._rest_s = 0.0
-            return self._interval_s * random.uniform(0.9, 1.1)  # noqa: S311
+            return self._interval_s * self._stretch() * random.uniform(0.9, 1.1)  # noqa: S311
         first_s, longest_s = min(_FIRST_REST_S, self._interval_s), _LONGEST_REST * self._interval_s
         self._rest_s = min(max(2 * self._rest_s, first_s), longest_s)
         return self._rest_s * random.uniform(0.75, 1.25)  # noqa: S311
 
     async def _ask(self) -> tuple[str | None, str]:
+        """What the engine calls the model, or None and why that is not known."""
         try:
             answer = await self._client.get(f"{self.url}/v1/models", _TIMEOUT_S, _MOST_BYTES)
             if answer.status != 200:

@@ -63,7 +63,7 @@ class EngineClient:
 
     def __init__(self, at_once: int | asyncio.Semaphore, key: str | None = None) -> None:
         self._places = asyncio.Semaphore(at_once) if isinstance(at_once, int) else at_once
-        self._key_line = f"authorization: Bearer {key}\r\n" if key else ""
+        self._key_line = f"authorization: Bearer {key}\r\n".encode("ascii") if key else b""
 
     def with_key(self, key: str | None) -> EngineClient:
         """For an engine that wants this key of its callers; the places are the same."""
@@ -79,24 +79,21 @@ class EngineClient:
 
     async def _ask(self, method: str, url: str, body: bytes, within_s: float, most_bytes: int) -> EngineAnswer:
         try:
-            parts = urlsplit(url)
-            host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-            lines = f"{method} {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\naccept: */*\r\naccept-encoding: identity\r\n"
-            lines += self._key_line
-            if body:
-                lines += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            head = lines.encode("ascii") + b"\r\n"
+            host, port, secure, request = _request(method, url)
         except ValueError:
             raise NoAnswerError("has an address that is not a URL") from None
-        loop = asyncio.get_running_loop()
+        request += self._key_line
+        if body:
+            request += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
         async with self._places:
-            call = _Call(head + body, most_bytes, loop.create_future())
-            deadline = loop.time() + within_s
+            loop = asyncio.get_running_loop()
+            call = _Call(b"%b\r\n%b" % (request, body), most_bytes, loop.create_future())
             try:
-                tls = await asyncio.to_thread(_tls_context) if parts.scheme == "https" else None
-                async with asyncio.timeout_at(min(deadline, loop.time() + CONNECT_S)):
-                    await loop.create_connection(lambda: call, host, port, ssl=tls)
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout(within_s):
+                    tls = await asyncio.to_thread(_tls_context) if secure else None
+                    connecting = loop.create_connection(lambda: call, host, port, ssl=tls)
+                    # What asks for much has long to answer, and not so long to be there.
+                    await (connecting if within_s <= CONNECT_S else asyncio.wait_for(connecting, CONNECT_S))
                     return await call.answer
             except TimeoutError:
                 raise NoAnswerError(f"does not answer within {within_s:g} s") from None
@@ -104,6 +101,15 @@ class EngineClient:
                 raise NoAnswerError(f"does not answer ({_reason(error)})") from None
             finally:
                 call.end()
+
+
+@functools.lru_cache(4096)
+def _request(method: str, url: str) -> tuple[str, int, bool, bytes]:
+    """Host, port, whether TLS is wanted, and the head of the request as far as it is always the same. Raises ValueError."""
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    head = f"{method} {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\naccept: */*\r\naccept-encoding: identity\r\n"
+    return parts.hostname or "", parts.port or (443 if secure else 80), secure, head.encode("ascii")
 
 
 class _Call(asyncio.Protocol):

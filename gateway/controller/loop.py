@@ -36,6 +36,8 @@ log = structlog.get_logger("fitserve.loop")
 
 # Calls to engines at once, and as many to endpoints.
 _CALLS_AT_ONCE = 128
+# So many endpoints are asked as often as the settings say. Of more, each is asked less often, so that all cost as much as these.
+_ENDPOINTS = 300
 # With their rests these take about two minutes.
 _MOST_BROKEN_PASSES = 8
 
@@ -222,9 +224,12 @@ class Loop:
         except Exception as error:
             model.setback.broke(error)
 
+    def _stretch(self) -> float:
+        return max(1.0, sum(len(model.endpoints) for model in self.models.values()) / _ENDPOINTS)
+
     def _watch_endpoints(self, model: ManagedModel) -> None:
         if not model.endpoints and not model.deleting:
-            watched = (self._endpoint_client, self._settings.health_interval_s, self.wake)
+            watched = (self._endpoint_client, self._settings.health_interval_s, self._stretch, self.wake)
             model.endpoints += [EndpointWatcher(model.wish.name, endpoint, *watched) for endpoint in model.wish.endpoints]
 
     # --- bookkeeping ---

@@ -118,11 +118,11 @@ def _status(model: ManagedModel) -> tuple[str, str]:
     if model.deleting:
         return "stopping", "it is being removed"
     if model.wish.endpoints:
-        away = [endpoint.detail for endpoint in model.endpoints if endpoint.served_name is None]
-        up = len(model.endpoints) - len(away)
-        if up:
-            return "ready", "; ".join([f"{up} of {len(model.wish.endpoints)} endpoints answer", *away[:_SHOWN_AWAY]])
-        return "unreachable", "; ".join(away)
+        away = [endpoint for endpoint in model.endpoints if endpoint.replica is None]
+        why = [endpoint.detail for endpoint in away[:_SHOWN_AWAY]] + (["..."] if len(away) > _SHOWN_AWAY else [])
+        if len(away) < len(model.endpoints):
+            return "ready", "; ".join([f"{len(model.endpoints) - len(away)} of {len(model.endpoints)} endpoints answer", *why])
+        return "unreachable", "; ".join(why)
     order = ("ready", "verifying", "starting", "backing_off", "no_plan", "quarantined", "stopping")
     best = min(model.replicas, key=lambda replica: order.index(replica.shown.state))
     detail = best.shown.reason
@@ -155,11 +155,7 @@ def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.Model
         and (instance := running.get(replica.attempt.instance_name)) is not None
         and instance.url
     ]
-    replicas += [
-        routing.RoutedReplica(url=endpoint.url, id=f"{model.wish.name}@{endpoint.url}", served_name=endpoint.served_name)
-        for endpoint in model.endpoints
-        if endpoint.served_name is not None
-    ]
+    replicas += [endpoint.replica for endpoint in model.endpoints if endpoint.replica is not None]
     tasks = [replica.attempt.plan.model.task for replica in model.replicas if replica.attempt is not None]
     state, detail = status(model)
     return routing.ModelRoute(

@@ -62,6 +62,7 @@ class Watcher:
         self._silent_s = silent_s
         self._last_sign = self._answered = time.monotonic()
         self._silent_since: float | None = None
+        self._lines = 0  # of the log, as far as any reading of it came
         self._works = [
             Supervised(self._follow, "reading the log of an engine", wake, instance=name),
             Supervised(self._health, "the health checks of an engine", wake, instance=name),
@@ -118,7 +119,12 @@ class Watcher:
                     number += 1
                     if copy is not None:
                         copy.write(raw)
+                    furthest = number >= self._lines
+                    self._lines = max(number, self._lines)
                     self._read(raw)
+                    if furthest:
+                        # Past where it broke before, if it did: only this tells that an error has passed, as long as the engine runs.
+                        self._works[0].setback.over()
                     if number % _YIELD_LINES == 0:
                         await asyncio.sleep(0)
             self._prove(self._reader.verdict)

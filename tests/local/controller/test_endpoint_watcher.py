@@ -1,0 +1,180 @@
+"""Endpoints that answer anything but what was asked: the gateway says so in the model's state, and nothing else of it notices."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.controller.endpoint_watcher import EndpointWatcher
+from gateway.controller.engine_client import EngineClient, NoAnswerError
+from gateway.domain import LaunchSpec
+from tests.support.dataplane import never_answers, refused_url, until
+from tests.support.patience import HANG_S
+from tests.support.running import Running, running
+from tests.support.scripted_engine import EngineScript
+from tests.support.upstream import Call, Upstream
+
+pytestmark = pytest.mark.anyio
+
+Script = Callable[[Call], Awaitable[None]]
+MIB = 1024 * 1024
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model)
+
+
+def replies(body: bytes, headers: str = "content-type: application/json\r\n", status: str = "200 OK") -> Script:
+    return lambda call: call.reply(body, status, headers)
+
+
+def models(*names: Any) -> Script:
+    return replies(json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode())
+
+
+async def closes(call: Call) -> None:
+    call.close()
+
+
+async def flood(call: Call) -> None:
+    await call.start("application/json")
+    while not call.closed.is_set():
+        await call.chunk(b" " * 65536)
+
+
+HOSTILE: dict[str, tuple[Script, str]] = {
+    "brackets": (replies(b"[" * 200_000), "something else"),
+    "hidden brackets": (replies(b'{"data": [], "x": ' + b'{"a":' * 100_000), "something else"),
+    "a bomb": (replies(gzip.compress(b" " * 50 * MIB), "content-encoding: gzip\r\n"), "encodes"),
+    "a flood": (flood, "more than"),
+    "no models": (models(), "does not serve"),
+    "other models": (models("x", "y"), "does not serve alias but x, y"),
+    "a lone surrogate": (models("\ud800"), "something else"),
+    "a name for terminals": (models("\x1b[31mred"), "does not serve"),
+    "an empty name": (models(""), "does not serve"),
+    "a very long name": (models("x" * 100_000), "does not serve"),
+    "very many names": (models(*range(1000)), "something else"),
+    "a number as a name": (models(7), "something else"),
+    "null": (replies(b"null"), "something else"),
+    "null in it": (replies(b'{"data": null}'), "something else"),
+    "no JSON": (replies(b"<html>"), "something else"),
+    "an error": (replies(b"{}", status="500 Oh"), "answers 500"),
+    "a redirect": (replies(b"", "location: http://127.0.0.1:1/\r\n", "302 Found"), "answers 302"),
+    "no HTTP": (lambda call: call.send(b"\xff" * 100), "does not speak HTTP"),
+    "a short life": (closes, "closes"),
+}
+
+
+async def says(gateway: Running, name: str, words: str) -> None:
+    """Returns when the state of the model says so."""
+    async with asyncio.timeout(HANG_S):
+        while words not in (await gateway.show(name))["detail"]:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_an_endpoint_that_answers_nonsense_hurts_nobody(tmp_path: Path, what: str) -> None:
+    script, words = HOSTILE[what]
+    with capture_logs() as logged:
+        async with running(tmp_path, healthy) as gateway, Upstream(script) as bad, Upstream(models("good")) as good:
+            for name, endpoint in (("alias", bad.url), ("good", good.url)):
+                added = await gateway.client.post("/admin/models", json={"name": name, "endpoint": endpoint})
+                assert added.status_code == 202, added.text
+            await says(gateway, "alias", words)
+            await gateway.until("good", "ready")
+            # It is asked again and again, and every page that tells of it can be read.
+            asked = len(bad.calls)
+            await until(lambda: len(bad.calls) > asked + 2)
+            for path in ("/healthz", "/readyz", "/metrics", "/admin/models", "/v1/models"):
+                answer = await gateway.client.get(path)
+                assert answer.status_code == 200, (path, answer.text)
+                assert answer.text.encode()
+            refused = await gateway.client.post("/v1/completions", json={"model": "alias", "prompt": "hi"})
+            assert refused.status_code == 503
+            view = await gateway.show("alias")
+            assert view["state"] == "unreachable"
+            assert view["detail"].isprintable()
+            assert len(view["detail"]) < 4000
+            assert (await gateway.client.delete("/admin/models/alias")).status_code == 202
+            await gateway.gone("alias")
+            await gateway.until("good", "ready")
+    assert "unexpected error" not in {event["event"] for event in logged}
+
+
+async def test_an_endpoint_that_says_nothing_keeps_no_other_from_being_asked(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway, Upstream(never_answers) as silent, Upstream(models("x")) as good:
+        urls = [f"{silent.url}/{index}" for index in range(63)]
+        await gateway.client.post("/admin/models", json={"name": "m", "endpoints": [*urls, good.url]})
+        await gateway.until("m", "ready")
+        assert "1 of 64 endpoints answer" in (await gateway.show("m"))["detail"]
+        assert (await gateway.client.delete("/admin/models/m")).status_code == 202
+        await gateway.gone("m")
+
+
+async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = True
+    real = EndpointWatcher._ask
+
+    async def ask(self: EndpointWatcher) -> tuple[str | None, str]:
+        if broken and self.url.endswith("/bad"):
+            raise RuntimeError("nobody expected \ud800 this")
+        return await real(self)
+
+    monkeypatch.setattr(EndpointWatcher, "_ask", ask)
+    monkeypatch.setattr("gateway.supervision.FIRST_REST_S", 0.1)
+    async with running(tmp_path, healthy) as gateway, Upstream(models("x")) as good:
+        await gateway.client.post("/admin/models", json={"name": "bad", "endpoint": f"{good.url}/bad"})
+        await gateway.client.post("/admin/models", json={"name": "both", "endpoints": [f"{good.url}/bad", good.url]})
+        await says(gateway, "bad", "internal error: RuntimeError: nobody expected")
+        await says(gateway, "both", "1 of 2 endpoints answer; ")
+        assert "internal error" in (await gateway.show("both"))["detail"]
+        assert (await gateway.client.get("/readyz")).status_code == 200
+        with capture_logs() as logged:
+            await until(lambda: any(isinstance(event.get("exc_info"), RuntimeError) for event in logged))
+        broken = False
+        await gateway.until("bad", "ready")
+        broken = True
+        assert (await gateway.client.delete("/admin/models/bad")).status_code == 202
+        await gateway.gone("bad")
+
+
+async def test_an_endpoint_that_stays_away_is_asked_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, high: (low + high) / 2)
+    stretch = 1.0
+    watcher = EndpointWatcher("m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: stretch, lambda: None)
+    await watcher.close()  # it is asked by hand
+    assert [await watcher._look() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    async with Upstream(models("m")) as engine:
+        watcher.url = engine.url
+        assert await watcher._look() == 5
+        stretch = 3.0
+        assert await watcher._look() == 15
+    assert await watcher._look() == 1
+
+
+async def test_rests_are_never_alike() -> None:
+    watcher = EndpointWatcher("m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: 1.0, lambda: None)
+    await watcher.close()
+    assert len({await watcher._look() for _ in range(20)}) == 20
+
+
+async def test_a_stored_endpoint_that_is_no_url_is_shown_and_asked_nothing() -> None:
+    """As an older version may have stored it."""
+    for url in ("http://h:x/v1", "http://[::1/v1", "http://127.0.0.1:9/\ud800", "", "http:///v1"):
+        watcher = EndpointWatcher("m", url, EngineClient(1), 5.0, lambda: 1.0, lambda: None)
+        try:
+            await watcher._look()
+            assert watcher.replica is None
+            assert "not a URL" in watcher.detail or "does not answer" in watcher.detail
+        finally:
+            await watcher.close()
+    with pytest.raises(NoAnswerError):
+        await EngineClient(1).get("/v1/models", HANG_S)

@@ -1,0 +1,128 @@
+"""An error that nobody expected is told, and the work goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway import supervision
+from gateway.supervision import Setback, Supervised
+from tests.support.patience import HANG_S, Clock
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MutableMapping[str, Any]]]:
+    monkeypatch.setattr(supervision, "FIRST_REST_S", 0.001)
+    with capture_logs() as events:
+        yield events
+
+
+async def cancelled_inside() -> None:
+    """What is waited for was cancelled by somebody else."""
+    other = asyncio.create_task(asyncio.sleep(HANG_S))
+    other.cancel()
+    await other
+
+
+async def raises(error: BaseException) -> None:
+    raise error
+
+
+def deep(depth: int = 0) -> int:
+    return deep(depth + 1)
+
+
+async def too_deep() -> None:
+    deep()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        cancelled_inside,
+        too_deep,
+        *(lambda error=error: raises(error) for error in (ValueError("x"), MemoryError(), OSError(24, "x"))),
+    ],
+)
+async def test_work_goes_on_after_any_error(bad: Callable[[], Awaitable[None]], logged: list[MutableMapping[str, Any]]) -> None:
+    seen: list[str | None] = []
+    told = asyncio.Event()
+
+    async def step() -> float | None:
+        if len(seen) < 3:
+            seen.append(work.setback.problem)
+            await bad()
+        told.set()
+        return None
+
+    changes: list[str | None] = []
+    work = Supervised(step, "a test", lambda: changes.append(work.setback.problem), of="this")
+    async with asyncio.timeout(HANG_S):
+        await told.wait()
+        while not work.done:
+            await asyncio.sleep(0)
+    assert seen[0] is None
+    assert all(problem and problem.startswith("internal error: ") for problem in [*seen[1:], *changes])
+    assert len(changes) == 3
+    assert [(event["work"], event["of"], event["log_level"]) for event in logged] == 3 * [("a test", "this", "error")]
+    assert all(isinstance(event["exc_info"], BaseException) for event in logged)
+    assert work.setback.problem is None
+    await work.close()
+
+
+async def test_work_that_is_ended_ends_in_every_state() -> None:
+    async def waits() -> float:
+        await asyncio.sleep(HANG_S)
+        return 0.0
+
+    async def fails() -> float:
+        raise ValueError("x")
+
+    async def fails_at_its_end() -> float:
+        try:
+            await asyncio.sleep(HANG_S)
+        finally:
+            raise ValueError("at the end")
+
+    for step in (waits, fails, fails_at_its_end):
+        for turns in range(4):
+            work = Supervised(step, "a test")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(HANG_S):
+                await work.close()
+            assert work.done
+
+
+def test_rests_double_up_to_a_minute_and_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(supervision, "time", clock)
+    monkeypatch.setattr(supervision, "FIRST_REST_S", 1.0)
+    setbacks = [Setback("a test") for _ in range(20)]
+    for wanted_s in (1, 2, 4, 8, 16, 32, 60, 60):
+        for setback in setbacks:
+            setback.broke(ValueError("x"))
+        rests = [setback.rest_s for setback in setbacks]
+        assert all(0.74 * wanted_s < rest_s < 1.26 * wanted_s for rest_s in rests)
+        assert len(set(rests)) > 1
+    for _ in range(100):
+        setback.broke(ValueError("x"))
+    clock.now += 76
+    assert setback.rest_s == 0
+    setback.over()
+    assert (setback.problem, setback.count) == (None, 0)
+
+
+def test_what_is_told_of_an_error_breaks_no_terminal_and_no_json() -> None:
+    setback = Setback("a test")
+    setback.broke(ValueError("\ud800\x1b[31m\n" + "x" * 10_000))
+    assert setback.problem is not None
+    assert setback.problem.isprintable()
+    assert setback.problem.encode()
+    assert len(setback.problem) < 400
