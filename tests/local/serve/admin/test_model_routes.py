@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import Match
 
 from gateway.domain import Decision, Hardware, LaunchSpec
+from gateway.serve.admin import model_routes
+from tests.support.dataplane import refused_url
 from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -56,6 +60,62 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
         assert "no engine" in await refused(gateway, {"name": "m", "source": good, "engines": ["nothing"]}, 404)
         response = await gateway.client.post("/admin/models", content=b"{", headers={"content-type": "application/json"})
         assert response.status_code == 400
+
+
+SHAPES = (
+    "logs",
+    "retry",
+    "models",
+    "a/logs",
+    "a/retry",
+    "a/b",
+    "keys",
+    "a/models",
+    "logs/logs",
+    "retry/a",
+    "docs/openapi",
+)
+
+
+async def test_a_name_that_is_taken_in_means_itself_on_every_route(tmp_path: Path) -> None:
+    """By the routes themselves: what a client writes for one model never asks for something of another."""
+    async with running(tmp_path, healthy) as gateway:
+        for name in SHAPES:
+            added = await gateway.client.post("/admin/models", json={"name": name, "endpoint": refused_url()})
+            if added.status_code == 400:
+                assert "Choose another name" in added.json()["error"]["message"]
+                continue
+            assert added.status_code == 202, added.text
+            for route in model_routes.router.routes:
+                if isinstance(route, APIRoute) and "{name:path}" in route.path:
+                    path = route.path.replace("{name:path}", name)
+                    for method in route.methods or ():
+                        scope = {"type": "http", "path": path, "method": method, "root_path": ""}
+                        met = next(one for one in model_routes.router.routes if one.matches(scope)[0] is Match.FULL)
+                        assert met is route, (method, path)
+                        assert met.matches(scope)[1]["path_params"]["name"] == name
+            assert (await gateway.show(name))["name"] == name
+        assert {"a/logs", "a/retry", "logs/logs"}.isdisjoint(
+            {one["name"] for one in (await gateway.client.get("/admin/models")).json()["data"]}
+        )
+
+
+async def test_endpoints_are_stored_in_one_form_or_refused_before_anything_is_kept(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        for endpoint in (
+            "http://127.0.0.1:1/a\tb/v1",
+            "http://127.0.0.1:1 /v1",
+            "http://h/\x00",
+            "http://h?x",
+            "ftp://h",
+            "http://h:0",
+        ):
+            for fields in ({"endpoint": endpoint}, {"endpoints": ["http://127.0.0.1:1", endpoint]}):
+                assert ascii(endpoint)[1:-1] in await refused(gateway, {"name": "m", **fields})
+        assert (await gateway.client.get("/admin/models")).json()["data"] == []
+        body = {"name": "m", "endpoints": ["HTTP://Localhost:80/", "http://localhost/v1", "http://[::0001]:9"]}
+        added = await gateway.client.post("/admin/models", json=body)
+        assert added.json()["wish"]["endpoints"] == ["http://localhost/v1", "http://[::1]:9/v1"]
 
 
 async def test_a_dry_run_and_a_plan_start_nothing(tmp_path: Path) -> None:
