@@ -1,4 +1,5 @@
-"""What clients cost that are in no hurry: python -m benchmarks.hostile [--parts senders,readers,streams] [--sockets 2000] [--seconds 600]
+"""What clients cost that are in no hurry, or mean no good: python -m benchmarks.hostile [--parts senders,readers,streams,crowd]
+[--sockets 2000] [--seconds 600] [--clients 300] [--attackers 20]
 
 A gateway with the limits that it has by default stands before one engine, each a process of its own.
 
@@ -6,6 +7,9 @@ senders    so many sockets send the head of a request at one byte per second: wh
 readers    so many clients ask for a stream of 10 MiB and read 1 KiB per second of it: memory for each, and what is left of it
            once they are gone; a tenth of them reads nothing at all, and is to be cut off after 120 s
 streams    half as many streams of 5 events per second for --seconds: errors, memory, CPU
+crowd      --clients, half of which leave in the middle, for --seconds, while one of two engines is killed every 15 s; then the same
+           beside --attackers of each kind of tests/hostile/attackers.py: time-outs, memory, descriptors, and how long answers take.
+           Engines are scripted ones that the gateway starts. Ends with 1 where docs/security.md promises something else
 
 Beside the first two, well-behaved clients ask one request after the other: how long those take, alone and beside.
 """
@@ -33,6 +37,7 @@ import httpx
 
 from gateway.serve.proxy.limits import STALL_S
 from tests.contract.process_harness import free_port
+from tests.e2e.crowd import crowd
 from tests.support.served import Served, served
 from tests.support.upstream import Call, Upstream
 
@@ -44,6 +49,8 @@ OPENING = 16
 PIECE = (b"data: " + b"x" * 1016 + b"\n\n") * 64
 BIG_BYTES = 10 * 2**20
 EVENT_S = 0.2
+KILL_S = 15.0
+GROWTH, SLOWER = 0.05, 2.0
 PROXIES = Path(__file__).parent / "proxies"
 ESTABLISHED = 1
 TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
@@ -233,6 +240,28 @@ async def streams(gateway: Served, count: int, seconds: float) -> None:
     )
 
 
+async def both_crowds(clients: int, each: int, seconds: float) -> bool:
+    """Whether all is as it is to be."""
+    good, p99s = True, []
+    for number in (0, each):
+        with tempfile.TemporaryDirectory() as folder:
+            figures = await crowd(Path(folder), count=clients, each=number, seconds=seconds, kill_s=KILL_S)
+        p99s.append(figures.p99_s())
+        before, after = figures.descriptors
+        print(
+            f"crowd:   {clients} clients for {seconds:.0f} s, {number} attackers of each kind: {dict(figures.seen.ended)}; first byte p99 "
+            f"{p99s[-1][0] * 1000:.0f} ms, whole answer p99 {p99s[-1][1] * 1000:.0f} ms; {figures.kills} engines killed; "
+            f"{figures.resident_mib[-1]:.0f} MiB, {figures.growth:+.1%} once warm; descriptors {before}, after {after}",
+            flush=True,
+        )
+        if number:
+            print(f"         attempts {dict(figures.attempts)}", flush=True)
+        good &= not figures.seen.ended["timeout"] and figures.growth <= GROWTH and after <= before
+    first, whole = (beside / alone for alone, beside in zip(*p99s, strict=True))
+    print(f"         p99 beside attackers / alone: first byte {first:.2f}, whole answer {whole:.2f}", flush=True)
+    return good and whole <= SLOWER
+
+
 def run_engine(pipe: Connection) -> None:
     async def run() -> None:
         async with Upstream(engine) as upstream:
@@ -292,7 +321,8 @@ async def gateway_before(url: str) -> AsyncIterator[Served]:
             await asyncio.to_thread(running.__exit__, None, None, None)
 
 
-async def run(parts: list[str], sockets: int, seconds: float) -> None:
+async def run(parts: list[str], sockets: int, seconds: float, clients: int, each: int) -> bool:
+    """Whether all is as it is to be."""
     for name, part in (("senders", senders), ("readers", readers)):
         if name in parts:
             async with big_engine() as url, gateway_before(url) as gateway:
@@ -300,15 +330,19 @@ async def run(parts: list[str], sockets: int, seconds: float) -> None:
     if "streams" in parts:
         async with paced_engine(seconds) as url, gateway_before(url) as gateway:
             await streams(gateway, sockets // 2, seconds)
+    return "crowd" not in parts or await both_crowds(clients, each, seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="senders,readers,streams")
+    parser.add_argument("--parts", default="senders,readers,streams,crowd")
     parser.add_argument("--sockets", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--clients", type=int, default=300)
+    parser.add_argument("--attackers", type=int, default=20)
     options = parser.parse_args()
-    asyncio.run(run(options.parts.split(","), options.sockets, options.seconds))
+    good = run(options.parts.split(","), options.sockets, options.seconds, options.clients, options.attackers)
+    sys.exit(0 if asyncio.run(good) else 1)
 
 
 if __name__ == "__main__":

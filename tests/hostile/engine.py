@@ -6,7 +6,11 @@ import asyncio
 import contextlib
 import json
 import re
+import zlib
 from dataclasses import dataclass, field
+from typing import Self
+
+from tests.hostile.forms import model_read_by_starlette
 
 HEAD = re.compile(rb"POST (/[\w/.-]+) HTTP/1\.1\r\n((?:[A-Za-z-]+: [\x20-\x7e]*\r\n)+)\r\n")
 ALLOWED = {
@@ -22,14 +26,23 @@ ALLOWED = {
     b"connection",
 }
 REPEATED = {b"accept", b"traceparent", b"tracestate"}
-BODY = json.dumps({"id": "c1", "object": "chat.completion", "created": 1, "model": "m", "choices": []}).encode()
-ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+BODY = b'{"id": "c-%08x", "object": "chat.completion", "created": 1, "model": "m", "choices": []}'
 EVENTS = b"data: {}\n\ndata: [DONE]\n\n"
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (
     len(EVENTS),
     EVENTS,
 )
+FORM = re.compile(rb"\r\ncontent-type: (multipart/form-data[^\r\n]*)")
 MODELS = b"GET /v1/models HTTP/1.1\r\n"
+
+
+def answer_to(body: bytes) -> bytes:
+    """The body of the answer: no two requests get the same."""
+    return BODY % zlib.crc32(body)
+
+
+def whole_answer(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
 @dataclass
@@ -41,13 +54,10 @@ class LoggedEngine:
     wrong: list[str] = field(default_factory=list)
     url: str = ""
 
-    async def __aenter__(self) -> LoggedEngine:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=64 * 2**20)
         self.url = "http://127.0.0.1:{1}/v1".format(*self._server.sockets[0].getsockname())
-        listing = json.dumps({"object": "list", "data": [{"id": self.model, "object": "model"}]}).encode()
-        self._listing = (
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(listing) + listing
-        )
+        self._listing = whole_answer(json.dumps({"object": "list", "data": [{"id": self.model, "object": "model"}]}).encode())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -66,8 +76,9 @@ class LoggedEngine:
                     body = await reader.readexactly(length)
                 except asyncio.IncompleteReadError:
                     break  # the client left, and the gateway with it: allowed
-                self._look_at(head, body)
-                writer.write(STREAM if b'"stream":true' in body else ANSWER)
+                await self._look_at(head, body)
+                if not await self._answer(writer, body):
+                    break
         with contextlib.suppress(ConnectionError):
             writer.close()
 
@@ -93,8 +104,18 @@ class LoggedEngine:
             return None
         return int(lengths[0])
 
-    def _look_at(self, head: bytes, body: bytes) -> None:
+    async def _answer(self, writer: asyncio.StreamWriter, body: bytes) -> bool:
+        """Whether the connection lives on."""
+        writer.write(STREAM if b'"stream":true' in body else whole_answer(answer_to(body)))
+        return True
+
+    async def _look_at(self, head: bytes, body: bytes) -> None:
         self.asked.append(head + body)
+        if form := FORM.search(head):
+            readable, model = await model_read_by_starlette(form[1], body)
+            if readable and model != self.model:
+                self.wrong.append(f"a form that Starlette reads as for {model!r}: {head + body!r}")
+            return
         try:
             fields = json.loads(body)
         except (ValueError, RecursionError):

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.hostile.corpus import corpus
+from tests.hostile.answers import PAUSE_S, Conversation, HostileEngine, answers, scripted
+from tests.hostile.corpus import Seed, corpus
 from tests.hostile.engine import LoggedEngine
+from tests.hostile.extensions import pipelines, trailers, upgrades
+from tests.hostile.forms import forms, mutated_form
 from tests.hostile.mutation import mutate
 from tests.hostile.strict import sent
 from tests.support.patience import HANG_S
@@ -21,6 +27,7 @@ PATIENCES_S = (QUIET_S, 2.0, 10.0, HANG_S)
 """What is found wrong is asked again with more patience: a busy machine is no fault of the gateway's."""
 SENTINEL = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 """Sent after a request: its answer ends the connection, so that nobody has to wait for what never comes."""
+MARKS_PER_LANE = 380_000
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
 
 
@@ -61,13 +68,17 @@ def read_answers(data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
     return found, b""
 
 
-async def send(port: int, data: bytes, *, quiet_s: float = QUIET_S) -> Reply:
-    """Send `data`, read until the gateway closes; when nothing comes for `quiet_s`, say that no more will be sent."""
+async def send(port: int, data: bytes, *, quiet_s: float = QUIET_S, cuts: Sequence[int] = ()) -> Reply:
+    """Send `data`, with a pause at each of `cuts`, and read until the gateway closes; when nothing comes for `quiet_s`, say that no more
+    will be sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began, received, ended = time.monotonic(), bytearray(), False
     hung = False
     try:
-        writer.write(data)
+        for start, end in itertools.pairwise((0, *cuts, len(data))):
+            if start:
+                await asyncio.sleep(PAUSE_S)
+            writer.write(data[start:end])
         while True:
             try:
                 async with asyncio.timeout(HANG_S if ended else quiet_s):
@@ -108,7 +119,13 @@ def violations(data: bytes, reply: Reply, engine: LoggedEngine, asked: int) -> I
 
 
 async def judged(
-    port: int, data: bytes, engine: LoggedEngine, *, asks: int | None = None, quiet_s: float = QUIET_S
+    port: int,
+    data: bytes,
+    engine: LoggedEngine,
+    *,
+    asks: int | None = None,
+    quiet_s: float = QUIET_S,
+    cuts: Sequence[int] = (),
 ) -> tuple[Reply, list[str]]:
     """One input, and what of it must not be. `asks`: how often the engine must be asked, where that is known."""
     reply, found = None, []
@@ -116,7 +133,7 @@ async def judged(
         if patience_s >= quiet_s:
             engine.asked.clear()
             engine.wrong.clear()
-            reply = await send(port, data, quiet_s=patience_s)
+            reply = await send(port, data, quiet_s=patience_s, cuts=cuts)
             if patience_s > QUIET_S:
                 await asyncio.sleep(0.2)  # what the gateway wrote before it closed has come
             found = list(violations(data, reply, engine, len(engine.asked)))
@@ -132,32 +149,72 @@ async def judged(
 class Tally:
     """What a run of many inputs found."""
 
-    inputs: int = 0
-    asked: int = 0
-    statuses: dict[int, int] = field(default_factory=dict)
+    inputs: Counter[str] = field(default_factory=Counter)  # by kind: request, form, answer
+    answered: Counter[str] = field(default_factory=Counter)  # answers of engines, by kind
+    statuses: Counter[int] = field(default_factory=Counter)
     slowest_s: float = 0
     violations: list[tuple[str, bytes]] = field(default_factory=list)
 
 
-async def fuzz(port: int, engines: list[LoggedEngine], inputs: int, seed: int, tally: Tally) -> None:
-    """Send mutated requests, one lane per engine (each lane's requests name its own model, so that who asked is known)."""
+@dataclass(frozen=True)
+class Lane:
+    """The two engines that one lane asks for, and nobody else: which of them was asked by whom is known."""
 
-    async def lane(number: int, engine: LoggedEngine) -> None:
-        random_, seeds = random.Random(seed * 1000 + number), corpus(engine.model)
-        for _ in range(inputs // len(engines) + (number < inputs % len(engines))):
-            data = mutate(random_, seeds)
-            data += SENTINEL if random_.random() < 0.9 else b""
-            reply, found = await judged(port, data, engine)
-            tally.inputs += 1
-            tally.asked += reply.from_engine
-            tally.slowest_s = max(tally.slowest_s, reply.seconds)
-            for status, _ in reply.answers:
-                tally.statuses[status] = tally.statuses.get(status, 0) + 1
-            tally.violations += [(text, data) for text in found]
+    engine: LoggedEngine
+    evil: HostileEngine
+
+
+@contextlib.asynccontextmanager
+async def lanes_of(count: int) -> AsyncIterator[list[Lane]]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield [
+            Lane(
+                await stack.enter_async_context(LoggedEngine(lane_name(number))),
+                await stack.enter_async_context(HostileEngine(f"evil-{lane_name(number)}")),
+            )
+            for number in range(count)
+        ]
+
+
+def models_of(lanes: list[Lane]) -> dict[str, list[str]]:
+    return {engine.model: [engine.url] for lane in lanes for engine in (lane.engine, lane.evil)}
+
+
+async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tally) -> None:
+    """Send mutated requests and forms, and answer with mutated answers."""
+
+    async def run(number: int, lane: Lane) -> None:
+        random_ = random.Random(seed * 1000 + number)
+        model = lane.engine.model
+        requests, seeds, said = every_request(model), forms(model), answers()
+        conversation = Conversation(port, lane.evil, lane.engine, number * MARKS_PER_LANE)
+        for _ in range(inputs // len(lanes) + (number < inputs % len(lanes))):
+            kind = random_.choices(("request", "form", "answer"), (6, 2, 2))[0]
+            tally.inputs[kind] += 1
+            if kind == "answer":
+                script = scripted(random_, said)
+                tally.violations += [(text, repr(script).encode()) for text in await conversation.run(random_, script)]
+            else:
+                data = mutate(random_, requests) if kind == "request" else mutated_form(random_, seeds)
+                data += SENTINEL if random_.random() < 0.9 else b""
+                slow = random_.random() < 0.15
+                cuts = (
+                    sorted({random_.randrange(1, len(data)) for _ in range(random_.randint(1, 6))}) if slow and data[1:] else ()
+                )
+                reply, found = await judged(port, data, lane.engine, cuts=cuts)
+                tally.answered[kind] += reply.from_engine
+                tally.slowest_s = max(tally.slowest_s, reply.seconds)
+                tally.statuses.update(status for status, _ in reply.answers)
+                tally.violations += [(text, data) for text in found]
             if len(tally.violations) > 50:
-                return
+                break
+        conversation.close()
 
-    await asyncio.gather(*(lane(number, engine) for number, engine in enumerate(engines)))
+    await asyncio.gather(*(run(number, lane) for number, lane in enumerate(lanes)))
+
+
+def every_request(model: str) -> list[Seed]:
+    return [*corpus(model), *upgrades(model), *trailers(model), *pipelines(model)]
 
 
 def lane_name(number: int) -> str:

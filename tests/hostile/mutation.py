@@ -1,4 +1,4 @@
-"""Changes to the requests of the corpus."""
+"""Changes to the requests of the corpus, to forms and to answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 
 from tests.hostile.corpus import Seed
 
+SHORT = 20_000
 TOKENS = (
     *(
         b"\r\n",
@@ -40,7 +41,18 @@ TOKENS = (
         b"connection: close\r\n",
         b"expect: 100-continue\r\n",
     ),
-    *(b"connection: upgrade\r\nupgrade: websocket\r\n", b"HTTP/1.0", b"HTTP/1.1", b"HTTP/9.9", b"GET ", b"POST ", b"OPTIONS "),
+    *(b"connection: upgrade\r\nupgrade: websocket\r\n", b"connection: upgrade\r\nupgrade: h2c\r\n"),
+    *(
+        b"0\r\na: b\r\n\r\n",
+        b"trailer: a\r\n",
+        b"a: b\r\n",
+        b"HTTP/1.0",
+        b"HTTP/1.1",
+        b"HTTP/9.9",
+        b"GET ",
+        b"POST ",
+        b"OPTIONS ",
+    ),
     *(
         b"/v1/models",
         b"/v1/completions",
@@ -59,9 +71,19 @@ TOKENS = (
 
 
 def mutate(random_: random.Random, seeds: list[Seed]) -> bytes:
-    """One to four changes to one of `seeds`, and now and then a piece of another in it. What was good is what a change can turn bad."""
-    good = [seed for seed in seeds if seed.asks != 0]
-    data = bytearray(_short(random_, good if random_.random() < 0.7 else seeds))
+    """One to four changes to one of `seeds`, or now and then to several in a pipeline. What was good is what a change can turn bad."""
+    good = [seed.data for seed in seeds if seed.asks != 0 and len(seed.data) <= SHORT]
+    every = [seed.data for seed in seeds if len(seed.data) <= SHORT]
+    data = changed(random_, random_.choice(good if random_.random() < 0.7 else every), every, TOKENS)
+    if random_.random() < 0.1:
+        before = b"".join(random_.choices(good, k=random_.randint(1, 6)))
+        data = before + data + b"".join(random_.choices(good, k=random_.randint(0, 3)))
+    return data
+
+
+def changed(random_: random.Random, whole: bytes, others: list[bytes], tokens: tuple[bytes, ...]) -> bytes:
+    """One to four changes, and now and then a piece of one of `others` in it."""
+    data = bytearray(whole)
     for _ in range(random_.choice((1, 1, 1, 2, 2, 3, 4))):
         # Most of what parsers disagree on is in the head.
         head = max(data.find(b"\r\n\r\n"), 1)
@@ -70,14 +92,14 @@ def mutate(random_: random.Random, seeds: list[Seed]) -> bytes:
             case 0:
                 data[at : at + 1] = bytes([random_.randrange(256)])
             case 1 | 2:
-                data[at:at] = random_.choice(TOKENS)
+                data[at:at] = random_.choice(tokens)
             case 3:
                 del data[at : at + random_.randint(1, 20)]
             case 4:
                 data[at:at] = data[at : at + random_.randint(1, 60)]
             case 5:
-                other = _short(random_, seeds)
-                start = random_.randrange(len(other))
+                other = random_.choice(others)
+                start = random_.randrange(len(other) + 1)
                 data[at:at] = other[start : start + random_.randint(1, 200)]
             case 6:
                 data[at : at + 10] = data[at : at + 10].swapcase()
@@ -88,13 +110,7 @@ def mutate(random_: random.Random, seeds: list[Seed]) -> bytes:
             case 8 | 9:  # where a line begins
                 starts = [match.end() for match in re.finditer(rb"\r\n", data[: head + 2])] or [0]
                 start = random_.choice(starts)
-                data[start:start] = random_.choice(TOKENS)
+                data[start:start] = random_.choice(tokens)
             case _:
                 del data[random_.randrange(len(data) + 1) :]
     return bytes(data)
-
-
-def _short(random_: random.Random, seeds: list[Seed]) -> bytes:
-    while len(data := random_.choice(seeds).data) > 20_000:
-        pass
-    return data

@@ -6,16 +6,18 @@ The engine behind logs raw bytes; see tests/hostile for what must hold. `scripts
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from anyio import to_thread
 
-from tests.hostile.corpus import Seed, corpus, request
+from tests.hostile.answers import Conversation, Script, answers
+from tests.hostile.corpus import Seed, request
 from tests.hostile.engine import LoggedEngine
-from tests.hostile.fuzz import SENTINEL, Tally, fuzz, judged, lane_name, send
+from tests.hostile.forms import Form, forms
+from tests.hostile.fuzz import SENTINEL, Lane, Tally, every_request, fuzz, judged, lane_name, lanes_of, models_of, send
 from tests.hostile.strict import sent
 from tests.support.patience import HANG_S
 from tests.support.served import Served, served
@@ -33,22 +35,26 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-async def engines() -> AsyncIterator[list[LoggedEngine]]:
-    async with contextlib.AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(LoggedEngine(lane_name(number))) for number in range(LANES)]
+async def lanes() -> AsyncIterator[list[Lane]]:
+    async with lanes_of(LANES) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-async def gateway(engines: list[LoggedEngine], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def engines(lanes: list[Lane]) -> list[LoggedEngine]:
+    return [lane.engine for lane in lanes]
+
+
+@pytest.fixture(scope="module")
+async def gateway(lanes: list[Lane], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     """Without keys, so that no change to a key hides what comes after it."""
-    models = {engine.model: [engine.url] for engine in engines}
-    running = served(tmp_path_factory.mktemp("served"), models)
+    running = served(tmp_path_factory.mktemp("served"), models_of(lanes))
     made = await to_thread.run_sync(running.__enter__)
     yield made
     await to_thread.run_sync(running.__exit__, None, None, None)
 
 
-SEEDS = corpus(lane_name(0))
+SEEDS = every_request(lane_name(0))
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.name)
@@ -147,14 +153,32 @@ async def test_no_spelling_of_a_target_gains_a_scope(key: str, tmp_path: Path) -
         await to_thread.run_sync(running.__exit__, None, None, None)
 
 
-async def test_mutated_requests_break_nothing(gateway: Served, engines: list[LoggedEngine]) -> None:
+@pytest.mark.parametrize("form", forms(lane_name(0)), ids=lambda form: form.name)
+async def test_each_form_names_the_model_that_starlette_reads(form: Form, gateway: Served, engines: list[LoggedEngine]) -> None:
+    _, found = await judged(gateway.port, form.data + SENTINEL, engines[0], asks=form.asks)
+    assert not found
+
+
+async def test_each_answer_of_a_hostile_engine_stays_with_its_request(gateway: Served, lanes: list[Lane]) -> None:
+    """Whole and in two pieces, closed and left open; each several times, for what is remembered of the one before."""
+    conversation, random_ = Conversation(gateway.port, lanes[0].evil, lanes[0].engine, 9_900_000), random.Random(1)
+    scripts = [
+        Script(data, cuts, closes) for data in answers() for cuts in ((), (), (len(data) // 2,)) for closes in (True, False)
+    ]
+    found = {script: wrong for script in scripts if (wrong := await conversation.run(random_, script))}
+    conversation.close()
+    assert not found, [(script.data[:300], wrong) for script, wrong in found.items()]
+
+
+async def test_mutations_break_nothing(gateway: Served, lanes: list[Lane], engines: list[LoggedEngine]) -> None:
     before = gateway.resident_mib
     tally = Tally()
-    await fuzz(gateway.port, engines, INPUTS, seed=1, tally=tally)
+    await fuzz(gateway.port, lanes, INPUTS, seed=1, tally=tally)
     assert not tally.violations, tally.violations[:5]
-    assert tally.inputs == INPUTS
-    assert tally.asked > INPUTS / 50, "too few mutations reach the engine to show anything"
-    assert tally.statuses.get(400, 0) > INPUTS / 50
+    assert tally.inputs.total() == INPUTS
+    assert min(tally.inputs.values()) > INPUTS / 10
+    assert min(tally.answered.values()) > INPUTS / 50, "too few mutations reach the engine to show anything"
+    assert tally.statuses[400] > INPUTS / 50
     assert gateway.resident_mib - before < GROWTH_MIB
     assert "Traceback" not in gateway.log
     _, found = await judged(gateway.port, SEEDS[0].data + SENTINEL, engines[0])

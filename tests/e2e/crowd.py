@@ -1,0 +1,234 @@
+"""Many clients, half of which leave in the middle of an answer, while engines are killed; and the same beside attackers of every kind.
+
+`python -m benchmarks.hostile --parts crowd` prints the figures of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import multiprocessing
+import os
+import random
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.conftest import Gateway, wait_for
+from tests.e2e.scripted import ENGINE, engines, scripted_gateway
+from tests.hostile.attackers import Target, attackers
+from tests.hostile.corpus import body_for, request
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder
+
+ADMIN = "an-admin-key-of-the-crowd-that-nobody-guesses"
+TOKENS, TOKENS_PER_S = 10, 10
+PAUSE_S = 2.0
+"""The longest pause between two requests of a client."""
+TIMEOUT_S = 60.0
+REPLICAS = 2
+SAMPLE_S = 1.0
+WARM = 0.2
+"""Of the run: until then memory may grow."""
+
+
+@dataclass
+class Seen:
+    """What clients saw. `first` and `whole`: seconds until the first byte and the last one, of answers that came whole."""
+
+    ended: Counter[str] = field(default_factory=Counter)  # done, broken, refused, left, cut, timeout
+    first: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Figures:
+    """Of one run. Descriptors: before the model was added, and after it was removed again."""
+
+    seen: Seen
+    attempts: Counter[str]
+    kills: int
+    resident_mib: list[float]
+    descriptors: tuple[int, int]
+
+    @property
+    def growth(self) -> float:
+        """Of the gateway's memory after it was warm: the last fifth of the run against the first."""
+        settled = self.resident_mib[int(len(self.resident_mib) * WARM) :]
+        part = max(1, len(settled) // 5)
+        return statistics.mean(settled[-part:]) / statistics.mean(settled[:part]) - 1
+
+    def p99_s(self) -> tuple[float, float]:
+        """Until the first byte, and the last one."""
+        return p99(self.seen.first), p99(self.seen.whole)
+
+
+def p99(seconds: list[float]) -> float:
+    return sorted(seconds)[int(0.99 * len(seconds))] if seconds else math.inf
+
+
+class Client:
+    """One after the other, on one connection as long as it lives."""
+
+    def __init__(self, target: Target, seen: Seen, chance: random.Random, *, leaves: bool) -> None:
+        self._target = target
+        self._seen = seen
+        self._chance = chance
+        self._leaves = leaves
+        self._asked = request(body_for(target.model, stream=True, max_tokens=TOKENS), target.authorization)
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._chance.uniform(0, PAUSE_S))
+            leaves_s = self._chance.uniform(0, TOKENS / TOKENS_PER_S) if self._leaves else None
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    how = await self._one(leaves_s)
+            except TimeoutError:
+                how = "timeout"
+            except (OSError, asyncio.IncompleteReadError):
+                how = "cut"
+            if how != "done":
+                self._close()
+            self._seen.ended[how] += 1
+
+    async def _one(self, leaves_s: float | None) -> str:
+        began = time.monotonic()
+        if self._reader is None or self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._target.port)
+        self._writer.write(self._asked)
+        try:
+            async with asyncio.timeout(leaves_s):
+                return await self._answer(self._reader, began)
+        except TimeoutError:
+            if leaves_s is None or time.monotonic() - began < leaves_s:
+                raise
+            return "left"
+
+    async def _answer(self, reader: asyncio.StreamReader, began: float) -> str:
+        head = await reader.readuntil(b"\r\n\r\n")
+        first = time.monotonic() - began
+        if not head.startswith(b"HTTP/1.1 200 "):
+            return "refused"
+        tail = b""
+        while not tail.endswith(b"\r\n0\r\n\r\n"):
+            piece = await reader.read(65536)
+            if not piece:
+                return "cut"
+            tail = (tail + piece)[-200:]
+        if b"[DONE]" not in tail:
+            return "broken"
+        self._seen.first.append(first)
+        self._seen.whole.append(time.monotonic() - began)
+        return "done"
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.transport.abort()
+        self._reader = self._writer = None
+
+
+def clients(target: Target, count: int, pipe: Connection) -> None:
+    """A process of so many clients. It ends when it is told to, and then tells what they saw."""
+    seen = Seen()
+
+    async def run() -> None:
+        made = [Client(target, seen, random.Random(number), leaves=number % 2 == 1) for number in range(count)]
+        tasks = [asyncio.create_task(client.run()) for client in made]
+        await asyncio.to_thread(pipe.recv)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in tasks), [task.exception() for task in tasks if not task.cancelled()]
+
+    asyncio.run(run())
+    pipe.send(seen)
+
+
+@contextlib.asynccontextmanager
+async def process(run: Any, *arguments: object) -> AsyncIterator[list[Any]]:
+    """`run` in a process of its own, with a pipe. What it tells at the end is in the list then."""
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=run, args=(*arguments, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    told: list[Any] = []
+    try:
+        yield told
+        ours.send(None)
+        told.append(await asyncio.to_thread(ours.recv))
+    finally:
+        child.kill()
+        await asyncio.to_thread(child.join)
+
+
+def resident_mib(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+async def crowd(folder: Path, *, count: int, each: int, seconds: float, kill_s: float) -> Figures:
+    """`count` clients for so long; every `kill_s` an engine is killed. `each`: attackers of each kind beside them."""
+    script = ["--tokens-per-second", str(TOKENS_PER_S)]
+    made = scripted_gateway(folder, script, FITSERVE_ADMIN_KEY=ADMIN, FITSERVE_BACKOFF_S="0.2", FITSERVE_BACKOFF_MAX_S="0.2")
+    made.client.headers["authorization"] = f"Bearer {ADMIN}"
+    with contextlib.closing(made) as gateway:
+        await asyncio.to_thread(gateway.start)
+        assert gateway.process is not None
+        pid = gateway.process.pid
+        keys = [gateway.client.post("/admin/keys", json={"name": name}).json()["key"] for name in ("clients", "attackers")]
+        await asyncio.to_thread(_add, gateway)  # what the first model opens stays open
+        await asyncio.to_thread(_remove, gateway)
+        before = descriptors(pid)
+        await asyncio.to_thread(_add, gateway)
+        sizes: list[float] = []
+        chance, kills = random.Random(1), 0
+        async with contextlib.AsyncExitStack() as stack:
+            seen = await stack.enter_async_context(process(clients, Target(gateway.port, keys[0], "m"), count))
+            tried: list[Any] = [Counter()]
+            if each:
+                tried = await stack.enter_async_context(process(attackers, Target(gateway.port, keys[1], "m"), each))
+            began = time.monotonic()
+            while (now := time.monotonic() - began) < seconds:
+                await asyncio.sleep(min(SAMPLE_S, seconds / 10))
+                sizes.append(resident_mib(pid))
+                if now >= (kills + 1) * kill_s:
+                    kills += await asyncio.to_thread(_kill_one, gateway, chance)
+        await asyncio.to_thread(_remove, gateway)
+        with contextlib.suppress(AssertionError):  # the figures say so
+            await asyncio.to_thread(wait_for, "descriptors", lambda: descriptors(pid) <= before, HANG_S, 0.1)
+        return Figures(seen[0], tried[0], kills, sizes, (before, descriptors(pid)))
+
+
+def _add(gateway: Gateway) -> None:
+    source = model_folder(gateway.data.parent / "model")
+    wish = {"name": "m", "source": str(source), "engines": [ENGINE], "replicas": REPLICAS, "policy": {"max_attempts": 50}}
+    answer = gateway.client.post("/admin/models", json=wish)
+    assert answer.status_code == 202, answer.text
+    gateway.until("m", "ready")
+    wait_for("both engines", lambda: len(engines(gateway)) == REPLICAS)
+
+
+def _remove(gateway: Gateway) -> None:
+    gateway.client.delete("/admin/models/m")
+    wait_for("no models", lambda: not gateway.client.get("/admin/models").json()["data"])
+
+
+def _kill_one(gateway: Gateway, chance: random.Random) -> bool:
+    """Whether there was one."""
+    running = [pid for pids in engines(gateway).values() for pid in pids]
+    if running:
+        os.kill(chance.choice(running), signal.SIGKILL)
+    return bool(running)
