@@ -43,7 +43,7 @@ WARM = 0.2
 class Seen:
     """What clients saw. `first` and `whole`: seconds until the first byte and the last one, of answers that came whole."""
 
-    ended: Counter[str] = field(default_factory=Counter)  # done, broken, refused, left, cut, timeout
+    ended: Counter[str] = field(default_factory=Counter)  # done, broken, refused with STATUS, left, cut, timeout
     first: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
 
@@ -118,7 +118,7 @@ class Client:
         head = await reader.readuntil(b"\r\n\r\n")
         first = time.monotonic() - began
         if not head.startswith(b"HTTP/1.1 200 "):
-            return "refused"
+            return f"refused with {head[9:12].decode()}"
         tail = b""
         while not tail.endswith(b"\r\n0\r\n\r\n"):
             piece = await reader.read(65536)
@@ -144,6 +144,7 @@ def clients(target: Target, count: int, pipe: Connection) -> None:
     async def run() -> None:
         made = [Client(target, seen, random.Random(number), leaves=number % 2 == 1) for number in range(count)]
         tasks = [asyncio.create_task(client.run()) for client in made]
+        pipe.send(None)
         await asyncio.to_thread(pipe.recv)
         for task in tasks:
             task.cancel()
@@ -156,13 +157,14 @@ def clients(target: Target, count: int, pipe: Connection) -> None:
 
 @contextlib.asynccontextmanager
 async def process(run: Any, *arguments: object) -> AsyncIterator[list[Any]]:
-    """`run` in a process of its own, with a pipe. What it tells at the end is in the list then."""
+    """`run` in a process of its own, with a pipe on which it tells that it begins. What it tells at the end is in the list then."""
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(target=run, args=(*arguments, theirs), daemon=True)
     child.start()
     theirs.close()
     told: list[Any] = []
     try:
+        await asyncio.to_thread(ours.recv)  # it has begun
         yield told
         ours.send(None)
         told.append(await asyncio.to_thread(ours.recv))

@@ -157,6 +157,7 @@ def attackers(target: Target, each: int, pipe: Connection) -> None:
             for kind in KINDS
             for number in range(each)
         ]
+        pipe.send(None)
         await asyncio.to_thread(pipe.recv)
         for task in tasks:
             task.cancel()

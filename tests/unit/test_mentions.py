@@ -1,9 +1,10 @@
-"""Files that documents and comments name are there: a rename that forgets a mention fails here."""
+"""Files and tests that documents and comments name are there: a rename that forgets a mention fails here."""
 
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+from functools import cache
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -20,9 +21,12 @@ FOLDERS = sorted({name.split("/")[1] for name in FILES if name.startswith("gatew
 # `core/planner/decide.py`, from the root or from within the package; not the paths of engines, which begin with vllm/ or sglang/.
 PATH = re.compile(rf"(?<![\w./{{-])(?:{'|'.join((*OURS, *FOLDERS))})/[\w./-]+\.(?:py|md|yaml|json)\b")
 MODULE = re.compile(rf"\bgateway\.(?:{'|'.join(FOLDERS)})\.[a-z_.]*[a-z_]")
+TEST = re.compile(r"\b(tests/[\w/]+\.py)::(\w+)")
 BARE = re.compile(r"`(\w+\.py)`")
 # Stands for a name that varies: KIND, VERSION, NAME.
 VARIES = re.compile(r"\b[A-Z]{2,}\b")
+
+NAMED = "test_what_is_named_is_there"
 
 # The log of what was.
 REWRITTEN = ("CHANGELOG.md",)
@@ -46,6 +50,12 @@ def exists(path: str) -> bool:
     return any(name == path or name.endswith(f"/{path}") for name in FILES)
 
 
+@cache
+def functions_of(path: str) -> frozenset[str]:
+    """Functions of a test file that pytest runs."""
+    return frozenset(re.findall(r"^(?:async )?def (test_\w+)\(", (ROOT / path).read_text(), re.MULTILINE))
+
+
 def is_module(dotted: str) -> bool:
     """Whether it is a module, or a name in a module."""
     parts = dotted.split(".")
@@ -61,4 +71,20 @@ def test_what_is_named_is_there(name: str) -> None:
     missing = [path for path in PATH.findall(text) if not VARIES.search(path) and not exists(path)]
     missing += [module for module in MODULE.findall(text) if not is_module(module)]
     missing += [bare for bare in BARE.findall(text) if bare not in NAMES]
+    missing += [f"{path}::{test}" for path, test in TEST.findall(text) if path in FILES and test not in functions_of(path)]
     assert not missing
+
+
+def test_a_test_that_is_not_there_is_missed() -> None:
+    mentioned = TEST.findall(
+        f"`{Path(__file__).relative_to(ROOT)}::test_nobody_wrote` and `tests/unit/test_mentions.py::{NAMED}`"
+    )
+    assert [name in functions_of(path) for path, name in mentioned] == [False, True]
+
+
+def test_each_attack_that_is_listed_has_a_test() -> None:
+    """The table of docs/security.md: no row without a test of its own, but for one that says it shares those of the row above."""
+    table = (ROOT / "docs/security.md").read_text().partition("\n## Attacks\n")[2]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 20
+    assert [row for row in rows if not TEST.search(row.rpartition(" | ")[2])] == []
