@@ -27,6 +27,7 @@ PAUSE_S = 0.002
 CLOSES_S = 0.2
 """An engine that leaves its connection open closes it then: what a client waits for comes from the gateway."""
 FROM_ENGINE = re.compile(rb"\r\nx-gateway-source: engine\r\n").search
+FRAMING = re.compile(rb"(?:^|\n)(content-length|transfer-encoding): ([^\r]*)\r")
 AT_ONCE_BYTES = 32 * 1024
 JSON = b"content-type: application/json"
 EVENTS = b"content-type: text/event-stream"
@@ -238,9 +239,12 @@ async def receive(reader: asyncio.StreamReader) -> Received | None:
             raise NotHttp(f"no head of an answer: {head[:300]!r}")
         status, lines = int(found[1]), found[2].lower()
         closes = b"connection: close\r\n" in lines
-        lengths = re.findall(rb"(?:^|\n)content-length: (\d+)\r", lines)
-        chunked = len(re.findall(rb"(?:^|\n)transfer-encoding: chunked\r", lines))
-        if len(lengths) + chunked > 1 or lines.count(b"content-length:") + lines.count(b"transfer-encoding:") > 1:
+        framing = FRAMING.findall(lines)
+        lengths, chunked = (
+            [value for name, value in framing if name == b"content-length"],
+            (b"transfer-encoding", b"chunked") in framing,
+        )
+        if len(framing) > 1 or (framing and not chunked and not lengths[0].isdigit()):
             raise NotHttp(f"framed twice: {head!r}")
         if status < 200:
             raise NotHttp(f"an answer before the answer: {head!r}")
@@ -295,7 +299,7 @@ class Conversation:
         self._evil = evil
         self._good = good
         self._numbers = itertools.count(first)
-        self._late = False
+        self._late = self._lagging = False
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -310,8 +314,10 @@ class Conversation:
         bodies = [*asked, body_for(self._good.model, number=next(self._numbers))]
         at_once = random_.random() < 0.5
         self._evil.scripts.extend([script] * len(asked))
-        # What comes on a connection after the next request was written to it is the answer to that one: only of this model, and nobody can tell.
-        self._late = bool(script.cuts) or len(script.data) > AT_ONCE_BYTES
+        # What comes on a connection once the next request was written to it, of this script or the next, is the answer to that one: only of
+        # this model, and nobody can tell.
+        before, self._lagging = self._lagging, bool(script.cuts) or len(script.data) > AT_ONCE_BYTES
+        self._late = before or self._lagging
         found: list[str] = []
         try:
             await (self._all_at_once(bodies, found) if at_once else self._one_by_one(bodies, found))

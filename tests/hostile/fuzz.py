@@ -152,7 +152,7 @@ class Tally:
     inputs: Counter[str] = field(default_factory=Counter)  # by kind: request, form, answer
     answered: Counter[str] = field(default_factory=Counter)  # answers of engines, by kind
     statuses: Counter[int] = field(default_factory=Counter)
-    slowest_s: float = 0
+    slowest: tuple[float, bytes] = (0.0, b"")  # seconds until the end of the connection, and what was sent
     violations: list[tuple[str, bytes]] = field(default_factory=list)
 
 
@@ -203,7 +203,7 @@ async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tall
                 )
                 reply, found = await judged(port, data, lane.engine, cuts=cuts)
                 tally.answered[kind] += reply.from_engine
-                tally.slowest_s = max(tally.slowest_s, reply.seconds)
+                tally.slowest = max(tally.slowest, (reply.seconds, data))
                 tally.statuses.update(status for status, _ in reply.answers)
                 tally.violations += [(text, data) for text in found]
             if len(tally.violations) > 50:
