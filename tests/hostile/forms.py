@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from tests.hostile.mutation import changed
+
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # which warns of each form
 
 OTHER = "another-model"
 """No model of the gateway's: an engine whose form names it was asked for more than the gateway has looked at."""
