@@ -148,7 +148,13 @@ def forms(model: str) -> list[Form]:
 def mutated_form(random_: random.Random, seeds: list[Form]) -> bytes:
     """A request whose form, and now and then the type of it, was changed; its framing is good."""
     seed = random_.choice(seeds)
-    body = changed(random_, seed.body, [other.body for other in seeds if len(other.body) < 1000], TOKENS)
+    others = [other.body for other in seeds if len(other.body) < 1000]
+    if random_.random() < 0.3:  # what few readers look at: the value of the plain form's file, which is its last
+        seed = seeds[0]
+        start = seed.body.rindex(b"\r\n\r\n") + 4
+        body = seed.body[:start] + changed(random_, seed.body[start : -len(END) - 2], others, TOKENS) + b"\r\n" + END
+    else:
+        body = changed(random_, seed.body, others, TOKENS)
     kind = changed(random_, seed.kind, list(KINDS), TOKENS) if random_.random() < 0.1 else seed.kind
     kind = bytes(byte for byte in kind if 32 <= byte < 127)
     return Form("", body, None, kind).data
