@@ -59,33 +59,38 @@ PLAN = plans(machine("3090"), spec())[0]
 ENGINE = PROFILES.engine(str(PLAN.engine))
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"name": "a/b"}, "the name 'a/b'"),
-        ({"name": ""}, "the name ''"),
-        ({"model": "a b"}, "of 'a b'"),
-        ({"fingerprint": "x\n"}, "the name"),
-        ({"attempt": -1}, "the name"),
-        ({"mounts": (Mount(source="/", target="/models"),)}, "mount fitserve-models at /models, read-only"),
-        ({"mounts": (SHARED.evolve(read_only=False),)}, "read-only, and nothing else"),
-        ({"mounts": (SHARED, SHARED.evolve(target="/x"))}, "and nothing else"),
-        ({"gpus": ("all",)}, "by UUID"),
-        ({"gpus": PLAN.gpus * 2}, "each once"),
-        ({"scratch": ("/tmp",)}, "in its profile"),
-        ({"key_env": "LD_PRELOAD"}, "its key is in its profile"),
-        ({"shm_bytes": 2**50}, "the shared memory must be"),
-        ({"memory_bytes": None}, "the memory must be"),
-        ({"memory_bytes": 0}, "the memory must be"),
-        ({"pids": 2**40}, "the number of processes must be"),
-        ({"port": 80}, "the port must be"),
-        ({"port": 8001}, "another name or address"),
-        ({"env": {"LD_PRELOAD": "x"}}, "'LD_PRELOAD' is not one"),
-        ({"argv": ("sh",)}, "is not that of vllm=="),
-        ({"engine": PLAN.engine.evolve(image="debian")}, "not 'debian'"),
-        ({"engine": PLAN.engine.evolve(version="0.18.0")}, "the image of vllm=="),
-    ],
-)
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"name": "a/b"}, "the name 'a/b'"),
+    ({"name": ""}, "the name ''"),
+    ({"model": "a b"}, "of 'a b'"),
+    ({"fingerprint": "x\n"}, "the name"),
+    ({"attempt": -1}, "the name"),
+    ({"mounts": (Mount(source="/", target="/models"),)}, "mount fitserve-models at /models, read-only"),
+    ({"mounts": (SHARED.evolve(read_only=False),)}, "read-only, and nothing else"),
+    ({"mounts": (SHARED, SHARED.evolve(target="/x"))}, "and nothing else"),
+    ({"gpus": ("all",)}, "by UUID"),
+    ({"gpus": PLAN.gpus * 2}, "each once"),
+    ({"scratch": ("/tmp",)}, "in its profile"),
+    ({"shm_bytes": 2**50}, "the shared memory must be"),
+    ({"memory_bytes": None}, "the memory must be"),
+    ({"memory_bytes": 0}, "the memory must be"),
+    ({"pids": 2**40}, "the number of processes must be"),
+    ({"port": 80}, "the port must be"),
+    ({"port": 8001}, "another name or address"),
+    ({"env": {"LD_PRELOAD": "x"}}, "'LD_PRELOAD' is not one"),
+    ({"argv": ("sh",)}, "is not that of vllm=="),
+    ({"engine": PLAN.engine.evolve(image="debian")}, "not 'debian'"),
+    ({"engine": PLAN.engine.evolve(version="0.18.0")}, "the image of vllm=="),
+    ({"key_env": "LD_PRELOAD"}, "its key is in its profile"),
+    ({"key_option": "--middleware"}, "its key is in its profile"),
+]
+
+
+def test_no_field_of_a_launch_goes_unchecked() -> None:
+    assert {name for change, _ in CHANGES for name in change} == set(LaunchSpec.model_fields)
+
+
+@pytest.mark.parametrize(("change", "why"), CHANGES)
 def test_what_no_plan_asks_for_is_refused(change: dict[str, Any], why: str) -> None:
     check_launch(launch(PLAN), ENGINE, SHARED)
     with pytest.raises(AgentRefusal) as refused:
