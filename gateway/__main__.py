@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import sys
 
 # A command makes a few hundred thousand objects and ends: a search for cycles after every 700 would cost a seventh of its time.
@@ -14,8 +15,14 @@ _OBJECTS = 100_000
 _UMASK = 0o077
 
 
+# With less the gateway could not even load its parts, or a body of the largest size.
+_LEAST_MIB = 256
+
+
 def main() -> None:
     os.umask(_UMASK)
+    if sys.argv[1:2] == ["serve"]:
+        _require_memory()
     if sys.argv[1:] == ["serve"]:
         serve()
     else:
@@ -23,6 +30,17 @@ def main() -> None:
         from gateway.cli.main import main as cli
 
         cli()
+
+
+def _require_memory() -> None:
+    """Before anything is loaded: what cannot be loaded ends in a traceback of an import."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed != resource.RLIM_INFINITY and allowed < _LEAST_MIB * 1024**2:
+        sys.stderr.write(
+            f"fitserve: This process may use {allowed // 1024**2} MiB of address space (`ulimit -v`), and needs {_LEAST_MIB} MiB at least. "
+            "Raise the limit; engines that are processes of this machine have the same one, and need far more.\n"
+        )
+        sys.exit(2)
 
 
 def serve() -> None:

@@ -113,7 +113,9 @@ class Storm:
             for thread in writing:
                 thread.start()
             time.sleep(self.chance.uniform(0, 1.2))
-            self.suicides += self.gateway.dead()
+            died = self.gateway.dead()
+            assert not died or "FITSERVE_FAILPOINT" in self.gateway.environment, self.gateway.log.read_text()[-3000:]
+            self.suicides += died
             self.gateway.kill()
             for thread in writing:
                 thread.join(2 * HANG_S)

@@ -193,7 +193,13 @@ class ClientConnection(asyncio.Protocol):
             return False
         except httptools.HttpParserError as error:
             log.debug("not HTTP: %r", error)
-            if not self._discarding:  # the same bytes may have been refused already, for what came before the garbage
+            if self._discarding:  # the same bytes may have been refused already, for what came before the garbage
+                pass
+            elif isinstance(error.__context__, MemoryError):
+                self._hang_up(
+                    Busy("The gateway has no memory for this request.", hint="Try again in a second.", retry_after_s=1)
+                )
+            else:
                 hint = "Check the client, and what is between it and here."
                 self._hang_up(BadRequest("What was sent is not an HTTP request.", hint=hint))
         return not self._discarding

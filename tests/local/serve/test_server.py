@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -74,19 +74,50 @@ async def test_with_few_files_there_are_few_clients_and_always_a_file_for_their_
             await asyncio.to_thread(running.__exit__, None, None, None)
 
 
-def test_with_too_few_files_it_refuses_to_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ulimit", "why"),
+    [
+        ("-n 40", "may open 40 files, and needs 50"),
+        ("-v 204800", "may use 200 MiB of address space (`ulimit -v`), and needs 256"),
+    ],
+)
+def test_with_too_little_it_refuses_to_start(tmp_path: Path, ulimit: str, why: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "gateway.__main__", "serve"],
+        ["bash", "-c", f'ulimit {ulimit}; exec "$@"', "bash", sys.executable, "-m", "gateway.__main__", "serve"],
         env={**os.environ, "FITSERVE_DATA_DIR": str(tmp_path / "data"), "FITSERVE_PORT": "0"},
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=HANG_S,
         check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)),
     )
     assert ended.returncode == 2
-    assert "may open 40 files, and needs 50" in ended.stderr
-    assert "ulimit -n" in ended.stderr
+    assert why in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "data").exists()
+
+
+async def test_a_request_that_finds_no_memory_is_refused_and_costs_nobody_else_anything(tmp_path: Path) -> None:
+    large = json.dumps({**ASK, "messages": [{"role": "user", "content": "x" * 20_000_000}]}).encode()
+    async with Upstream(engine) as upstream:
+        running = served(tmp_path, {"m": [f"{upstream.url}/v1"]}, ulimit="-v 270000")
+        gateway = await asyncio.to_thread(running.__enter__)
+        try:
+            async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
+                for _ in range(2):
+                    answers = await asyncio.gather(*(client.post("/v1/chat/completions", content=large) for _ in range(6)))
+                    assert {answer.status_code for answer in answers} <= {200, 503}
+                    assert (await client.post("/v1/chat/completions", json=ASK)).status_code == 200
+                    assert (await client.get("/readyz")).status_code == 200
+                body = {"name": "n", "endpoints": [f"{upstream.url}/v1"]}
+                assert (await client.post("/admin/models", json=body)).status_code == 202
+        finally:
+            await asyncio.to_thread(running.__exit__, None, None, None)
+        # Nothing that was said to be kept is lost.
+        running = served(tmp_path, {})
+        gateway = await asyncio.to_thread(running.__enter__)
+        try:
+            async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
+                assert {one["name"] for one in (await client.get("/admin/models")).json()["data"]} == {"m", "n"}
+        finally:
+            await asyncio.to_thread(running.__exit__, None, None, None)

@@ -1,0 +1,80 @@
+"""5,000 keys and 500 models with live endpoints: all are there after a start, and each is found. What it costs, `python -m benchmarks.many` prints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.domain import Wish
+from gateway.domain.key import Grant, digest_of
+from gateway.store.recovery import open_store
+from tests.support.patience import HANG_S
+from tests.support.served import served
+from tests.support.upstream import Call, Upstream
+
+pytestmark = pytest.mark.anyio
+
+KEYS, MODELS = 5000, 500
+ADMIN = "an-admin-key-of-the-settings-that-nobody-guesses"
+
+
+def fill(data: Path, url: str, keys: int, models: int) -> None:
+    """A database with so many, as the gateway would have written it in as many changes."""
+    data.mkdir(mode=0o700)
+    store = open_store(data / "fitserve.db")
+    with store._database.change() as db:
+        rows = [(f"k{n}", digest_of(f"key-{n}").hex(), Grant(name=f"k{n}").model_dump_json(), 1.0) for n in range(keys)]
+        db.executemany("INSERT INTO keys (name, digest, may, created_at) VALUES (?, ?, ?, ?)", rows)
+        wishes = [Wish(name=f"m{n}", endpoints=(f"{url}/v1",)) for n in range(models)]
+        wanted = [(wish.name, wish.model_dump_json(), 1.0) for wish in wishes]
+        db.executemany("INSERT INTO models (name, wish, created_at) VALUES (?, ?, ?)", wanted)
+    store.close()
+
+
+async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
+    asked: Counter[str] = Counter()
+    names = json.dumps({"object": "list", "data": [{"id": f"m{number}"} for number in range(MODELS)]}).encode()
+
+    async def engine(call: Call) -> None:
+        if call.head[0].startswith(b"GET"):
+            await call.reply(names)
+        else:
+            asked[json.loads(call.body)["model"]] += 1
+            await call.reply(b'{"choices":[]}')
+
+    async with Upstream(engine) as upstream:
+        fill(tmp_path / "data", upstream.url, KEYS, MODELS)
+        running = served(tmp_path, {}, ADMIN)
+        gateway = await asyncio.to_thread(running.__enter__)
+        try:
+            async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
+                admin = {"authorization": f"Bearer {ADMIN}"}
+                async with asyncio.timeout(HANG_S):
+                    while {one["state"] for one in (await client.get("/admin/models", headers=admin)).json()["data"]} != {
+                        "ready"
+                    }:
+                        await asyncio.sleep(0.2)
+                listed = (await client.get("/v1/models", headers=admin)).json()["data"]
+                assert sorted(one["id"] for one in listed) == sorted(f"m{number}" for number in range(MODELS))
+                for number in range(MODELS):
+                    key = {"authorization": f"Bearer key-{number * (KEYS // MODELS) + 9}"}
+                    answer = await client.post(
+                        "/v1/chat/completions", json={"model": f"m{number}", "messages": []}, headers=key
+                    )
+                    assert answer.status_code == 200, answer.text
+                assert asked == {f"m{number}": 1 for number in range(MODELS)}
+                made = await client.post("/admin/keys", json={"name": "one-more"}, headers=admin)
+                assert (await client.delete("/admin/keys/k4999", headers=admin)).is_success
+                kept = (await client.get("/admin/keys", headers=admin)).json()["data"]
+                assert {one["name"] for one in kept} == {"admin", "one-more", *(f"k{number}" for number in range(KEYS - 1))}
+                for key_now, status in ((made.json()["key"], 200), ("key-0", 200), ("key-4999", 401), ("key-5000", 401)):
+                    answer = await client.get("/v1/models", headers={"authorization": f"Bearer {key_now}"})
+                    assert answer.status_code == status, key_now
+                assert (await client.get("/readyz")).status_code == 200
+        finally:
+            await asyncio.to_thread(running.__exit__, None, None, None)
