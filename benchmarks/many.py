@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,7 @@ async def measure(keys: int, models: int) -> None:
                 last = {"authorization": f"Bearer key-{keys - 1}"}
                 body = {"model": f"m{models - 1}", "messages": []}
                 request = await best_ms(lambda: client.post("/v1/chat/completions", json=body, headers=last))
-                lists = [
-                    await best_ms(lambda path=path: client.get(path)) for path in ("/v1/models", "/admin/models", "/admin/keys")
-                ]  # type: ignore[misc]
+                lists = [await best_ms(partial(client.get, path)) for path in ("/v1/models", "/admin/models", "/admin/keys")]
             print(
                 f"{keys:>5} keys {models:>4} models   start {started_s:5.1f} s   all ready {ready_s:5.1f} s   idle {idle:6.1%} of a core   "
                 f"{gateway.resident_mib:4.0f} MiB   request {request:5.2f} ms   /v1/models {lists[0]:5.1f} ms   "
