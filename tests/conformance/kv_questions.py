@@ -11,10 +11,10 @@ import importlib
 import inspect
 import json
 import re
-from contextlib import suppress
 from typing import Any
 
-from tests.conformance.engine.model import built
+from gateway.inquiry.inside.vllm_answers import groups_of, planner, specs
+from gateway.inquiry.inside.vllm_model import built, prepare
 from tests.support import paths
 from tests.support.versions import since
 
@@ -83,28 +83,6 @@ def config(model: str) -> dict[str, Any]:
     return fields
 
 
-def prepare() -> None:
-    """What the engine does before it builds a model, or its dependencies did when it was made."""
-    with suppress(ModuleNotFoundError, AttributeError):
-        importlib.import_module("vllm.v1.worker.workspace").init_workspace_manager(
-            importlib.import_module("torch").device("meta")
-        )
-    with suppress(ModuleNotFoundError):
-        indexer: Any = importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
-        indexer.has_deep_gemm = lambda: True
-    hybrid: Any = importlib.import_module("vllm.model_executor.models.granitemoehybrid")
-    layers = hybrid.ALL_DECODER_LAYER_TYPES
-    layers |= {
-        new: layers[old] for new, old in (("linear_attention", "mamba"), ("full_attention", "attention")) if old in layers
-    }
-
-
-def _planner() -> Any:
-    with suppress(ModuleNotFoundError):
-        return importlib.import_module("vllm.v1.core.kv_cache_planning")
-    return importlib.import_module("vllm.v1.core.kv_cache_utils")
-
-
 def _preferred(made: Any) -> int:
     """Tokens of a block before states make it larger: what the backend of the first attention layer prefers."""
     for layer in made.compilation_config.static_forward_context.values():
@@ -115,48 +93,24 @@ def _preferred(made: Any) -> int:
     return 0
 
 
-def _specs(made: Any) -> dict[str, Any]:
-    """What every layer keeps, once the engine has settled the block size, as its workers do after loading."""
-    importlib.import_module("vllm.platforms").current_platform.update_block_size_for_backend(made)
-    layers = made.compilation_config.static_forward_context
-    found = {name: layer.get_kv_cache_spec(made) for name, layer in layers.items() if hasattr(layer, "get_kv_cache_spec")}
-    # A layer that reads another layer's cache keeps none (Attention.kv_sharing_target_layer_name, the runner's get_kv_cache_spec).
-    shares = {name for name, layer in layers.items() if getattr(layer, "kv_sharing_target_layer_name", None)}
-    return {name: spec for name, spec in found.items() if spec is not None and name not in shares}
-
-
-def _groups(planner: Any, made: Any, specs: dict[str, Any]) -> Any:
-    managers: Any = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
-    if hasattr(managers, "register_all_kvcache_specs"):
-        managers.register_all_kvcache_specs(made)
-    utils: Any = importlib.import_module("vllm.v1.attention.backends.utils")
-    if hasattr(utils, "resolve_kv_cache_layout"):
-        transfer: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.utils")
-        layouts = utils.get_supported_kv_cache_layouts(transfer.get_current_attn_backends(made))
-        utils.resolve_kv_cache_layout(made, [[layout.name for layout in layouts]], list(specs.values()))
-    if hasattr(planner, "get_global_kv_cache_groups"):
-        return planner.get_global_kv_cache_groups(made, [specs])
-    return planner.get_kv_cache_groups(made, dict(specs))
-
-
-def _needed(planner: Any, made: Any, groups: Any, length: int) -> int:
+def _needed(plans: Any, made: Any, groups: Any, length: int) -> int:
     made.model_config.max_model_len = length
     arguments = [made, groups]
-    if "builder" in inspect.signature(planner._max_memory_usage_bytes_from_groups).parameters:
+    if "builder" in inspect.signature(plans._max_memory_usage_bytes_from_groups).parameters:
         builder: Any = importlib.import_module("vllm.v1.core.kv_cache_config_builder")
         arguments.insert(0, builder.get_kv_cache_config_builder(made))
-    needed: int = planner._max_memory_usage_bytes_from_groups(*arguments)
+    needed: int = plans._max_memory_usage_bytes_from_groups(*arguments)
     return needed
 
 
-def _planned(planner: Any, made: Any, specs: dict[str, Any], groups: Any, memory: int, length: int) -> list[Any]:
+def _planned(plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: int, length: int) -> list[Any]:
     """[number of blocks, requests at once], or [the length it suggests] where a request does not fit."""
     made.model_config.max_model_len = length
-    arguments = [made, [specs], [memory]]
-    if "global_kv_cache_groups" in inspect.signature(planner.get_kv_cache_configs).parameters:
+    arguments = [made, [kept], [memory]]
+    if "global_kv_cache_groups" in inspect.signature(plans.get_kv_cache_configs).parameters:
         arguments.append(groups)
     try:
-        planned = planner.get_kv_cache_configs(*arguments)[0]
+        planned = plans.get_kv_cache_configs(*arguments)[0]
     except ValueError as error:
         suggested = re.search(r"estimated maximum model length is (\d+)", str(error))
         if "KV cache is needed" not in str(error) and not suggested:
@@ -172,10 +126,10 @@ def _answer(made: Any) -> dict[str, Any]:
     for each of BATCHED, BYTES and PLANNED."""
     recurrent = made.model_config.is_hybrid
     preferred = _preferred(made) if recurrent and hasattr(made.cache_config, "skip_page_size_padded") else 16
-    specs = _specs(made)
-    planner = _planner()
-    groups = _groups(planner, made, specs)
-    kept = collections.Counter((type(spec).__name__, spec.block_size, spec.page_size_bytes) for spec in specs.values())
+    kept_specs = specs(made)
+    plans = planner()
+    groups = groups_of(plans, made, kept_specs)
+    kept = collections.Counter((type(spec).__name__, spec.block_size, spec.page_size_bytes) for spec in kept_specs.values())
     answer: dict[str, Any] = {
         "preferred": preferred if recurrent else made.cache_config.block_size,
         "mode": made.cache_config.mamba_cache_mode,
@@ -187,8 +141,10 @@ def _answer(made: Any) -> dict[str, Any]:
     }  # fmt: skip
     for tokens in BATCHED:
         made.scheduler_config.max_num_batched_tokens = tokens
-        answer["needed"] += [_needed(planner, made, groups, length) for length in LENGTHS]
-        answer["planned"] += [_planned(planner, made, specs, groups, memory, length) for memory in BYTES for length in PLANNED]
+        answer["needed"] += [_needed(plans, made, groups, length) for length in LENGTHS]
+        answer["planned"] += [
+            _planned(plans, made, kept_specs, groups, memory, length) for memory in BYTES for length in PLANNED
+        ]
     return answer
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
-from tests.conformance.engine.vllm import configured, fit
+from gateway.inquiry.inside.vllm_answers import block_fp8
+from gateway.inquiry.inside.vllm_boot import configured, fit
 from tests.support.versions import since
 
 # A capability, then which optional packages are installed where it is not what the image has.
@@ -223,7 +224,7 @@ def _fp8(q: Question) -> list[Any]:
     choose = _linear().choose_scaled_mm_linear_kernel
     kernel = fit(choose, config=config, possible_kernels=kernels, quantization=quantization).__name__
     if q.kind == "fp8_block" and not block and "Marlin" not in kernel:
-        return [_block_op(q), None]
+        return [block_fp8(q.k, q.n, q.dtype), None]
     return [kernel, None]
 
 
@@ -244,27 +245,6 @@ def _marlin_before_the_list(q: Question, method: Any) -> str:
     if platform.get_device_capability().to_int() < config.get_min_capability():
         raise ValueError("The quantization method is not supported for the current GPU")  # as VllmConfig does
     return "Marlin" if method.Fp8LinearMethod(config).use_marlin else ""
-
-
-def _block_op(q: Question) -> str:
-    """Up to 0.19.1 block-scaled layers choose at run time: see which of the op's bodies is entered."""
-    torch: Any = importlib.import_module("torch")
-    shape: Any = _quantization("utils.quant_utils").GroupShape
-    op = _quantization("utils.fp8_utils").W8A8BlockFp8LinearOp(shape(128, 128), shape(1, 128))
-    entered: list[str] = []
-
-    def body(name: str) -> Any:
-        def run(x: Any, *_: Any) -> Any:
-            entered.append(name)
-            return x.new_empty(1, q.n)
-
-        return run
-
-    op.w8a8_blockscale_op = body(op.w8a8_blockscale_op.__name__)
-    op._run_flashinfer, op._run_deepgemm = body("_run_flashinfer"), body("_run_deepgemm")
-    weight = torch.empty(q.n, q.k, dtype=torch.float8_e4m3fn, device="meta")
-    op.apply(torch.empty(1, q.k, dtype=getattr(torch, q.dtype), device="meta"), weight, weight)
-    return f"W8A8BlockFp8LinearOp.{entered[0]}"
 
 
 def _int8(q: Question) -> list[Any]:

@@ -15,20 +15,24 @@ or null where the engine refuses, and `refused` says why, by the number of ranks
 from __future__ import annotations
 
 import collections
-import enum
 import importlib
 import inspect
 import re
 from collections.abc import Iterable
 from typing import Any
 
-from tests.conformance.engine.model import built
-from tests.conformance.kv_questions import _groups, _planner, _specs, prepare
+from gateway.inquiry.inside.vllm_answers import (
+    attention,
+    groups_of,
+    kernels,
+    planner,
+    pretend_bitsandbytes,
+    specs,
+    stand_in_for_packages,
+)
+from gateway.inquiry.inside.vllm_model import built, prepare
 from tests.conformance.layer_cases import TENSOR_PARALLEL
-from tests.conformance.linear_questions import Question, _block_op
 from tests.conformance.model_cases import OLDER_BEFORE, ONLINE, config, machines, pooling, triples
-from tests.conformance.moe_questions import _humming
-from tests.conformance.weight_questions import _pretend_bitsandbytes
 
 __all__ = ["OLDER_BEFORE", "answers", "machines", "questions"]
 
@@ -42,8 +46,8 @@ def questions(version: str) -> list[tuple[str, str, str]]:
 
 def answers(version: str) -> list[dict[str, Any] | None]:
     prepare()
-    _humming()
-    _pretend_bitsandbytes()
+    stand_in_for_packages()
+    pretend_bitsandbytes()
     capability: Any = importlib.import_module("vllm.platforms").current_platform.get_device_capability()
     here = f"{capability.major}.{capability.minor}"
     return [_answer(model, quant) if asked == here else None for model, quant, asked in questions(version)]
@@ -96,90 +100,28 @@ def _alike(values: Iterable[Any]) -> list[str]:
 
 
 def _layers(whole: Any, made: Any) -> dict[str, tuple[str, int, int]]:
-    """Kernel, inputs and outputs on this rank of every linear layer; of experts the model's width and one expert's."""
-    base: Any = importlib.import_module("vllm.model_executor.layers.linear").LinearBase
-    found = {}
-    for path, module in whole.named_modules():
-        method = getattr(module, "quant_method", None)
-        if isinstance(module, base):
-            n = getattr(module, "output_size_per_partition", None) or module.output_size
-            k = getattr(module, "input_size_per_partition", None) or module.input_size
-            found[path] = (_kernel(getattr(module, "scheme", None) or method, k, n, made), k, n)
-        elif "moe" in type(method).__name__.lower():
-            given = module.moe_config
-            own = getattr(given, "intermediate_size_per_partition_unpadded", None) or given.intermediate_size_per_partition
-            width = getattr(given, "hidden_dim_unpadded", None) or given.hidden_dim
-            backends = [
-                value.name for name, value in vars(method).items() if "backend" in name and isinstance(value, enum.Enum)
-            ]
-            found[path] = (backends[0] if backends else type(method).__name__, width, own)
-    return found
-
-
-def _kernel(method: Any, k: int, n: int, made: Any) -> str:
-    """What computes the layer: a kernel object, a backend, or the method itself; torch, where it is not quantized."""
-    scheme = getattr(method, "scheme", None)  # of INCLinearMethod
-    inner = getattr(scheme, "linear_method", None) or getattr(scheme, "inner_method", None)
-    for owner in (method, inner):
-        held = vars(owner) if owner is not None else {}
-        if held.get("use_marlin") and "Marlin" not in type(held.get("fp8_linear")).__name__:
-            return "Marlin"  # whatever kernel it made besides
-        if type(held.get("w8a8_block_fp8_linear")).__name__.endswith("LinearOp"):  # it chooses when it runs
-            dtype = str(made.model_config.dtype).removeprefix("torch.")
-            return _block_op(Question("fp8_block", 8, 128, True, False, False, False, dtype, k, n, k))
-        for name in ("kernel", "linear_kernel", "w8a8_block_fp8_linear", "fp8_linear"):
-            if name in held and not isinstance(held[name], type):
-                return type(held[name]).__name__
-        if isinstance(held.get("backend"), enum.Enum):
-            return str(held["backend"].value)
-    name = type(inner or method).__name__
-    return "torch" if name == "UnquantizedLinearMethod" else name
+    dtype = str(made.model_config.dtype).removeprefix("torch.")
+    return {path: (kernel, k, n) for path, (kernel, k, n, _) in kernels(whole, dtype).items()}
 
 
 def _attention(whole: Any, made: Any) -> str:
-    found: collections.Counter[tuple[str, int, str, str]] = collections.Counter()
-    for layer in made.compilation_config.static_forward_context.values():
-        name = type(layer).__name__
-        if (
-            not hasattr(layer, "get_attn_backend")
-            or name.endswith("Cache")
-            or getattr(layer, "kv_sharing_target_layer_name", None)
-        ):
-            continue
-        backend = layer.get_attn_backend()
-        version = getattr(getattr(layer, "impl", None), "vllm_flash_attn_version", None)
-        if hasattr(layer, "mamba_type"):
-            found["recurrent", 0, backend.get_name(), ""] += 1
-        else:
-            encoder = "encoder_only" in str(getattr(layer, "attn_type", "")).lower()
-            kind = (
-                "mla"
-                if "MLA" in name + backend.get_name()
-                else "encoder"
-                if encoder
-                else "sliding"
-                if layer.sliding_window
-                else "full"
-            )
-            named = str(version or "") if "FLASH_ATTN" in backend.get_name() and kind != "mla" else ""
-            found[kind, layer.head_size, backend.get_name(), named] += 1
-    for module in whole.modules():
-        if type(module).__name__ in ("MMEncoderAttention", "MultiHeadAttention"):
-            found["vision", module.head_size, module.attn_backend.name, ""] += 1
-    return ", ".join(" ".join([*(str(word) for word in row if word != ""), str(count)]) for row, count in sorted(found.items()))
+    rows = [
+        (row["kind"], row["head_dim"], row["backend"], row["version"] or "", row["layers"]) for row in attention(whole, made)
+    ]
+    return ", ".join(" ".join(str(word) for word in row if word != "") for row in rows)
 
 
 def _kv(made: Any) -> str:
-    specs = _specs(made)
-    if not specs:
+    kept = specs(made)
+    if not kept:
         return ""
-    planner = _planner()
-    groups = _groups(planner, made, specs)
+    plans = planner()
+    groups = groups_of(plans, made, kept)
     made.model_config.max_model_len = 16
-    arguments = [made, [specs], [_KV_BYTES]]
-    if "global_kv_cache_groups" in inspect.signature(planner.get_kv_cache_configs).parameters:
+    arguments = [made, [kept], [_KV_BYTES]]
+    if "global_kv_cache_groups" in inspect.signature(plans.get_kv_cache_configs).parameters:
         arguments.append(groups)
-    planned = planner.get_kv_cache_configs(*arguments)[0]
+    planned = plans.get_kv_cache_configs(*arguments)[0]
     one = groups[0]
     mixed = type(one.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"  # whose page is that of all its layers
     size = one.kv_cache_spec.page_size_bytes * (1 if mixed else max(len(group.layer_names) for group in groups))

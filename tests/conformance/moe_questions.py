@@ -9,7 +9,6 @@ rank's weights are made for, or null. ["none", reason]: the engine refuses the l
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import importlib
 import itertools
@@ -19,8 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.conformance.engine.model import group_up, meta_mode
-from tests.conformance.engine.vllm import configured, fit
+from gateway.inquiry.inside.meta import meta_mode
+from gateway.inquiry.inside.vllm_answers import stand_in_for_packages
+from gateway.inquiry.inside.vllm_boot import configured, fit
+from gateway.inquiry.inside.vllm_model import group_up
 from tests.conformance.moe_blocks import block as quantization_block
 from tests.support.versions import since
 
@@ -150,7 +151,7 @@ def _answer(q: Question) -> list[Any]:
     torch.set_default_dtype(getattr(torch, q.dtype))
     _expert_map()
     group_up(q.tp)
-    _humming()
+    stand_in_for_packages()
     current = _configuration(q.dtype, q.forced)
     try:
         with importlib.import_module("vllm.config").set_current_vllm_config(current), meta_mode(), torch.device("meta"):
@@ -167,14 +168,6 @@ def _configuration(dtype: str, forced: str) -> Any:
         return importlib.import_module("vllm.config").get_current_vllm_config()
 
 
-class _GemmType(enum.Enum):
-    """What the package humming calls the kinds of products, which selection compares with names of its own."""
-
-    INDEXED = "indexed"
-    GROUPED_CONTIGUOUS = "grouped_contiguous"
-    GROUPED_MASKED = "grouped_masked"
-
-
 def _expert_map() -> None:
     """Which experts a rank holds is printed from a tensor, and those on the meta device have no values."""
     layer: Any = importlib.import_module("vllm.model_executor.layers.fused_moe.layer")
@@ -182,15 +175,6 @@ def _expert_map() -> None:
     with contextlib.suppress(ImportError):
         manager: Any = importlib.import_module("vllm.model_executor.layers.fused_moe.expert_map_manager").ExpertMapManager
         manager.get_compressed_map_string = lambda _: ""
-
-
-def _humming() -> None:
-    for name in ("humming.schema", "vllm.utils.humming", "vllm.model_executor.layers.fused_moe.experts.fused_humming_moe"):
-        with contextlib.suppress(ImportError):
-            module = importlib.import_module(name)
-            for known in ("GemmType", "HummingGemmType"):
-                if hasattr(module, known):
-                    setattr(module, known, _GemmType)
 
 
 def _built(q: Question, current: Any) -> list[Any]:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tests.conformance.engine import sglang_layers
+from gateway.inquiry.inside import sglang_layers
 from tests.conformance.moe_blocks import block as quantization_block
 from tests.support.paths import MODELS
 

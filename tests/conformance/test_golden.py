@@ -48,10 +48,10 @@ def test_no_file_is_left_of_what_is_no_longer_asked() -> None:
 
 
 def test_of_every_engine_that_is_asked_the_wheel_and_what_is_beside_it_are_written_down() -> None:
-    known = tomllib.loads((CONFORMANCE / "engine/packages.toml").read_text())
+    known = tomllib.loads((CONFORMANCE / "engine/wheels.toml").read_text())
     asked = {f"{golden.engine_of(module)}=={version}" for module, version in ASKED}
     wrong = sorted(asked ^ set(known))
-    assert not wrong, f"sections of tests/conformance/engine/packages.toml to add, or to remove: {', '.join(wrong)}"
+    assert not wrong, f"sections of tests/conformance/engine/wheels.toml to add, or to remove: {', '.join(wrong)}"
     for section in known.values():
         assert re.fullmatch(r"(--hash=sha256:[0-9a-f]{64} ?)+", section["wheel"])
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 import collections
 import importlib
 import re
-import sys
-import types
 from collections.abc import Iterator
 from typing import Any
 
-from tests.conformance.engine.model import built
+from gateway.inquiry.inside.vllm_answers import pretend_bitsandbytes
+from gateway.inquiry.inside.vllm_model import built
 from tests.conformance.layer_cases import QUANTS, TENSOR_PARALLEL, case
 
 CAPABILITIES = ("9.0", "8.6", "10.0", "12.0")
@@ -123,19 +122,10 @@ def questions(_: str) -> Iterator[tuple[str, str, tuple[int, ...]]]:
 
 def answers(version: str) -> list[dict[str, list[int | None]]]:
     """Ask the engine that this process has booted."""
-    _pretend_bitsandbytes()
+    pretend_bitsandbytes()
     platform: Any = importlib.import_module("vllm.platforms").current_platform
     first = f"{platform.get_device_capability().major}.{platform.get_device_capability().minor}" == CAPABILITIES[0]
     return [_answer(*one) if first or one[:2] in EVERYWHERE else {} for one in questions(version)]
-
-
-def _pretend_bitsandbytes() -> None:
-    """The package is asked for its version and for the class of 8-bit weights, no more, until a model computes."""
-    package, nn = types.ModuleType("bitsandbytes"), types.ModuleType("bitsandbytes.nn")
-    parameter: Any = importlib.import_module("torch").nn.Parameter
-    nn.__dict__["Int8Params"] = lambda data, **_: parameter(data, requires_grad=False)
-    package.__dict__.update(__version__="99.0.0", nn=nn)
-    sys.modules.update({"bitsandbytes": package, "bitsandbytes.nn": nn})
 
 
 def _answer(model: str, quant: str, ranks: tuple[int, ...]) -> dict[str, list[int | None]]:

@@ -44,6 +44,8 @@ ARROWS = {
     "core.model": "core.model.families",
     "demo": "",
     "health": "",
+    "inquiry": "",
+    "inquiry.inside": "",
     "logging": "",
     "supervision": "",
     "version": "",

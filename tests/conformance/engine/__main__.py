@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from tests.conformance.engine import sglang, vllm
+from gateway.inquiry.inside import sglang_boot, vllm_boot
 
 
 def main() -> None:
@@ -28,14 +28,20 @@ def main() -> None:
     os.dup2(2, 1)
     major, minor = map(int, args.capability.split("."))
     if args.engine == "sglang":
-        sglang.boot(args.sources, (major, minor))
+        sglang_boot.boot(args.sources, (major, minor))
     else:
-        vllm.boot(args.sources, args.version, (major, minor), packages=args.packages)
+        vllm_boot.boot(args.sources, (major, minor), present=packages(args.sources, args.packages))
     module = importlib.import_module(args.questions)
     json.dump(module.answers(args.version), answers)
     answers.flush()
     sys.stderr.flush()
     os._exit(0)  # the engine's import leaves threads and half-made objects that need not end well
+
+
+def packages(sources: str, which: str) -> set[str]:
+    """Optional packages that are installed beside this version of vLLM."""
+    image, optional = vllm_boot.required(sources), vllm_boot.OPTIONAL
+    return {"image": image, "all": image | optional, "none": image - optional}[which]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from tests.conformance.engine import stubs
+from . import stubs
 
 GIB = 1 << 30
 IMAGE_HAS = {"triton", "flashinfer", "flashinfer_cubin", "sgl_kernel", "deep_gemm", "cutlass", "quack", "tilelang", "tvm_ffi"}

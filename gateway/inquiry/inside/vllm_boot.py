@@ -1,7 +1,6 @@
 """Boots one vLLM version's Python sources for one imaginary NVIDIA GPU.
 
-What is installed beside it is what its wheel requires (packages.toml). Stand-ins have every attribute: answers that name
-FlashInfer, Humming, DeepGEMM or B12X hold where those packages work.
+Stand-ins have every attribute: answers that name FlashInfer, Humming, DeepGEMM or B12X hold where those packages work.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ import importlib
 import inspect
 import logging
 import os
+import re
 import sys
-import tomllib
 import types
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.engine import stubs
+from . import stubs
 
 GIB = 1 << 30
 # Optional packages that no version's wheel requires. In the image there may be more: what moves experts between GPUs, say.
@@ -89,22 +89,61 @@ HOST = {
 }
 
 
+# What a wheel requires, and the modules that selection looks for which come with it. That the image has downloaded FlashInfer's kernels
+# (flashinfer_cubin) is assumed.
+BROUGHT = {
+    "torch": {"triton"},
+    "flashinfer-python": {"flashinfer", "flashinfer_cubin", "tvm_ffi"},
+    "apache-tvm-ffi": {"tvm_ffi"},
+    "nvidia-cutlass-dsl": {"cutlass", "cuda"},
+    "nvidia-cudnn-frontend": {"cudnn"},
+    "quack-kernels": {"quack"},
+    "tilelang": {"tilelang"},
+    "tokenspeed-mla": {"tokenspeed_mla"},
+    "humming-kernels": {"humming"},
+}
+# The wheel of flashinfer-python has b12x from this version on.
+_B12X_SINCE = (0, 7, 2)
+
+
+def required(sources: str) -> set[str]:
+    """Optional packages that an installation of these sources has beside it, by what the wheel requires and contains."""
+    found = set()
+    metadata = next(Path(sources).glob("vllm-*.dist-info/METADATA")).read_text()
+    for name, version in re.findall(
+        r"^Requires-Dist: ([\w.-]+)[^;\n]*?(?:==([\d.]+))?[^;\n]*(?:;(?! extra).*)?$", metadata, re.M
+    ):
+        found |= BROUGHT.get(name.lower(), set())
+        if name == "flashinfer-python" and tuple(map(int, version.split(".")[:3])) >= _B12X_SINCE:
+            found.add("b12x")
+    if Path(sources, "vllm/third_party/deep_gemm/__init__.py").is_file():
+        found.add("vllm.third_party.deep_gemm")
+    return found
+
+
 def boot(
-    sources: str, version: str, capability: tuple[int, int], *, packages: str, memory_bytes: int = 24 * GIB, count: int = 8
+    sources: str,
+    capability: tuple[int, int],
+    *,
+    present: Collection[str] | None = None,
+    memory_bytes: int = 24 * GIB,
+    count: int = 8,
 ) -> None:
     """Make `import vllm` mean these sources on `count` GPUs of this capability. Once per process.
 
-    packages: which optional ones are installed, "image", "all" or "none".
+    present: optional packages that are installed beside it; None: those that it requires.
     """
+    installed = required(sources) if present is None else {*present}
     os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_TARGET_DEVICE="cuda")
     sys.path.insert(0, sources)
-    manifest = tomllib.loads(Path(__file__).with_name("packages.toml").read_text())
-    known = {ref: set(found) - {"wheel"} for ref, found in manifest.items()}
-    image = known[f"vllm=={version}"]
-    installed = {"image": image, "all": image | OPTIONAL, "none": image - OPTIONAL}[packages]
-    stubs.install(installed | EXTENSIONS | UNASKED, (UNREQUIRED | OPTIONAL).union(*known.values()) - installed)
+    stubs.install(installed | EXTENSIONS | UNASKED, UNREQUIRED.union(OPTIONAL, *BROUGHT.values()) - installed)
     stubs.fake_cuda(capability, memory_bytes, count, "13.0")
     stubs.fake_ops(OPS, HOST)
+    imagine(capability, memory_bytes, count)
+
+
+def imagine(capability: tuple[int, int], memory_bytes: int, count: int) -> None:
+    """`current_platform` is `count` GPUs of this capability from now on, also for modules that have it by name."""
     platforms: Any = importlib.import_module("vllm.platforms")
     # Without NVML this module defines a platform that asks torch.cuda.
     base: Any = importlib.import_module("vllm.platforms.cuda").NonNvmlCudaPlatform
@@ -117,8 +156,37 @@ def boot(
         "is_fully_connected": False,
     }
     methods = {name: classmethod(lambda cls, *_, answer=answer, **__: answer) for name, answer in answers.items()}
-    platforms._current_platform = type("FakePlatform", (base,), methods)()
+    platform = platforms._current_platform = type("FakePlatform", (base,), methods)()
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("vllm.") and "current_platform" in vars(module):
+            vars(module)["current_platform"] = platform
     logging.getLogger("vllm").setLevel(logging.ERROR)
+
+
+def boot_installed(capability: tuple[int, int] | None, memory_bytes: int = 24 * GIB, count: int = 8) -> None:
+    """Make the vLLM that is installed here answer for `count` GPUs of this capability; None: for the machine as it is.
+
+    Extensions that cannot be imported without a driver are stand-ins; every package is the one that is installed.
+    """
+    os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1")
+    if capability is None:
+        return
+    os.environ["VLLM_TARGET_DEVICE"] = "cuda"
+    missing = {name for name in EXTENSIONS if not _imports(name)}
+    if missing:
+        stubs.stand_in(missing)
+    stubs.fake_cuda(capability, memory_bytes, count, str(importlib.import_module("torch").version.cuda or "13.0"))
+    if "vllm._C" in missing and "vllm._C_stable_libtorch" in missing:
+        stubs.fake_ops(OPS, HOST)
+    imagine(capability, memory_bytes, count)
+
+
+def _imports(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except Exception:  # an extension fails to load in many ways
+        return False
+    return True
 
 
 def fit(target: Any, /, **kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.conformance.engine.model import _Group, meta_mode
+from .meta import Group, meta_mode
 
 # Functions that multiply, of either version.
 DENSE = (
@@ -155,24 +155,24 @@ def _ranks(tp: int, ep: int) -> None:
     state: Any = importlib.import_module("sglang.srt.distributed.parallel_state")
     for name in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:
         if re.search(r"MOE_EP|MOE_TP", name):
-            setattr(state, name, _Group(ep if "EP" in name else tp // ep))
+            setattr(state, name, Group(ep if "EP" in name else tp // ep))
         elif re.search(r"TP|WORLD", name):
-            setattr(state, name, _Group(tp))
+            setattr(state, name, Group(tp))
         elif re.search(r"PP|DP|CP", name):
-            setattr(state, name, _Group(1))
+            setattr(state, name, Group(1))
     attention: Any = importlib.import_module("sglang.srt.layers.dp_attention")
     known = {"_ATTN_TP_RANK": 0, "_ATTN_TP_SIZE": tp, "_ATTN_DP_RANK": 0, "_ATTN_DP_SIZE": 1, "_LOCAL_ATTN_DP_SIZE": 1}
     known |= {"_LOCAL_ATTN_DP_RANK": 0, "_ENABLE_DP_ATTENTION_FLAG": False}
     for name, value in known.items():
         setattr(attention, name, value)
-    attention._ATTN_TP_GROUP = _Group(tp)
+    attention._ATTN_TP_GROUP = Group(tp)
     with suppress(ImportError):
         context: Any = importlib.import_module("sglang.srt.runtime_context")
         values: dict[str, Any] = {}
         for field in context._parallel_fields():
             if field.endswith("_group"):
                 size = {"moe_ep_group": ep, "moe_tp_group": tp // ep}.get(field, tp if re.search("tp|world", field) else 1)
-                values[field] = _Group(size)
+                values[field] = Group(size)
             elif field.endswith("_rank"):
                 values[field] = 0
         context.get_parallel().override_permanently(**values)

@@ -1,42 +1,39 @@
-"""What SGLang says of itself: its flags, architectures, quantization methods and environment, as JSON.
-
-    ENGINE_PYTHON scripts/sglang_facts.py cuda SOURCES
+"""What one version of SGLang says of itself: flags, architectures, quantization methods, environment, packages.
 
 The engine's own parser and registries are imported and asked; the names of its model classes are read in their source.
-That takes a Python with the engine's Python dependencies and torch (a CPU build will do), and no GPU: compiled modules are
-stubs. SOURCES is a folder with the engine's package, unzipped from its wheel. Everything it prints goes to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
-import os
-import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from .installed import installed
+
 # A flag whose action only warns that it does nothing any more.
 _RETIRED = "DeprecatedAction"
 
 
-def ask(sources: str) -> dict[str, Any]:
-    import_module("tests.conformance.engine.sglang").boot(sources, (8, 6))
+def facts() -> dict[str, Any]:
+    """Of the version that is booted."""
     parser = argparse.ArgumentParser()
     arguments = import_module("sglang.srt.server_args").ServerArgs
     arguments.add_cli_args(parser)
-    flags = _flags(parser)
     methods = import_module("sglang.srt.layers.quantization").QUANTIZATION_METHODS
+    package = import_module("sglang")
     return {
-        "flags": flags,
-        "architectures": {"by file": _architectures(Path(sources, "sglang/srt/models"))},
+        "version": str(package.__version__),
+        "device": "cuda",
+        "flags": _flags(parser),
+        "architectures": {"by file": _architectures(Path(package.__path__[0], "srt/models"))},
         "quantizations": {name: _method(name, kind) for name, kind in methods.items()},
         "environment": _environment(import_module("sglang.srt.environ")),
+        **installed(),
     }
 
 
@@ -75,7 +72,7 @@ def _asked(function: Any, one: Any) -> Any:
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
     flags: dict[str, dict[str, Any]] = {}
-    for action in parser._actions:  # noqa: SLF001 - argparse has no other list of its options
+    for action in parser._actions:
         names = [option[2:] for option in action.option_strings if option.startswith("--")]
         positive = [name for name in names if not name.startswith("no-")]
         if positive == ["help"] or type(action).__name__ == _RETIRED:
@@ -124,18 +121,3 @@ def _environment(module: Any) -> dict[str, bool]:
     plain = (module.EnvBool, module.EnvInt, module.EnvFloat)
     fields = vars(module.Envs).items()
     return {name: isinstance(field, plain) for name, field in fields if isinstance(field, module.EnvField)}
-
-
-def main() -> None:
-    _, sources = sys.argv[1:]
-    sys.argv[1:] = []
-    sys.path.insert(0, str(ROOT))
-    sys.dont_write_bytecode = True
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    print(json.dumps(ask(sources)), file=answer, flush=True)
-    os._exit(0)  # the engine's import leaves threads and half-made objects that need not end well
-
-
-if __name__ == "__main__":
-    main()

@@ -170,7 +170,7 @@ def install(present: set[str], absent: set[str]) -> None:
         if name.startswith("is_") and name.endswith("_available"):
             with suppress(Exception):
                 probe()
-    sys.meta_path.insert(0, Finder(present, absent))
+    stand_in(present, absent)
     triton: Any = importlib.import_module("triton")
     triton.__version__ = "3.7.0"
     triton.cdiv = lambda a, b: -(-a // b)
@@ -187,6 +187,11 @@ def install(present: set[str], absent: set[str]) -> None:
             utils=types.SimpleNamespace(get_device_properties=lambda *_: limits),
         )
     )
+
+
+def stand_in(present: set[str], absent: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """Imports of `present` give modules that have every attribute, those of `absent` fail."""
+    sys.meta_path.insert(0, Finder(present, absent))
 
 
 # Shared memory that a block may ask for, bytes; 99 KiB where not listed.

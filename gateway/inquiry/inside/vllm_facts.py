@@ -1,11 +1,6 @@
-"""What vLLM says of itself: its flags, architectures, quantization methods, environment and defaults, as JSON.
+"""What one version of vLLM says of itself: flags, architectures, quantization methods, environment, defaults, packages.
 
-    ENGINE_PYTHON scripts/engine_facts.py cuda|cpu [SOURCES]
-
-The engine's own parser and registries are imported and asked; only the load formats are read in its source. That takes a
-Python with the engine's Python dependencies and torch (a CPU build will do), and no GPU: for `cuda` the compiled modules
-are stubs and the platform answers for an imagined 24 GiB card. SOURCES is a folder with the engine's package, unzipped
-from its wheel; without it the installed engine answers. Everything the engine prints goes to stderr.
+The engine's own parser and registries are imported and asked; only the load formats are read in its source.
 """
 
 from __future__ import annotations
@@ -13,67 +8,47 @@ from __future__ import annotations
 import argparse
 import ast
 import enum
-import json
-import os
-import re
-import sys
 import tempfile
 import typing
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+
+from . import vllm_boot
+from .installed import installed
+from .vllm_model import parser
 
 GIB = 1024**3
 
-# What the engines import at their top and a wheel's Python files lack: compiled modules (vllm._C, vllm._moe_C,
-# vllm.vllm_flash_attn._vllm_fa2_C), and gguf. Any other package that is missing is optional to them.
-_COMPILED = re.compile(r"(vllm(\.\w+)*\._\w*C(_stable_libtorch)?|gguf)(\..*)?")
 
-
-class _Stubs(MetaPathFinder, Loader):
-    """Answers imports of the compiled modules with objects that accept everything."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
-        return ModuleSpec(fullname, self, is_package=True) if _COMPILED.fullmatch(fullname) else None
-
-    def create_module(self, spec: ModuleSpec) -> Any:
-        return MagicMock(name=spec.name)
-
-    def exec_module(self, module: Any) -> None:
-        pass
-
-
-def ask(device: str) -> dict[str, Any]:
-    if device == "cuda":
-        sys.meta_path.insert(0, _Stubs())
-        booted = import_module("tests.conformance.engine.vllm")
-        import_module("tests.conformance.engine.stubs").fake_ops(booted.OPS, booted.HOST)
-        _imagine_gpu(24 * GIB)
+def facts() -> dict[str, Any]:
+    """Of the version that is booted."""
     args = import_module("vllm.engine.arg_utils")
     usage = import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
     cache = import_module("vllm.config").CacheConfig
     quantizations = import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS
     batched, seqs = args.EngineArgs.get_batch_defaults(1)
-    facts = {
-        "flags": _flags(_parser(), _choices(args.EngineArgs, quantizations)),
+    device = "cuda" if import_module("vllm.platforms").current_platform.is_cuda() else "cpu"
+    said = {
+        "version": str(import_module("vllm").__version__),
+        "device": device,
+        "flags": _flags(parser(), _choices(args.EngineArgs, quantizations)),
         "architectures": _architectures(),
         "quantizations": {name: _method(name) for name in sorted(quantizations)},
         "environment": _environment(),
         "default_utilization": cache().gpu_memory_utilization,
         "default_batched_tokens": batched[usage],
         "default_seqs": seqs[usage],
+        **installed(),
     }
     if device == "cuda":
-        facts["block_size"] = cache.DEFAULT_BLOCK_SIZE
+        said["block_size"] = cache.DEFAULT_BLOCK_SIZE
         for size in (80, 180):
-            _imagine_gpu(size * GIB)
+            vllm_boot.imagine((8, 6), size * GIB, 8)
             batched, seqs = args.EngineArgs.get_batch_defaults(1)
-            facts[f"on_{size}_gib"] = {"batched_tokens": batched[usage], "seqs": seqs[usage]}
-    return facts
+            said[f"on_{size}_gib"] = {"batched_tokens": batched[usage], "seqs": seqs[usage]}
+    return said
 
 
 def _method(name: str) -> dict[str, Any]:
@@ -128,41 +103,6 @@ def _online(name: str) -> Any:
             return None
 
 
-def _imagine_gpu(total: int) -> None:
-    platforms: Any = import_module("vllm.platforms")
-    capability = import_module("vllm.platforms.interface").DeviceCapability(8, 6)
-
-    class Imagined(import_module("vllm.platforms.cuda").NonNvmlCudaPlatform):  # type: ignore[misc]
-        @classmethod
-        def get_device_capability(cls, device_id: int = 0) -> Any:  # noqa: ARG003
-            return capability
-
-        @classmethod
-        def get_device_total_memory(cls, device_id: int = 0) -> int:  # noqa: ARG003
-            return total
-
-        @classmethod
-        def get_device_name(cls, device_id: int = 0) -> str:  # noqa: ARG003
-            return "imagined"
-
-    platform = Imagined()
-    platforms._current_platform = platform  # noqa: SLF001
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("vllm.") and "current_platform" in vars(module):
-            vars(module)["current_platform"] = platform
-
-
-def _parser() -> Any:
-    parser = import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()
-    for folder in ("openai", "launchers", "common"):  # up to 0.26, in 0.32, in 0.33
-        try:
-            return import_module(f"vllm.entrypoints.{folder}.cli_args").make_arg_parser(parser)
-        except ModuleNotFoundError as error:
-            if error.name not in (f"vllm.entrypoints.{folder}", f"vllm.entrypoints.{folder}.cli_args"):
-                raise
-    raise SystemExit("The parser is not where any known version has it.")
-
-
 def _choices(engine_args: Any, quantizations: list[str]) -> dict[str, list[str]]:
     """Words that the engine checks after its parser: plugin registries and enumerations."""
     closed = {
@@ -188,7 +128,7 @@ def _load_formats() -> list[str]:
             return [
                 word.value for word in ast.walk(node.value) if isinstance(word, ast.Constant) and isinstance(word.value, str)
             ]
-    raise SystemExit(f"{loader} has no LoadFormats")
+    raise RuntimeError(f"{loader} has no LoadFormats")
 
 
 def _architectures() -> dict[str, list[str]]:
@@ -221,7 +161,7 @@ def _environment() -> dict[str, bool]:
 
 def _flags(parser: Any, closed: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
     flags = {}
-    for action in parser._actions:  # noqa: SLF001 - argparse has no other list of its options
+    for action in parser._actions:
         name = next((option[2:] for option in action.option_strings if option.startswith("--")), "help")
         if name == "help":
             continue
@@ -231,7 +171,7 @@ def _flags(parser: Any, closed: dict[str, list[str]]) -> dict[str, dict[str, Any
             "type": _kind(action),
             "choices": [str(choice) for choice in choices if str(choice) != "None"] if choices else None,
             "default": None if default == argparse.SUPPRESS else default,
-            "negatable": f"--no-{name}" in parser._option_string_actions,  # noqa: SLF001
+            "negatable": f"--no-{name}" in parser._option_string_actions,
         }
     return flags
 
@@ -255,19 +195,3 @@ def _closed_over(function: Any, variable: str) -> Any:
     if code is None or variable not in code.co_freevars:
         return None
     return function.__closure__[code.co_freevars.index(variable)].cell_contents
-
-
-def main() -> None:
-    device, *sources = sys.argv[1:]
-    sys.argv[1:] = []  # the engines look at it while they build their parsers
-    # Not this script's folder: its files are not the engine's.
-    sys.path[0:1] = [*sources, str(Path(__file__).resolve().parent.parent)]
-    sys.dont_write_bytecode = True
-    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    print(json.dumps(ask(device)), file=answer)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,92 @@
+"""python -m inside < questions.json > answers.jsonl
+
+One JSON document of questions in, one JSON document a line out, each as soon as it is known, so that a limit of time costs only what
+had not been answered:
+
+    {"kind": "vllm", "sources": null, "gpu": {"capability": "8.6", "memory_bytes": 25769803776, "count": 2}, "version": true,
+     "models": [{"files": {"config.json": "{...}"}, "headers": {"model.safetensors": "base64..."},
+                 "questions": [{"argv": ["--tensor-parallel-size=2"], "stage": 0}]}]}
+
+    {"version": {...}}                                          vllm_facts.py, sglang_facts.py
+    {"model": 0, "question": 0, "answer": {...}}                vllm_answers.py, sglang_answers.py
+    {"model": 0, "question": 1, "refused": "ValueError: ..."}   the engine's own words
+    {"done": true}
+
+gpu: null means the machine as it is. Nothing of the model's repository is run: of its files only the given ones exist here, and
+`argv` never allows remote code.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+import sys
+from typing import Any, TextIO
+
+_WORDS = 2000
+
+
+def main() -> None:
+    # Engines print to standard output: that is ours alone.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    asked = json.load(sys.stdin)
+    sys.argv[1:] = []  # the engines look at it while they build their parsers
+    sys.dont_write_bytecode = True
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
+    boot(asked)
+    kind = asked["kind"].removesuffix("-cpu")
+    if asked.get("version"):
+        say(out, version=importlib.import_module(f".{kind}_facts", __package__).facts())
+    for index, model in enumerate(asked.get("models", ())):
+        ask(importlib.import_module(f".{kind}_answers", __package__), out, index, model)
+    say(out, done=True)
+    sys.stderr.flush()
+    os._exit(0)  # the engine's import leaves threads and half-made objects that need not end well
+
+
+def say(out: TextIO, **document: Any) -> None:
+    out.write(json.dumps(document) + "\n")
+    out.flush()
+
+
+def boot(asked: dict[str, Any]) -> None:
+    """Make the engine answer for the GPUs that are asked about. Once per process."""
+    gpu = asked.get("gpu")
+    capability = None
+    if gpu is not None:
+        major, minor = map(int, gpu["capability"].split("."))
+        capability = major, minor
+    boots = importlib.import_module(f".{asked['kind'].removesuffix('-cpu')}_boot", __package__)
+    if asked.get("sources") is None:
+        boots.boot_installed(capability, **_sizes(gpu))
+    else:
+        boots.boot(asked["sources"], capability, **_sizes(gpu))
+
+
+def _sizes(gpu: dict[str, Any] | None) -> dict[str, int]:
+    return {} if gpu is None else {name: int(gpu[name]) for name in ("memory_bytes", "count") if name in gpu}
+
+
+def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
+    """Every question about one model. An engine's refusal is an answer, whatever it raises."""
+    files = {name: text.encode() for name, text in model["files"].items()}
+    files |= {name: base64.b64decode(text) for name, text in model.get("headers", {}).items()}
+    for number, question in enumerate(model["questions"]):
+        place = {"model": index, "question": number}
+        try:
+            say(out, **place, answer=answers.asked(files, question["argv"], question.get("stage", 0)))
+        except Exception as error:
+            say(out, **place, refused=words(error))
+
+
+def words(error: BaseException) -> str:
+    """What the engine said, on one line, without what pydantic adds."""
+    text = f"{type(error).__name__}: {error}".split(" [type=")[0]
+    return " ".join(text.split())[:_WORDS]
+
+
+if __name__ == "__main__":
+    main()

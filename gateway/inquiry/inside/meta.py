@@ -1,0 +1,62 @@
+"""Building without memory and without other processes: the meta device, and groups of ranks of which only the size is real."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class _Ranks:
+    """A torch process group: what the rank and size of a `Group` are, asked as functions."""
+
+    def __init__(self, size: int, rank: int) -> None:
+        self._size = size
+        self._rank = rank
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+
+class Group:
+    """Stands for a group of ranks, seen by one of them: sizes only."""
+
+    def __init__(self, size: int, rank: int = 0) -> None:
+        self.world_size = size
+        self.rank = self.rank_in_group = self.local_rank = rank
+        self.first_rank, self.last_rank, self.ranks = 0, size - 1, list(range(size))
+        self.is_first_rank, self.is_last_rank = rank == 0, rank == size - 1
+        self.device = importlib.import_module("torch").device("meta")
+        self.device_group = self.cpu_group = _Ranks(size, rank)
+        self.device_communicator, self.use_device_communicator = None, False
+        self.unique_name = self.group_name = f"group:{size}"
+
+    def size(self) -> int:
+        return self.world_size
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **_: args[0] if args else None
+
+
+def meta_mode() -> Any:
+    """While it is entered, an explicit device="cuda" means the meta device."""
+    torch: Any = importlib.import_module("torch")
+
+    def fixed(value: Any) -> Any:
+        cuda = isinstance(value, str | torch.device) and str(value).startswith("cuda")
+        return torch.device("meta") if cuda or type(value) is int else value
+
+    class Meta(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = {name: fixed(value) if name == "device" else value for name, value in (kwargs or {}).items()}
+            if getattr(function, "__name__", "") == "cuda":
+                return args[0].to("meta")
+            if getattr(function, "__name__", "") == "to":
+                args = tuple(value if isinstance(value, int) else fixed(value) for value in args)
+            return function(*args, **kwargs)
+
+    return Meta()
