@@ -7,6 +7,7 @@ Observation -> Failure -> Fact                                         back into
 
 from __future__ import annotations
 
+from gateway.domain.answer import Answer, AskedAttention, AskedCache, AskedKernel, Question, Settled
 from gateway.domain.engine import Advisory, Engine, Flag, Install, Method, MethodRule
 from gateway.domain.facts import Fact, FactKind, Failure
 from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
@@ -34,6 +35,10 @@ __all__ = [
     "MOST_BYTES",
     "NAME_PATTERN",
     "Advisory",
+    "Answer",
+    "AskedAttention",
+    "AskedCache",
+    "AskedKernel",
     "Attempt",
     "AttemptState",
     "AttentionGroup",
@@ -70,10 +75,12 @@ __all__ = [
     "Planned",
     "Policy",
     "Quant",
+    "Question",
     "Recurrent",
     "Refusal",
     "Rejected",
     "Scalar",
+    "Settled",
     "Shard",
     "StrChoice",
     "Task",

@@ -8,6 +8,7 @@ from typing import Generic, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
+from gateway.domain.answer import Question
 from gateway.domain.value import EngineRef, Grade, T, Task, Value
 
 
@@ -119,6 +120,7 @@ class Plan(Value):
     cost: int = Field(0, description="how much of the engine's own choices was changed; of equal plans the smaller wins")
     warnings: tuple[str, ...] = ()
     advice: str = Field("", description="published weaknesses of this engine version, and which version is without them")
+    question: Question | None = Field(None, exclude=True, description="whose answer would check this plan; None: it was asked")
 
     @property
     def halved(self) -> bool:
@@ -153,6 +155,7 @@ class Rejected(Value):
     kernels: tuple[LayerKernel, ...] = ()
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory | None = None
+    question: Question | None = Field(None, exclude=True, description="whose answer could overrule the refusal")
 
 
 class Decision(Value):

@@ -13,7 +13,7 @@ import json
 import re
 from typing import Any
 
-from gateway.inquiry.inside.vllm_answers import groups_of, planner, specs
+from gateway.inquiry.inside.vllm_answers import bytes_needed, groups_of, planner, specs
 from gateway.inquiry.inside.vllm_model import built, prepare
 from tests.support import paths
 from tests.support.versions import since
@@ -93,16 +93,6 @@ def _preferred(made: Any) -> int:
     return 0
 
 
-def _needed(plans: Any, made: Any, groups: Any, length: int) -> int:
-    made.model_config.max_model_len = length
-    arguments = [made, groups]
-    if "builder" in inspect.signature(plans._max_memory_usage_bytes_from_groups).parameters:
-        builder: Any = importlib.import_module("vllm.v1.core.kv_cache_config_builder")
-        arguments.insert(0, builder.get_kv_cache_config_builder(made))
-    needed: int = plans._max_memory_usage_bytes_from_groups(*arguments)
-    return needed
-
-
 def _planned(plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: int, length: int) -> list[Any]:
     """[number of blocks, requests at once], or [the length it suggests] where a request does not fit."""
     made.model_config.max_model_len = length
@@ -141,7 +131,7 @@ def _answer(made: Any) -> dict[str, Any]:
     }  # fmt: skip
     for tokens in BATCHED:
         made.scheduler_config.max_num_batched_tokens = tokens
-        answer["needed"] += [_needed(plans, made, groups, length) for length in LENGTHS]
+        answer["needed"] += [bytes_needed(plans, made, groups, length) for length in LENGTHS]
         answer["planned"] += [
             _planned(plans, made, kept_specs, groups, memory, length) for memory in BYTES for length in PLANNED
         ]

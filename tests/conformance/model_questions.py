@@ -23,6 +23,7 @@ from typing import Any
 
 from gateway.inquiry.inside.vllm_answers import (
     attention,
+    block_bytes,
     groups_of,
     kernels,
     planner,
@@ -122,9 +123,7 @@ def _kv(made: Any) -> str:
     if "global_kv_cache_groups" in inspect.signature(plans.get_kv_cache_configs).parameters:
         arguments.append(groups)
     planned = plans.get_kv_cache_configs(*arguments)[0]
-    one = groups[0]
-    mixed = type(one.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"  # whose page is that of all its layers
-    size = one.kv_cache_spec.page_size_bytes * (1 if mixed else max(len(group.layer_names) for group in groups))
+    size = block_bytes(groups)
     if planned.num_blocks != _KV_BYTES // size:
         raise RuntimeError(f"a block is not {size} bytes: {planned.num_blocks} are in {_KV_BYTES}")
     kinds = collections.Counter((type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size) for group in groups)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.domain import LayerAttention, LayerKernel, Memory
+from gateway.domain import Answer, LayerAttention, LayerKernel, Memory
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """`method`: of quantization, by the engine's own name."""
+    """`method`: of quantization, by the engine's own name. `answer`: what the engine's own code said of the variant."""
 
     kernels: tuple[LayerKernel, ...] = ()
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory | None = None
     method: str = ""
+    answer: Answer | None = None

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
-from gateway.domain import Gpu, Hardware, ModelSpec, Wish
+from gateway.domain import Answer, Gpu, Hardware, ModelSpec, Question, Wish
 
 
 @dataclass(frozen=True)
 class PlanningInput:
-    """What all variants share. `claims`: bytes per GPU UUID that other engines were promised."""
+    """What all variants share. `claims`: bytes per GPU UUID that other engines were promised. `answers`: what engines said of this
+    model."""
 
     spec: ModelSpec
     hardware: Hardware
@@ -20,6 +21,7 @@ class PlanningInput:
     facts: KnownFacts = field(default_factory=KnownFacts)
     claims: Mapping[str, int] = field(default_factory=dict)
     gpus: GpuTable | None = None
+    answers: Mapping[Question, Answer] = field(default_factory=dict)
 
 
 def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:

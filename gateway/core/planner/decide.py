@@ -21,7 +21,7 @@ from gateway.core.planner.flags import check_args, check_env
 from gateway.core.planner.search import Search, Shared, rejection
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT
 from gateway.core.speculative.drafter import Drafter
-from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rejected, Wish
+from gateway.domain import Answer, Decision, Engine, Fact, Hardware, ModelSpec, Plan, Question, Rejected, Wish
 from gateway.errors import BadFlag
 
 # A context that is shorter than this, and than what was wished for, helps nobody to keep the weights as they are.
@@ -41,13 +41,15 @@ def decide(
     rules: Mapping[str, EngineRules] | None = None,
     drafter: Drafter | None = None,
     gpus: GpuTable | None = None,
+    answers: Mapping[Question, Answer] | None = None,
 ) -> Decision:
     """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines that run or start,
     `rules` are by engine ("kind==version"), `drafter` is what the wish names, `gpus` says which formats a GPU multiplies.
+    `answers` are what engines' own code said of this model: where there is one, it wins over the rules.
 
     Raises BadFlag when the wish names a flag that none of the engines has.
     """
-    given = PlanningInput(spec, hardware, wish, KnownFacts(facts), claims or {}, gpus)
+    given = PlanningInput(spec, hardware, wish, KnownFacts(facts), claims or {}, gpus, answers or {})
     plans: list[Plan] = []
     rejected: list[Rejected] = []
     wrong_flags: list[BadFlag] = []

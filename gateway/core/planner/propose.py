@@ -11,10 +11,12 @@ from gateway.core.kernels.linear import DISABLED
 from gateway.core.model.scheme import Scheme
 from gateway.core.planner.flags import spelled
 from gateway.core.planner.parallel import peers_without_p2p
-from gateway.core.planner.sizes import Sizes
-from gateway.domain import BoolChoice, Choice, Engine, EngineRef, Fact, IntChoice, ModelRef, Plan, Scalar, StrChoice
+from gateway.core.planner.sizes import Batch, Sizes
+from gateway.domain import BoolChoice, Choice, Engine, EngineRef, Fact, IntChoice, ModelRef, Plan, Question, Scalar, StrChoice
 from gateway.domain.release import release
 
+# Flags whose value follows from the answer, or which are asked about alone.
+_FROM_THE_ANSWER = ("max-model-len", "gpu-memory-utilization", "kv-cache-memory-bytes", "speculative-config")
 # Advisories that a sentence names.
 _MOST_NAMED = 3
 
@@ -56,9 +58,10 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         kernels=evidence.kernels,
         attention=evidence.attention,
         memory=sizes.memory,
+        grade="checked" if evidence.answer else "predicted",
         verdict="degraded" if _degraded(candidate) else "ok",
         cost=variant.cost,
-        argv=spelled(engine, {**_flags(candidate, sizes, reduce.value), **candidate.args}),
+        argv=spelled(engine, {**_flags(candidate, sizes.batch, sizes, reduce=reduce.value), **candidate.args}),
         env={**(engine.eager_env if sizes.batch.eager.value else {}), **(dict([P2P_OFF]) if P2P in silent else {}), **env},
         scope=sizes.scope,
         under={"image": engine.image} | ({"driver": driver} if (driver := candidate.given.hardware.driver) else {}),
@@ -67,14 +70,27 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     )
 
 
-def _flags(candidate: Candidate, sizes: Sizes, reduce: bool) -> dict[str, Scalar]:
-    """What the engine has to be told, by canonical names."""
-    variant, batch = candidate.variant, sizes.batch
+def question(candidate: Candidate, batch: Batch, env: Mapping[str, str]) -> Question:
+    """What the engine's own code would be asked about the candidate: the plan's command line, but what follows from the answer."""
+    reduce = _all_reduce(candidate, failing(candidate.given.facts, candidate.engine, candidate.group))
+    flags = {**_flags(candidate, batch, None, reduce=reduce.value), **candidate.args}
+    asked = {name: value for name, value in flags.items() if name not in _FROM_THE_ANSWER}
+    return Question(
+        engine=candidate.engine.ref,
+        capability=candidate.group[0].capability if candidate.group else None,
+        argv=tuple(sorted(spelled(candidate.engine, asked))),
+        env=tuple(sorted(env.items())),
+    )
+
+
+def _flags(candidate: Candidate, batch: Batch, sizes: Sizes | None, *, reduce: bool) -> dict[str, Scalar]:
+    """What the engine has to be told, by canonical names. sizes: None before anything is sized."""
+    variant = candidate.variant
     own: dict[str, Scalar] = {"tensor-parallel-size": variant.tp, "dtype": candidate.dtype.value}
-    own |= {"max-model-len": sizes.context.value}
+    own |= {"max-model-len": sizes.context.value} if sizes else {}
     own |= {"pipeline-parallel-size": variant.pp} if variant.pp > 1 else {}
     own |= {"enable-expert-parallel": True} if variant.ep else {}
-    own |= {"max-num-seqs": batch.seqs.value, "max-num-batched-tokens": batch.tokens.value, **sizes.flags}
+    own |= {"max-num-seqs": batch.seqs.value, "max-num-batched-tokens": batch.tokens.value, **(sizes.flags if sizes else {})}
     own |= {"kv-cache-dtype": variant.kv_dtype} if variant.kv_dtype != "auto" else {}
     own |= {"quantization": variant.quantization} if variant.quantization else {}
     own |= dict(variant.backends)
@@ -101,7 +117,8 @@ def _drafter(candidate: Candidate) -> ModelRef | None:
 
 def _degraded(candidate: Candidate) -> bool:
     rows = candidate.evidence.kernels
-    unsure = candidate.variant.conservative or bool(_replaced(candidate)) or not candidate.built.known
+    unread = not candidate.built.known and candidate.evidence.answer is None
+    unsure = candidate.variant.conservative or bool(_replaced(candidate)) or unread
     return unsure or any(row.status == "unknown" or row.note for row in rows)
 
 
@@ -140,7 +157,7 @@ def _warnings(candidate: Candidate) -> list[str]:
         warnings.append(f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell.")
     if unknown := sorted({row.kind for row in evidence.attention if row.status == "unknown"}):
         warnings.append(f"Which backend computes {', '.join(unknown)} attention is not known; the start will tell.")
-    if not built.known:
+    if not built.known and evidence.answer is None:
         sizes = "sizes are those of its files, kernels are not predicted"
         warnings.append(f"The family {spec.model_type} is not known here: {sizes}.")
     if built.assumed:

@@ -15,6 +15,7 @@ from gateway.core.layers.build import asked, build
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.model.experts import expert_traits
 from gateway.core.model.rank import Rank
+from gateway.core.planner.asked import evidence_of
 from gateway.core.planner.flags import canonical
 from gateway.core.planner.gates import (
     gate_devices,
@@ -30,11 +31,12 @@ from gateway.core.planner.gates import (
 )
 from gateway.core.planner.layer_kernels import Seen, layer_kernels
 from gateway.core.planner.parallel import GpuGroups, spare_groups
-from gateway.core.planner.propose import propose
+from gateway.core.planner.propose import propose, question
 from gateway.core.planner.repairs import repairs
-from gateway.core.planner.sizing import sizes
+from gateway.core.planner.sizing import batch_of, sizes
 from gateway.core.quantization.block import UnknownScheme
 from gateway.core.speculative.drafter import Drafter
+from gateway.core.speculative.speculation import Speculation
 from gateway.core.speculative.speculative import Target, left_out, speculate
 from gateway.domain import (
     AttentionGroup,
@@ -47,6 +49,7 @@ from gateway.domain import (
     Quant,
     Rejected,
     Scalar,
+    StrChoice,
 )
 from gateway.errors import BadModel
 
@@ -149,7 +152,26 @@ class Search:
 
     def _plan(self, variant: Variant) -> Plan:
         """One variant through all gates. Raises Refused, whose evidence is what was computed until then."""
-        candidate = self._candidate(variant)
+        bare = self._laid_out(variant)
+        asked = question(bare, batch_of(bare), self._environment(variant))
+        answer = self.given.answers.get(asked)
+        try:
+            candidate = self._forecast(bare)
+        except Refused as error:
+            if answer is None:
+                raise error.open(asked) from None
+            candidate = bare
+        if answer is not None:
+            candidate = replace(candidate, evidence=evidence_of(answer, candidate.evidence))
+            return self._sized(candidate)
+        try:
+            plan: Plan = self._sized(candidate).evolve(question=asked)
+        except Refused as error:
+            raise (error.open(asked) if error.verdict in _KERNEL_VERDICTS else error) from None
+        return plan
+
+    def _sized(self, candidate: Candidate) -> Plan:
+        """The plan of a candidate whose kernels are known. Raises Refused."""
         known, facts = candidate.evidence, self.given.facts
         refusal: Refused | None = None
         try:
@@ -171,18 +193,24 @@ class Search:
             # What drafts is an extra, which may have been what failed.
             return self._judged(self._alone(candidate, error))
 
-    def _candidate(self, variant: Variant) -> Candidate:
-        """The variant with everything but its sizes. Raises Refused."""
-        given, engine, rules = self.given, self.engine, self.rules
+    def _laid_out(self, variant: Variant) -> Candidate:
+        """The variant on its GPUs, before anything is said of its layers. Raises Refused."""
+        given, engine = self.given, self.engine
         built = self._built(variant)
         group = gate_devices(given, engine, built, variant, self.shared.groups)
         gate_peers(given, engine, group)
         dtype = gate_dtype(given, group, self.canonical, variant)
+        alone = Speculation(method=StrChoice(value="none", reason="nothing is said of it yet", source="planner"))
+        return Candidate(given, engine, self.rules, built, variant, group, dtype, self.canonical, alone, Evidence())
+
+    def _forecast(self, bare: Candidate) -> Candidate:
+        """The candidate with everything but its sizes, by the rules. Raises Refused."""
+        given, engine, rules, built, variant, group = self.given, self.engine, self.rules, bare.built, bare.variant, bare.group
         capability = group[0].capability if group else None
-        method = gate_method(given, engine, self.canonical, variant, dtype.value, capability)
+        method = gate_method(given, engine, self.canonical, variant, bare.dtype.value, capability)
         self._readable(built, variant)
         gate_kv(engine, rules, variant.kv_dtype)
-        rank = variant.rank(dtype.value, capability)
+        rank = bare.rank
         target = Target(given.spec, rank, build, lambda groups: self._attention(groups, rank, variant, 0, drafts=True))
         speculation = speculate(target, self.drafter, given.wish, engine, rules.speculative)
         evidence = Evidence(method=method)
@@ -193,7 +221,7 @@ class Search:
             smallest = min(gpu.total_bytes or 0 for gpu in group)
             rows = self._attention(built.attention, rank, variant, smallest)
             evidence = Evidence(self._kernels(built, rank, variant), rows, method=method)
-        return Candidate(given, engine, rules, built, variant, group, dtype, self.canonical, speculation, evidence)
+        return replace(bare, speculation=speculation, evidence=evidence)
 
     def _proposed(self, candidate: Candidate) -> Plan:
         """The plan of this candidate, or of the model alone where there is no room for what drafts beside it."""
@@ -302,4 +330,5 @@ def rejection(engine: Engine, variant: Variant, refusal: Refused) -> Rejected:
         kernels=evidence.kernels,
         attention=evidence.attention,
         memory=evidence.memory,
+        question=refusal.question,
     )

@@ -14,10 +14,11 @@ from gateway.core.engines.evidence import Evidence
 from gateway.core.engines.refusal import Refused
 from gateway.core.facts.scope import batch_scope
 from gateway.core.layers.weights import weights_bytes
+from gateway.core.memory.asked_cache import CountedCache
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.model.workload import Workload
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, Batch, Sizes
-from gateway.domain import BoolChoice, Choice, IntChoice, Memory
+from gateway.domain import AskedCache, BoolChoice, Choice, IntChoice, Memory
 from gateway.domain.units import MIB, gib
 
 _LEAST_KV = 16 * MIB
@@ -30,7 +31,7 @@ _LEAST_TOKENS = 2048
 def sizes(candidate: Candidate) -> Sizes:
     """Raises Refused, whose evidence has the memory that was missing."""
     engine, rules = candidate.engine, candidate.rules
-    batch = _batch(candidate)
+    batch = batch_of(candidate)
     footprint = _footprint(candidate, batch)
     wanted = min(_limit(candidate), max(COMFORTABLE_CONTEXT, candidate.given.wish.min_context or 0))
     bounds = rules.budget(footprint, wanted)
@@ -59,12 +60,18 @@ def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
     graphs = not batch.eager.value and candidate.engine.device == "cuda"
     runner = candidate.rules.runner(candidate)
     load = Workload(candidate.engine.device, candidate.rank, batch.tokens.value, batch.seqs.value, graphs, runner)
-    cache = candidate.rules.cache(candidate)
+    answer = candidate.evidence.answer
+    cache = (
+        candidate.rules.cache(candidate) if answer is None else CountedCache(answer.kv or AskedCache(block_bytes=1, needed=()))
+    )
     return Footprint(candidate, _weights(candidate), cache, load)
 
 
 def _weights(candidate: Candidate) -> int:
-    """Bytes of weights on one rank, padded as the chosen kernels pad. Raises Refused where the cut or a scheme is not known."""
+    """Bytes of weights on one rank, padded as the chosen kernels pad, or as the engine said. Raises Refused where the cut or a
+    scheme is not known."""
+    if candidate.evidence.answer is not None:
+        return candidate.evidence.answer.weights + candidate.speculation.weights_bytes
     rows = {(row.layer, row.scheme): row.padded_to for row in candidate.evidence.kernels if row.padded_to}
     padded = {
         layer: rows[key]
@@ -143,7 +150,7 @@ def _context(
 # --- batch ---
 
 
-def _batch(candidate: Candidate) -> Batch:
+def batch_of(candidate: Candidate) -> Batch:
     """The engine's own defaults where nobody set anything: they are what its authors measured."""
     seqs = _sized(candidate, "max-num-seqs", *candidate.rules.default_seqs(candidate))
     tokens = _sized(candidate, "max-num-batched-tokens", *_tokens(candidate, seqs.value))

@@ -5,7 +5,7 @@ An answer:
     kernels     [{layer, kernel, k, n, experts, count}]: sizes on this rank; `layer` has `*` for numbers; experts: 0 for a dense layer
     attention   [{kind, head_dim, backend, version, block, layers}], but layers that read another layer's cache
     weights     bytes of all parameters of this rank
-    kv          {page_bytes, groups: [{kind, tokens, layers}]}: bytes of one block over all groups, tokens of a block in each group;
+    kv          {block_bytes, needed: [[tokens, bytes]]}: bytes of a block of the pool, and of one request of so many tokens;
                 null without a cache
     settled     dtype, quantization, KV cache dtype, context and batch as the engine resolved them
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import enum
 import importlib
+import inspect
 import re
 import sys
 import types
@@ -25,6 +26,8 @@ from typing import Any
 from .vllm_model import arguments_of, built_of, folder_of, prepare
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+# Tokens of a request: dense enough that a straight line between two of them is as good as the engine's own count.
+LENGTHS = sorted({round(2 ** (step / 4)) for step in range(4 * 21)})
 _VISION = ("MMEncoderAttention", "MultiHeadAttention")
 
 
@@ -209,22 +212,36 @@ def groups_of(plans: Any, made: Any, kept: dict[str, Any]) -> Any:
 
 
 def cache(made: Any) -> dict[str, Any] | None:
+    """Bytes of a block over all layers that share it, and of one request of each of LENGTHS, up to the model's own."""
     kept = specs(made)
     if not kept:
         return None
-    groups = groups_of(planner(), made, kept)
+    plans = planner()
+    groups = groups_of(plans, made, kept)
+    longest = made.model_config.max_model_len
+    lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
+    needed = [(length, bytes_needed(plans, made, groups, length)) for length in lengths]
+    made.model_config.max_model_len = longest
+    return {"block_bytes": block_bytes(groups), "needed": needed}
+
+
+def block_bytes(groups: Any) -> int:
+    """One block of the pool: a page in every layer of a group."""
     one = groups[0]
     mixed = type(one.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"  # whose page is that of all its layers
-    rows = [
-        {
-            "kind": type(group.kv_cache_spec).__name__.removesuffix("Spec"),
-            "tokens": group.kv_cache_spec.block_size,
-            "layers": len(group.layer_names),
-        }
-        for group in groups
-    ]
     layers = 1 if mixed else max(len(group.layer_names) for group in groups)
-    return {"page_bytes": one.kv_cache_spec.page_size_bytes * layers, "groups": rows}
+    return int(one.kv_cache_spec.page_size_bytes * layers)
+
+
+def bytes_needed(plans: Any, made: Any, groups: Any, length: int) -> int:
+    """Bytes of one request of this length, as the engine's own planner counts them."""
+    made.model_config.max_model_len = length
+    arguments = [made, groups]
+    if "builder" in inspect.signature(plans._max_memory_usage_bytes_from_groups).parameters:
+        builder: Any = importlib.import_module("vllm.v1.core.kv_cache_config_builder")
+        arguments.insert(0, builder.get_kv_cache_config_builder(made))
+    needed: int = plans._max_memory_usage_bytes_from_groups(*arguments)
+    return needed
 
 
 def asked(files: Mapping[str, bytes], argv: Sequence[str], stage: int) -> dict[str, Any]:

@@ -86,14 +86,18 @@ def arguments_of(folder: str, argv: Sequence[str]) -> Any:
 
 
 @contextmanager
-def built_of(arguments: Any, stage: int = 0) -> Iterator[tuple[Any, Any]]:
-    """(VllmConfig, model) of these EngineArgs; that configuration is the current one inside. Raises what the engine raises."""
+def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator[tuple[Any, Any]]:
+    """(VllmConfig, model) of these EngineArgs; that configuration is the current one inside. Raises what the engine raises.
+
+    served: by its API server, whose batches have other defaults.
+    """
     torch: Any = importlib.import_module("torch")
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda function: function()
     vllm_config: Any = importlib.import_module("vllm.config")
     loading: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
-    made = arguments.create_engine_config()
+    usage: Any = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER if served else None
+    made = arguments.create_engine_config(usage)
     group_up(arguments.tensor_parallel_size, arguments.pipeline_parallel_size, stage)
     torch.set_default_dtype(made.model_config.dtype)
     try:
@@ -113,5 +117,5 @@ def built(config: Mapping[str, Any], tp: int, headers: bytes | None = None, **ar
         files["model.safetensors"] = headers
     with folder_of(files) as folder:
         given = {"max_model_len": 2048, "enforce_eager": True, **arguments}
-        with built_of(engine(model=folder, tensor_parallel_size=tp, **_WITHOUT_WEIGHTS, **given)) as made:
+        with built_of(engine(model=folder, tensor_parallel_size=tp, **_WITHOUT_WEIGHTS, **given), served=False) as made:
             yield made

@@ -1,0 +1,54 @@
+"""The KV cache as the engine's own code counts it, asked for some lengths of a request. Pure."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from gateway.domain import AskedCache
+
+
+@dataclass(frozen=True)
+class CountedCache:
+    """A `KvCache` of what was asked: exact for the lengths that were, between them on a straight line, in whole blocks."""
+
+    asked: AskedCache
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one more token of a long request costs."""
+        points = self.asked.needed
+        if len(points) < 2:
+            return 0
+        # A long request, where windows are full and states are paid.
+        (short, few), (long, many) = points[len(points) // 2], points[-1]
+        return -(-(many - few) // (long - short)) if long > short else 0
+
+    def bytes_for(self, length: int, _batched_tokens: int) -> int:
+        points = self.asked.needed
+        if not points:
+            return 0
+        at = bisect_left(points, length, key=lambda point: point[0])
+        if at == 0 or (at < len(points) and points[at][0] == length):
+            return points[at][1]
+        (short, few), (long, many) = points[at - 1 : at + 1] if at < len(points) else points[-2:]
+        between = few + math.ceil((many - few) * (length - short) / (long - short))
+        return -(-between // self.asked.block_bytes) * self.asked.block_bytes
+
+    def largest(self, kv_bytes: int, batched_tokens: int, limit: int) -> int:
+        if not self.asked.needed:
+            return limit
+        room = kv_bytes // self.asked.block_bytes * self.asked.block_bytes
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.bytes_for(middle, batched_tokens) <= room:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:
+        needed = self.bytes_for(length, batched_tokens)
+        return kv_bytes // self.asked.block_bytes / (needed / self.asked.block_bytes) if needed else math.inf

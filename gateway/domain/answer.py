@@ -1,0 +1,77 @@
+"""What an engine is asked about a model, and what its own code says. See gateway/inquiry."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gateway.domain.value import Value
+
+
+class Question(Value):
+    """What one engine version makes of the model with one command line, on one kind of GPU.
+
+    `argv` are the flags of a plan but those that only say how much memory it takes, sorted: what follows from the answer cannot be
+    part of the question.
+    """
+
+    engine: str = Field(description='"kind==version"')
+    capability: str | None = Field(description="of the GPUs; None: on the CPU")
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+
+class AskedKernel(Value):
+    """What computes `count` linear layers of one kind; of experts `k` is the model's width and `n` one expert's, on this rank."""
+
+    layer: str
+    kernel: str
+    k: int
+    n: int
+    experts: int = 0
+    count: int
+
+
+class AskedAttention(Value):
+    """What computes `layers` attention layers of one kind. version: of FlashAttention; 0: not of it."""
+
+    kind: str
+    head_dim: int
+    backend: str
+    version: int = 0
+    layers: int
+
+
+class AskedCache(Value):
+    """What one rank keeps of sequences. block_bytes: one block of the pool; needed: (tokens, bytes of one request of this length)."""
+
+    block_bytes: int
+    needed: tuple[tuple[int, int], ...]
+
+
+class Settled(Value):
+    """What the engine resolved by itself."""
+
+    architecture: str
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enforce_eager: bool
+    runner: str
+
+
+class Answer(Value):
+    """The engine's answer: what it makes of the model, or (`refused`) its own words why it does not.
+
+    weights: bytes of all parameters of one rank. kv: None where nothing is kept. source: the image's digest, or the environment.
+    """
+
+    kernels: tuple[AskedKernel, ...] = ()
+    attention: tuple[AskedAttention, ...] = ()
+    weights: int = 0
+    kv: AskedCache | None = None
+    settled: Settled | None = None
+    refused: str = ""
+    source: str
