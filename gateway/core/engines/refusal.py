@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gateway.core.engines.evidence import Evidence
-from gateway.domain import Question
+from gateway.domain import Answer, Question
 
 
 class Refused(Exception):
@@ -30,21 +32,17 @@ class Refused(Exception):
 
     def knowing(self, evidence: Evidence) -> Refused:
         """The same refusal, with this evidence."""
-        return self._with(evidence, self.question)
+        return self._with(evidence=evidence)
 
     def open(self, question: Question) -> Refused:
         """The same refusal, which the engine's answer to the question may overrule."""
-        return self._with(self.evidence, question)
+        return self._with(question=question)
 
-    def _with(self, evidence: Evidence, question: Question | None) -> Refused:
-        return Refused(
-            self.verdict,
-            self.reason,
-            self.source,
-            layer=self.layer,
-            kernel=self.kernel,
-            dtypes=self.dtypes,
-            cache=self.cache,
-            evidence=evidence,
-            question=question,
-        )
+    def said(self, answer: Answer) -> Refused:
+        """The same refusal, in the engine's own words."""
+        return self._with(reason=answer.refused, source=answer.source)
+
+    def _with(self, **changed: Any) -> Refused:
+        held = {name: getattr(self, name) for name in ("layer", "kernel", "dtypes", "cache", "evidence", "question")}
+        words = {name: getattr(self, name) for name in ("verdict", "reason", "source")}
+        return Refused(**{**words, **held, **changed})

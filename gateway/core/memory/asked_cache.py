@@ -18,12 +18,12 @@ class CountedCache:
     @property
     def bytes_per_token(self) -> int:
         """What one more token of a long request costs."""
-        points = self.asked.needed
+        # Of long requests, where windows are full and states are paid; the last point is the longest request, no whole block.
+        points = self.asked.needed[len(self.asked.needed) // 2 : -1] or self.asked.needed
         if len(points) < 2:
             return 0
-        # A long request, where windows are full and states are paid.
-        (short, few), (long, many) = points[len(points) // 2], points[-1]
-        return -(-(many - few) // (long - short)) if long > short else 0
+        (short, few), (long, many) = points[0], points[-1]
+        return -(-(many - few) // (long - short))
 
     def bytes_for(self, length: int, _batched_tokens: int) -> int:
         points = self.asked.needed

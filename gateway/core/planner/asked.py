@@ -1,18 +1,33 @@
-"""What an engine's own answer makes of the evidence that the rules forecast. Pure."""
+"""Which questions a decision leaves open, and what an engine's own answer makes of the evidence that the rules forecast. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from gateway.core.engines.evidence import Evidence
-from gateway.core.engines.refusal import Refused
-from gateway.domain import Answer, AskedKernel, LayerAttention, LayerKernel
+from gateway.domain import Answer, AskedKernel, Decision, EngineRef, LayerAttention, LayerKernel, Question
+
+# Plans, and refusals, of one engine version that are asked about together: its import is what costs.
+_AT_ONCE = 4
+
+
+def open_questions(decision: Decision, dead: Collection[str] = ()) -> tuple[EngineRef, list[Question]] | None:
+    """The engine to ask next, and what: about its best plans, and about the refusals that its answer may overrule. None: the best
+    plan was checked, or no engine that could be asked (`dead`: those that could not) knows more."""
+    plans = [plan for plan in decision.plans if str(plan.engine) not in dead]
+    if plans and plans[0].question is None:
+        return None
+    refused = [one for one in decision.rejected if one.question is not None and str(one.engine) not in dead]
+    engine = plans[0].engine if plans else refused[0].engine if refused else None
+    if engine is None:
+        return None
+    best = [plan.question for plan in plans if plan.engine == engine and plan.question is not None]
+    ruled_out = [one.question for one in refused if one.engine == engine and one.question is not None]
+    return engine, list(dict.fromkeys([*best[:_AT_ONCE], *ruled_out[:_AT_ONCE]]))
 
 
 def evidence_of(answer: Answer, forecast: Evidence) -> Evidence:
-    """The evidence that the engine gave itself; `forecast` is that of the rules. Raises Refused with the engine's own words."""
-    if answer.refused:
-        raise Refused("engine_refuses", answer.refused, answer.source, evidence=forecast)
+    """The evidence that the engine gave itself; `forecast` is that of the rules."""
     loaded = answer.settled.quantization if answer.settled else ""
     return Evidence(
         kernels=tuple(_kernel(row, forecast.kernels, loaded or "unquantized") for row in answer.kernels),

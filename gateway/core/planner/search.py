@@ -161,13 +161,16 @@ class Search:
             if answer is None:
                 raise error.open(asked) from None
             candidate = bare
-        if answer is not None:
-            candidate = replace(candidate, evidence=evidence_of(answer, candidate.evidence))
-            return self._sized(candidate)
+        if answer is not None and not answer.refused:
+            return self._sized(replace(candidate, evidence=evidence_of(answer, candidate.evidence)))
         try:
             plan: Plan = self._sized(candidate).evolve(question=asked)
         except Refused as error:
-            raise (error.open(asked) if error.verdict in _KERNEL_VERDICTS else error) from None
+            if error.verdict not in _KERNEL_VERDICTS:
+                raise
+            raise (error.open(asked) if answer is None else error.said(answer)) from None
+        if answer is not None:
+            raise Refused("engine_refuses", answer.refused, answer.source, evidence=candidate.evidence)
         return plan
 
     def _sized(self, candidate: Candidate) -> Plan:

@@ -26,18 +26,20 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from gateway.domain import EngineRef, Instance, LaunchSpec
 from gateway.errors import Conflict, ForeignInstance, HostError
-from gateway.hosts.process import procfs
-from gateway.hosts.process.environment import engine_dir, is_installed
+from gateway.hosts.process import child, procfs
+from gateway.hosts.process.environment import COMPLETE, engine_dir, is_installed
 from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.records import Record, Records
+from gateway.inquiry import script
+from gateway.inquiry.document import MOST_LINE
 from gateway.store import atomic_file
 
 POLL_S = 0.05
@@ -143,6 +145,24 @@ class ProcessHost:
                 return port
         raise HostError("No port is free for another engine.", hint=f"Stop what listens on {_PORTS[0]} to {_PORTS[-1]}.")
 
+    async def identity(self, engine: EngineRef) -> str:
+        environment = engine_dir(self._data, engine)
+        if not is_installed(self._data, engine):
+            raise HostError(f"{engine} is not installed on this machine.", hint=f"Run `fitserve engine install {engine}`.")
+        with as_host_error():
+            return f"{environment.name} of {(environment / COMPLETE).stat().st_mtime_ns}"
+
+    async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+        python = str(engine_dir(self._data, engine) / "bin/python")
+        self._home.mkdir(parents=True, exist_ok=True)
+        environment = self._environment(python, {})
+        lines = child.lines_of(
+            script.command(python), script.packed() + asked, cwd=self._home, env=environment, most_line=MOST_LINE
+        )
+        async with aclosing(lines):
+            async for line in lines:
+                yield line
+
     async def close(self) -> None:
         """Nothing to let go of: engines are bound to us by nothing."""
 
@@ -205,18 +225,13 @@ class ProcessHost:
 
     # --- processes ---
 
-    def _environment(self, spec: LaunchSpec, key: str | None) -> dict[str, str]:
+    def _environment(self, program: str, given: Mapping[str, str]) -> dict[str, str]:
         variables = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
         # Helpers of the engine (ninja, for one) live beside its python.
-        variables["PATH"] = f"{Path(spec.argv[0]).parent}:{variables.get('PATH', os.defpath)}"
+        variables["PATH"] = f"{Path(program).parent}:{variables.get('PATH', os.defpath)}"
         variables["HOME"] = str(self._home)
         variables["PYTHONUNBUFFERED"] = "1"
-        variables |= spec.env
-        if spec.gpus:
-            variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus)}
-        if key is not None and spec.key_env is not None:
-            variables[spec.key_env] = key
-        return variables
+        return {**variables, **given}
 
     def _argv(self, spec: LaunchSpec, key: str | None) -> tuple[str, ...]:
         if key is None or spec.key_option is None:
@@ -260,7 +275,7 @@ class ProcessHost:
                     stdout=output,
                     stderr=output,
                     cwd=self._run / spec.name,
-                    env=self._environment(spec, record.key),
+                    env=self._environment(spec.argv[0], _given(spec, record.key)),
                     start_new_session=True,
                 )
             process = procfs.read(child.pid)
@@ -332,6 +347,17 @@ def as_host_error() -> Iterator[None]:
         raise HostError(
             f"The process host cannot work: {error}.", hint="Free disk space or correct the folder's rights."
         ) from error
+
+
+def _given(spec: LaunchSpec, key: str | None) -> dict[str, str]:
+    """What the engine's environment has beside ours: its own variables, its GPUs, its key."""
+    given = {**spec.env, **_visible(spec.gpus)}
+    return {**given, spec.key_env: key} if key is not None and spec.key_env is not None else given
+
+
+def _visible(gpus: Sequence[str]) -> dict[str, str]:
+    """What shows a process these GPUs alone."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
 def _free(port: int) -> bool:

@@ -3,16 +3,16 @@
 One JSON document of questions in, one JSON document a line out, each as soon as it is known, so that a limit of time costs only what
 had not been answered:
 
-    {"kind": "vllm", "sources": null, "gpu": {"capability": "8.6", "memory_bytes": 25769803776, "count": 2}, "version": true,
-     "models": [{"files": {"config.json": "{...}"}, "headers": {"model.safetensors": "base64..."},
-                 "questions": [{"argv": ["--tensor-parallel-size=2"], "stage": 0}]}]}
+    {"kind": "vllm", "sources": null, "gpu": {"capability": "8.6", "memory_bytes": 25769803776, "count": 2, "name": "..."}, "version": true,
+     "models": [{"files": {"config.json": "base64...", "model.safetensors": "base64..."},
+                 "questions": [{"argv": ["--tensor-parallel-size=2"]}]}]}
 
     {"version": {...}}                                          vllm_facts.py, sglang_facts.py
     {"model": 0, "question": 0, "answer": {...}}                vllm_answers.py, sglang_answers.py
     {"model": 0, "question": 1, "refused": "ValueError: ..."}   the engine's own words
     {"done": true}
 
-gpu: null means the machine as it is. Nothing of the model's repository is run: of its files only the given ones exist here, and
+gpu: null means the machine as it is, which is a CPU; else these GPUs answer, and none is touched. Nothing of the model's repository is run: of its files only the given ones exist here, and
 `argv` never allows remote code.
 """
 
@@ -61,23 +61,22 @@ def boot(asked: dict[str, Any]) -> None:
         capability = major, minor
     boots = importlib.import_module(f".{asked['kind'].removesuffix('-cpu')}_boot", __package__)
     if asked.get("sources") is None:
-        boots.boot_installed(capability, **_sizes(gpu))
+        boots.boot_installed(capability, **_described(gpu))
     else:
-        boots.boot(asked["sources"], capability, **_sizes(gpu))
+        boots.boot(asked["sources"], capability, **_described(gpu))
 
 
-def _sizes(gpu: dict[str, Any] | None) -> dict[str, int]:
-    return {} if gpu is None else {name: int(gpu[name]) for name in ("memory_bytes", "count") if name in gpu}
+def _described(gpu: dict[str, Any] | None) -> dict[str, Any]:
+    return {} if gpu is None else {name: gpu[name] for name in ("memory_bytes", "count", "name") if name in gpu}
 
 
 def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
     """Every question about one model. An engine's refusal is an answer, whatever it raises."""
-    files = {name: text.encode() for name, text in model["files"].items()}
-    files |= {name: base64.b64decode(text) for name, text in model.get("headers", {}).items()}
+    files = {name: base64.b64decode(text) for name, text in model["files"].items()}
     for number, question in enumerate(model["questions"]):
         place = {"model": index, "question": number}
         try:
-            say(out, **place, answer=answers.asked(files, question["argv"], question.get("stage", 0)))
+            say(out, **place, answer=answers.asked(files, question["argv"]))
         except Exception as error:
             say(out, **place, refused=words(error))
 

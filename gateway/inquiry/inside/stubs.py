@@ -202,19 +202,19 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def fake_cuda(capability: tuple[int, int], memory_bytes: int, count: int, cuda: str) -> None:
+def fake_cuda(capability: tuple[int, int], memory_bytes: int, count: int, cuda: str, called: str = "GPU") -> None:
     """`torch.cuda` answers for `count` equal GPUs of this capability."""
     torch: Any = importlib.import_module("torch")
     shared = _SHARED.get(capability, 101376)
     properties = types.SimpleNamespace(
-        name="GPU", major=capability[0], minor=capability[1], total_memory=memory_bytes, multi_processor_count=80,
+        name=called, major=capability[0], minor=capability[1], total_memory=memory_bytes, multi_processor_count=80,
         is_integrated=capability == (12, 1), shared_memory_per_block_optin=shared, gcnArchName="", uuid="GPU-0",
         shared_memory_per_multiprocessor=shared + 1024, max_threads_per_multi_processor=1536, warp_size=32,
         regs_per_multiprocessor=65536, L2_cache_size=48 << 20,
     )  # fmt: skip
     answers = {
         "is_available": True, "is_initialized": False, "device_count": count, "current_device": 0, "set_device": None,
-        "get_device_capability": capability, "get_device_properties": properties, "get_device_name": "GPU",
+        "get_device_capability": capability, "get_device_properties": properties, "get_device_name": called,
         "get_arch_list": [f"sm_{capability[0]}{capability[1]}"], "mem_get_info": (memory_bytes, memory_bytes),
         "_device_count_nvml": count, "is_bf16_supported": capability >= (8, 0), "_lazy_init": None,
         "current_stream": AnyClass(), "default_stream": AnyClass(), "synchronize": None, "empty_cache": None,

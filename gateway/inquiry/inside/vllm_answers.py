@@ -26,8 +26,8 @@ from typing import Any
 from .vllm_model import arguments_of, built_of, folder_of, prepare
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-# Tokens of a request: dense enough that a straight line between two of them is as good as the engine's own count.
-LENGTHS = sorted({round(2 ** (step / 4)) for step in range(4 * 21)})
+# Blocks of a request, dense enough that a straight line between two of them is the engine's own count but for windows.
+_BLOCKS = sorted({round(2 ** (step / 4)) for step in range(4 * 20)})
 _VISION = ("MMEncoderAttention", "MultiHeadAttention")
 
 
@@ -212,14 +212,17 @@ def groups_of(plans: Any, made: Any, kept: dict[str, Any]) -> Any:
 
 
 def cache(made: Any) -> dict[str, Any] | None:
-    """Bytes of a block over all layers that share it, and of one request of each of LENGTHS, up to the model's own."""
+    """Bytes of a block over all layers that share it, and of one request of some lengths, up to the model's own."""
     kept = specs(made)
     if not kept:
         return None
     plans = planner()
     groups = groups_of(plans, made, kept)
     longest = made.model_config.max_model_len
-    lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
+    # Whole blocks of the group with the longest ones: between them nothing grows. A state's block may be a whole request.
+    kinds = [(type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size) for group in groups]
+    block = max((size for kind, size in kinds if "Mamba" not in kind), default=1)
+    lengths = sorted({1, longest} | {blocks * block for blocks in _BLOCKS if blocks * block < longest})
     needed = [(length, bytes_needed(plans, made, groups, length)) for length in lengths]
     made.model_config.max_model_len = longest
     return {"block_bytes": block_bytes(groups), "needed": needed}
@@ -244,8 +247,28 @@ def bytes_needed(plans: Any, made: Any, groups: Any, length: int) -> int:
     return needed
 
 
-def asked(files: Mapping[str, bytes], argv: Sequence[str], stage: int) -> dict[str, Any]:
-    """`answer` for a model of these files, started with this command line. Raises what the engine raises."""
+def asked(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
+    """`answer` for a model of these files, started with this command line. Raises what the engine raises.
+
+    Of pipeline stages all are built: kernels and backends are those of all, bytes those of the largest.
+    """
     prepare()
-    with folder_of(files) as folder, built_of(arguments_of(folder, argv), stage) as (made, whole):
-        return answer(made, whole)
+    with folder_of(files) as folder:
+        stages = []
+        for stage in range(arguments_of(folder, argv).pipeline_parallel_size):
+            with built_of(arguments_of(folder, argv), stage) as (made, whole):
+                stages.append(answer(made, whole))
+    largest = max(stages, key=lambda one: int(one["weights"]))
+    return {**largest, "kernels": _summed(stages, "kernels", "count"), "attention": _summed(stages, "attention", "layers")}
+
+
+def _summed(stages: Sequence[Mapping[str, Any]], rows: str, counted: str) -> list[dict[str, Any]]:
+    """Rows that are alike but for their counts, as one."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in (row for stage in stages for row in stage[rows]):
+        alike = str({name: value for name, value in row.items() if name != counted})
+        if alike in found:
+            found[alike][counted] += row[counted]
+        else:
+            found[alike] = dict(row)
+    return list(found.values())

@@ -128,6 +128,7 @@ def boot(
     present: Collection[str] | None = None,
     memory_bytes: int = 24 * GIB,
     count: int = 8,
+    name: str = "GPU",
 ) -> None:
     """Make `import vllm` mean these sources on `count` GPUs of this capability. Once per process.
 
@@ -137,12 +138,12 @@ def boot(
     os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_TARGET_DEVICE="cuda")
     sys.path.insert(0, sources)
     stubs.install(installed | EXTENSIONS | UNASKED, UNREQUIRED.union(OPTIONAL, *BROUGHT.values()) - installed)
-    stubs.fake_cuda(capability, memory_bytes, count, "13.0")
+    stubs.fake_cuda(capability, memory_bytes, count, "13.0", name)
     stubs.fake_ops(OPS, HOST)
-    imagine(capability, memory_bytes, count)
+    imagine(capability, memory_bytes, count, name)
 
 
-def imagine(capability: tuple[int, int], memory_bytes: int, count: int) -> None:
+def imagine(capability: tuple[int, int], memory_bytes: int, count: int, name: str = "GPU") -> None:
     """`current_platform` is `count` GPUs of this capability from now on, also for modules that have it by name."""
     platforms: Any = importlib.import_module("vllm.platforms")
     # Without NVML this module defines a platform that asks torch.cuda.
@@ -150,7 +151,7 @@ def imagine(capability: tuple[int, int], memory_bytes: int, count: int) -> None:
     device: Any = importlib.import_module("vllm.platforms.interface").DeviceCapability(*capability)
     answers = {
         "get_device_capability": device,
-        "get_device_name": "GPU",
+        "get_device_name": name,
         "get_device_total_memory": memory_bytes,
         "device_count": count,
         "is_fully_connected": False,
@@ -163,7 +164,7 @@ def imagine(capability: tuple[int, int], memory_bytes: int, count: int) -> None:
     logging.getLogger("vllm").setLevel(logging.ERROR)
 
 
-def boot_installed(capability: tuple[int, int] | None, memory_bytes: int = 24 * GIB, count: int = 8) -> None:
+def boot_installed(capability: tuple[int, int] | None, memory_bytes: int = 24 * GIB, count: int = 8, name: str = "GPU") -> None:
     """Make the vLLM that is installed here answer for `count` GPUs of this capability; None: for the machine as it is.
 
     Extensions that cannot be imported without a driver are stand-ins; every package is the one that is installed.
@@ -175,10 +176,10 @@ def boot_installed(capability: tuple[int, int] | None, memory_bytes: int = 24 * 
     missing = {name for name in EXTENSIONS if not _imports(name)}
     if missing:
         stubs.stand_in(missing)
-    stubs.fake_cuda(capability, memory_bytes, count, str(importlib.import_module("torch").version.cuda or "13.0"))
+    stubs.fake_cuda(capability, memory_bytes, count, str(importlib.import_module("torch").version.cuda or "13.0"), name)
     if "vllm._C" in missing and "vllm._C_stable_libtorch" in missing:
         stubs.fake_ops(OPS, HOST)
-    imagine(capability, memory_bytes, count)
+    imagine(capability, memory_bytes, count, name)
 
 
 def _imports(name: str) -> bool:

@@ -72,13 +72,16 @@ def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
         yield folder
 
 
+def _refuse(message: str) -> None:
+    raise ValueError(message)  # argparse's own way is to print and to exit
+
+
 def arguments_of(folder: str, argv: Sequence[str]) -> Any:
     """EngineArgs of a command line, as the engine's own parser and constructor make them. Raises what they raise."""
     engine: Any = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
-    try:
-        given = parser().parse_args([*argv, "--model", folder])
-    except SystemExit as error:  # argparse's way to refuse
-        raise ValueError(f"the command line is refused: {' '.join(argv)}") from error
+    parses = parser()
+    parses.error = _refuse
+    given = parses.parse_args([*argv, "--model", folder])
     made = engine.from_cli_args(given)
     for name, value in _WITHOUT_WEIGHTS.items():
         setattr(made, name, value)

@@ -1,0 +1,99 @@
+"""The one JSON document of questions, and what comes back, read strictly: an image may answer anything."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from gateway.domain import Answer, Hardware, Question
+
+MOST_LINE = 8 * 1024 * 1024
+"""Bytes of one line of an answer; a version's flags and packages take 300 kB."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What an inquiry gets of a model: never weights, never code. headers: a safetensors file without its data; None: no such file."""
+
+    config: bytes
+    headers: bytes | None = None
+
+
+@dataclass(frozen=True)
+class StatedGpus:
+    """Equal GPUs that the engine is to answer for. They are stated, not used: a GPU that serves is not disturbed by a question."""
+
+    capability: str
+    memory_bytes: int
+    count: int
+    name: str
+
+    @classmethod
+    def of(cls, machine: Hardware, capability: str) -> StatedGpus:
+        """Those of the machine's GPUs that have this capability."""
+        same = [gpu for gpu in machine.gpus if gpu.capability == capability]
+        return cls(capability, min(gpu.total_bytes or 0 for gpu in same), len(machine.gpus), same[0].name)
+
+
+def document(
+    kind: str,
+    gpus: StatedGpus | None,
+    *,
+    version: bool = False,
+    model: ModelFiles | None = None,
+    questions: Sequence[Question] = (),
+) -> bytes:
+    """What `inside/__main__.py` reads. The questions are about `model`."""
+    asked: dict[str, Any] = {"kind": kind, "version": version, "gpu": None}
+    if gpus is not None:
+        asked["gpu"] = asdict(gpus)
+    if model is not None:
+        files = {"config.json": base64.b64encode(model.config).decode()}
+        files |= {"model.safetensors": base64.b64encode(model.headers).decode()} if model.headers is not None else {}
+        asked["models"] = [{"files": files, "questions": [{"argv": [*question.argv]} for question in questions]}]
+    return json.dumps(asked).encode()
+
+
+class BadAnswer(Exception):
+    """What came back is not what an inquiry says."""
+
+
+def read_version(line: bytes) -> Mapping[str, Any] | None:
+    """What the engine said of its version, where the line says that. Raises BadAnswer."""
+    said = _object(line).get("version")
+    if said is not None and not isinstance(said, dict):
+        raise BadAnswer("the version is no object")
+    return said
+
+
+def read_answers(lines: Iterable[bytes], questions: Sequence[Question], source: str) -> dict[Question, Answer]:
+    """The answers of whole lines, by question. Raises BadAnswer."""
+    found = {}
+    for line in lines:
+        said = _object(line)
+        if "question" not in said:
+            continue
+        number = said["question"]
+        if not isinstance(number, int) or not 0 <= number < len(questions):
+            raise BadAnswer("an answer to a question that was not asked")
+        body = said["answer"] if isinstance(said.get("answer"), dict) else {"refused": said.get("refused")}
+        try:
+            found[questions[number]] = Answer.model_validate({**body, "source": source})
+        except ValidationError as error:
+            raise BadAnswer(str(error.errors(include_url=False, include_input=False)[0]["msg"])) from None
+    return found
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        raise BadAnswer("a line that is not JSON") from None
+    if not isinstance(said, dict):
+        raise BadAnswer("a line that is no object")
+    return said

@@ -1,0 +1,80 @@
+"""Asks an engine on a host, within limits, and remembers what it said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
+
+from gateway.domain import Answer, EngineRef, Question
+from gateway.errors import HostError
+from gateway.inquiry.answer_cache import AnswerCache
+from gateway.inquiry.document import BadAnswer, ModelFiles, StatedGpus, document, read_answers, read_version
+
+
+class AskedHost(Protocol):
+    """What an inquiry needs of a `gateway.hosts.host.Host`."""
+
+    async def identity(self, engine: EngineRef) -> str:
+        """What would answer: another image or environment has another identity. Raises HostError where the engine is not here."""
+        ...
+
+    def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+        """The lines that the engine's own Python answers to the document. Raises HostError."""
+        ...
+
+
+class Inquirer:
+    """One host's engines. Whatever goes wrong is a HostError: the forecast by the rules stays."""
+
+    def __init__(self, host: AskedHost, cache: AnswerCache) -> None:
+        self._host = host
+        self._cache = cache
+
+    async def answers(
+        self,
+        engine: EngineRef,
+        gpus: StatedGpus | None,
+        model: ModelFiles,
+        questions: Sequence[Question],
+        limit_s: float,
+    ) -> dict[Question, Answer]:
+        """What is known of the questions after at most `limit_s`: answers that came late are missing. Raises HostError."""
+        source = await self._host.identity(engine)
+        found = await asyncio.to_thread(self._cache.known, questions, source, gpus, model)
+        if unknown := [question for question in questions if question not in found]:
+            asked = document(engine.kind, gpus, model=model, questions=unknown)
+            lines = await self._lines(engine, asked, limit_s)
+            try:
+                fresh = read_answers(lines, unknown, source)
+            except BadAnswer as error:
+                raise _nonsense(engine, error) from None
+            await asyncio.to_thread(self._cache.keep, fresh, source, gpus, model)
+            found |= fresh
+        return found
+
+    async def version(self, engine: EngineRef, gpus: StatedGpus | None, limit_s: float) -> Mapping[str, Any]:
+        """What the engine says of its version. Raises HostError."""
+        lines = await self._lines(engine, document(engine.kind, gpus, version=True), limit_s)
+        try:
+            said = next((said for line in lines if (said := read_version(line)) is not None), None)
+        except BadAnswer as error:
+            raise _nonsense(engine, error) from None
+        if said is None:
+            raise HostError(
+                f"{engine} said nothing of itself within {limit_s:g} s.", hint="Try again when the machine is idle."
+            )
+        return said
+
+    async def _lines(self, engine: EngineRef, asked: bytes, limit_s: float) -> list[bytes]:
+        found: list[bytes] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s), contextlib.aclosing(self._host.inquire(engine, asked)) as lines:
+                async for line in lines:
+                    found.append(line)  # noqa: PERF401 - what was said until the limit is kept
+        return found
+
+
+def _nonsense(engine: EngineRef, error: BadAnswer) -> HostError:
+    return HostError(f"What {engine} answered is no answer: {error}.", hint="See whether the image is what it says it is.")
