@@ -44,13 +44,20 @@ def shipped() -> Path:
 
 
 class Profiles:
-    """Reads profiles on demand: a plan needs one engine, not all of them. `cache`: where what was read is kept (Documents). `roots`: the
-    folders of another process's Profiles, in place of `extra`."""
+    """Reads profiles on demand: a plan needs one engine, not all of them. `cache`: where what was read is kept (Documents).
+    `learned`: engine versions that said themselves what they are (gateway/inquiry/learned.py). `roots`: the folders of another
+    process's Profiles, in place of these."""
 
-    def __init__(self, extra: Path | None = None, cache: Path | None = None, roots: tuple[Path, ...] = ()) -> None:
+    def __init__(
+        self,
+        extra: Path | None = None,
+        cache: Path | None = None,
+        learned: Path | None = None,
+        roots: tuple[Path, ...] = (),
+    ) -> None:
         if extra is not None and not extra.is_dir():
             raise SettingsError(f"The profiles folder {extra} does not exist.", hint="Correct or unset FITSERVE_PROFILES_DIR.")
-        self.roots = roots or ((extra, shipped()) if extra else (shipped(),))
+        self.roots = roots or (*([extra] if extra else []), shipped(), *([learned] if learned else []))
         self.documents = Documents(cache)
         self._engines: dict[str, Engine] = {}
         self._heads: dict[str, dict[str, Any]] = {}
@@ -86,7 +93,9 @@ class Profiles:
 
     def _rules(self, ref: str) -> EngineRules | None:
         if ref not in self._known_rules:
-            folder = self.engine_files[ref].with_suffix("")
+            # A version without rules of its own is forecast by those of the version nearest to it, where its profile says so.
+            ruled = self.engine(ref).guessed_from or ref
+            folder = self.engine_files.get(ruled, self.engine_files[ref]).with_suffix("")
             # A kind that is not registered may have the rules of vLLM, which it then is a fork of.
             kind = KINDS.get(ref.partition("==")[0], VllmRules)
             found: dict[str, Any] = {

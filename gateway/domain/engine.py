@@ -115,6 +115,10 @@ class Engine(Value):
         None, description="the same, of an engine without one: a line of the YAML file that --config names"
     )
     sources: dict[str, str] = Field({}, description="where each rule was read")
+    guessed_from: str | None = Field(
+        None,
+        description='"kind==version" whose rules forecast for this version, though nobody compared the two; None: it has its own',
+    )
 
     @property
     def ref(self) -> str:

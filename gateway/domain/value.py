@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 T = TypeVar("T")
 Scalar = str | int | float | bool
 Task = Literal["generate", "embed", "rerank"]
-Grade = Literal["predicted", "checked", "verified", "failed"]
+Grade = Literal["guess", "predicted", "checked", "verified", "failed"]
 # More memory than any machine has: a reading beyond it is a mistake.
 MOST_BYTES = 2**50
 

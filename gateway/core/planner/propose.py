@@ -58,7 +58,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         kernels=evidence.kernels,
         attention=evidence.attention,
         memory=sizes.memory,
-        grade="checked" if evidence.answer else "predicted",
+        grade="checked" if evidence.answer else "guess" if engine.guessed_from else "predicted",
         verdict="degraded" if _degraded(candidate) else "ok",
         cost=variant.cost,
         argv=spelled(engine, {**_flags(candidate, sizes.batch, sizes, reduce=reduce.value), **candidate.args}),
@@ -160,6 +160,10 @@ def _warnings(candidate: Candidate) -> list[str]:
     if not built.known and evidence.answer is None:
         sizes = "sizes are those of its files, kernels are not predicted"
         warnings.append(f"The family {spec.model_type} is not known here: {sizes}.")
+    if (near := candidate.engine.guessed_from) and evidence.answer is None:
+        warnings.append(
+            f"{candidate.engine.ref} has no rules of its own: this is what {near} would do. Its own code was not asked."
+        )
     if built.assumed:
         warnings.append(f"{built.assumed[:1].upper()}{built.assumed[1:]}.")
     if candidate.variant.quantization and spec.quant is None:

@@ -1,0 +1,60 @@
+"""The profile of an engine version that nobody described: what the version says of itself, and the rest as the nearest known one has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from gateway.domain import Engine
+from gateway.errors import HostError
+from gateway.inquiry.open_flags import flag, user_env
+from gateway.store import atomic_file
+
+# What a version says of itself beside its flags, by the names of Engine.
+_OWN = ("default_utilization", "default_batched_tokens", "default_seqs", "block_size")
+
+
+def profile_of(near: Engine, version: str, image: str, said: Mapping[str, Any], identity: str) -> Engine:
+    """near: the known version of the kind that is nearest. said: `Inquirer.version`. identity: what said it.
+
+    Raises HostError for what is no engine's answer.
+    """
+    try:
+        asked = {
+            "flags": {name: flag(name, one) for name, one in said["flags"].items()},
+            "architectures": [name for names in said["architectures"].values() for name in names],
+            "quantizations": said["quantizations"],
+            "user_env": user_env(said["environment"], near.device),
+            **{name: said[name] for name in _OWN if name in said},
+        }
+        held = near.model_dump(exclude={"advisories", "install", "sources", "head_dims"})
+        cuda = said.get("cuda")
+        return Engine.model_validate(
+            {
+                **held,
+                **asked,
+                "version": version,
+                "image": image,
+                "cuda": cuda,
+                "min_driver": near.min_driver if cuda == near.cuda else None,
+                "guessed_from": near.guessed_from or near.ref,
+                "sources": {"flags": f"asked of {identity}", "image": "as it was given", "rules": f"those of {near.ref}"},
+            }
+        )
+    except (ValidationError, KeyError, TypeError, AttributeError) as error:
+        raise HostError(
+            f"What {near.kind}=={version} says of itself is no profile: {str(error).splitlines()[0]}.",
+            hint="See whether the image is what it says it is.",
+        ) from None
+
+
+def keep(profile: Engine, folder: Path) -> Path:
+    """Where `Profiles` finds it. Raises OSError."""
+    path = folder / "engines" / profile.kind / f"{profile.version}.yaml"
+    text = yaml.safe_dump(profile.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=128)
+    atomic_file.write(path, text.encode())
+    return path
