@@ -87,6 +87,16 @@ class Profiles:
             self._engines[ref] = engine
         return self._engines[ref]
 
+    def nearest(self, ref: str) -> Engine:
+        """Of the known versions of this kind the newest that is not newer, else the oldest. Raises NotFound for an unknown kind."""
+        kind = ref.partition("==")[0]
+        same = [one for one in self.engine_files if one.partition("==")[0] == kind and self.engine(one).guessed_from is None]
+        older = [one for one in same if _version_key(one) <= _version_key(ref)]
+        if not same or "==" not in ref:
+            kinds = ", ".join(sorted({one.partition("==")[0] for one in self.engine_files}))
+            raise NotFound(f"There is no engine {ref}.", hint=f"Write KIND==VERSION; known kinds: {kinds}.")
+        return self.engine((older or same[-1:])[0])
+
     def rules(self, engines: Iterable[Engine]) -> dict[str, EngineRules]:
         """How these engine versions compute, for those of which that is known (a folder beside the profile)."""
         return {engine.ref: found for engine in engines if (found := self._rules(engine.ref)) is not None}

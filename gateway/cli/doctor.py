@@ -115,7 +115,7 @@ def _engines(settings: Settings, hardware: Hardware, *, docker: bool) -> Machine
         return _agent(settings)
     if docker:
         return MachineCheck("engines", "ok", "a Docker Engine answers: engines run in containers")
-    engines = Profiles(settings.profiles_dir).engines_for(hardware)
+    engines = Profiles(settings.profiles_dir, learned=settings.data / "learned").engines_for(hardware)
     installed = [engine.ref for engine in engines if is_installed(settings.data, engine)]
     if installed:
         return MachineCheck("engines", "ok", f"no Docker; installed: {', '.join(installed)}")

@@ -26,14 +26,52 @@ def engine_install(
     from gateway.settings import load_settings
 
     settings = load_settings()
-    profiles = Profiles(settings.profiles_dir)
+    profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     if engine is None:
         from gateway.machine.probe import probe as look
 
         device = "cuda" if look(settings.data).gpus else "cpu"
         engine = next(one.ref for one in profiles.engines(device=device) if one.install is not None)
-    folder = install(profiles.engine(engine), profiles, settings, say)
+    if engine in profiles.engine_files:
+        wanted = profiles.engine(engine)
+    else:  # a version that nobody described is installed as the nearest one is
+        from gateway.inquiry.learned import like
+
+        wanted = like(profiles.nearest(engine), engine.partition("==")[2])
+    folder = install(wanted, profiles, settings, say)
     say(f"{engine} is installed in {folder}")
+
+
+@app.command("learn")
+def engine_learn(
+    engine: Annotated[str, typer.Argument(help="KIND==VERSION that is installed here, for example vllm==0.30.0.")],
+    image: Annotated[str | None, typer.Option(help="The image that holds it; default: the tag its project publishes.")] = None,
+) -> None:
+    """Make the profile of any version, from what the version says of itself."""
+    import asyncio
+
+    from gateway.cli.asking import inquirer
+    from gateway.domain import EngineRef
+    from gateway.inquiry.document import StatedGpus
+    from gateway.inquiry.learned import keep, like, profile_of
+    from gateway.profiles import Profiles
+    from gateway.settings import load_settings
+
+    settings = load_settings()
+    profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
+    near = profiles.nearest(engine)
+    kind, _, version = engine.partition("==")
+    # Flags and registries are the same on any GPU; a small one is stated.
+    gpus = StatedGpus("8.6", 24 << 30, 1, "GPU") if near.device == "cuda" else None
+    ref = EngineRef(kind=kind, version=version, image=like(near, version, image).image)
+    said, identity = asyncio.run(inquirer().version(ref, gpus, _LEARN_S))
+    profile = profile_of(near, version, image, said, identity)
+    path = keep(profile, settings.data / "learned")
+    say(f"{engine}: {len(profile.flags)} flags, {len(profile.architectures)} architectures, by {identity}")
+    say(f"Where its own code is not asked, the rules of {profile.guessed_from} stand for it, as a guess. Kept in {path}")
+
+
+_LEARN_S = 300.0
 
 
 @app.command("ls")
@@ -44,7 +82,7 @@ def engine_ls(as_json: Json = False) -> None:
     from gateway.settings import load_settings
 
     settings = load_settings()
-    profiles = Profiles(settings.profiles_dir)
+    profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     rows = []
     for ref in profiles.engine_files:
         engine = profiles.engine(ref)
@@ -52,6 +90,7 @@ def engine_ls(as_json: Json = False) -> None:
             {
                 "engine": ref,
                 "device": engine.device,
+                "known": f"as {engine.guessed_from}" if engine.guessed_from else "by rules",
                 "installed": is_installed(settings.data, engine),
                 "image": engine.image,
             }
@@ -60,6 +99,6 @@ def engine_ls(as_json: Json = False) -> None:
         say(json.dumps(rows, indent=2))
         return
     table(
-        ("ENGINE", "DEVICE", "INSTALLED", "IMAGE"),
-        [(r["engine"], r["device"], "yes" if r["installed"] else "no", r["image"]) for r in rows],
+        ("ENGINE", "DEVICE", "KNOWN", "INSTALLED", "IMAGE"),
+        [(r["engine"], r["device"], r["known"], "yes" if r["installed"] else "no", r["image"]) for r in rows],
     )

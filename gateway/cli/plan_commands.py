@@ -16,11 +16,12 @@ def plan(
     hardware: Annotated[str | None, typer.Option(help="A snapshot (2x3090, a file) instead of this machine.")] = None,
     *,
     wished: dict[str, Any],
+    check: Annotated[bool, typer.Option("--check", help="Ask the code of engines that are here; about 20 s.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show how MODEL would be served, and why; start nothing. Exit code 3 when there is no way."""
     wish = read_wish(source=model, **wished)
-    decision = _decisions(wish, [model], [hardware])[0][1]
+    decision = _checked(wish, hardware) if check else _decisions(wish, [model], [hardware])[0][1]
     show_decision(decision, as_json=as_json)
     if not decision.plans:
         raise typer.Exit(3)
@@ -47,6 +48,21 @@ def matrix(
     show_matrix(found, as_json=as_json)
     if all(cell.state == "failing" for cell in found):
         raise typer.Exit(3)
+
+
+def _checked(wish: Any, hardware: str | None) -> Any:
+    """The decision, once the engines that are here were asked; what could not be asked is said on standard error."""
+    import asyncio
+
+    from gateway.cli.asking import inquirer
+    from gateway.planning import OfflinePlanner
+
+    planner = OfflinePlanner.from_environment()
+    name, machine = planner.machine(hardware)
+    decision, problems = asyncio.run(planner.check_on(wish, name, machine, inquirer()))
+    for problem in problems.values():
+        typer.echo(f"not checked: {problem}", err=True)
+    return decision
 
 
 def _decisions(wish: Any, models: list[str], machines: list[str | None]) -> list[tuple[list[str], Any]]:

@@ -7,7 +7,7 @@ Observation -> Failure -> Fact                                         back into
 
 from __future__ import annotations
 
-from gateway.domain.answer import Answer, AskedAttention, AskedCache, AskedKernel, Question, Settled
+from gateway.domain.answer import Answer, AskedAttention, AskedCache, AskedKernel, Settled
 from gateway.domain.engine import Advisory, Engine, Flag, Install, Method, MethodRule
 from gateway.domain.facts import Fact, FactKind, Failure
 from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
@@ -23,6 +23,7 @@ from gateway.domain.plan import (
     ModelRef,
     Plan,
     Planned,
+    Question,
     Refusal,
     Rejected,
     StrChoice,

@@ -1,23 +1,10 @@
-"""What an engine is asked about a model, and what its own code says. See gateway/inquiry."""
+"""What an engine's own code says of a model. See gateway/inquiry; domain/plan.py has the question."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from gateway.domain.value import Value
-
-
-class Question(Value):
-    """What one engine version makes of the model with one command line, on one kind of GPU.
-
-    `argv` are the flags of a plan but those that only say how much memory it takes, sorted: what follows from the answer cannot be
-    part of the question.
-    """
-
-    engine: str = Field(description='"kind==version"')
-    capability: str | None = Field(description="of the GPUs; None: on the CPU")
-    argv: tuple[str, ...]
-    env: tuple[tuple[str, str], ...] = ()
 
 
 class AskedKernel(Value):
@@ -42,9 +29,11 @@ class AskedAttention(Value):
 
 
 class AskedCache(Value):
-    """What one rank keeps of sequences. block_bytes: one block of the pool; needed: (tokens, bytes of one request of this length)."""
+    """What one rank keeps of sequences. block_bytes: one block of the pool; aside: blocks that must be free beside those of the longest
+    request; needed: (tokens, bytes of one request of this length)."""
 
-    block_bytes: int
+    block_bytes: int = Field(gt=0)
+    aside: int = 0
     needed: tuple[tuple[int, int], ...]
 
 

@@ -8,7 +8,6 @@ from typing import Generic, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
-from gateway.domain.answer import Question
 from gateway.domain.value import EngineRef, Grade, T, Task, Value
 
 
@@ -83,6 +82,19 @@ class LayerAttention(Value):
     version: int | None = Field(None, description="of FlashAttention: 2, 3 or 4")
     block: int | None = Field(None, description="tokens of a block of the KV cache that the backend takes")
     refused: tuple[Refusal, ...] = ()
+
+
+class Question(Value):
+    """What one engine version makes of the model with one command line, on one kind of GPU.
+
+    `argv` are the flags of a plan but those that only say how much memory it takes, sorted: what follows from the answer cannot be
+    part of the question.
+    """
+
+    engine: str = Field(description='"kind==version"')
+    capability: str | None = Field(description="of the GPUs; None: on the CPU")
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
 
 
 class Plan(Value):

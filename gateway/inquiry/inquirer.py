@@ -54,8 +54,9 @@ class Inquirer:
             found |= fresh
         return found
 
-    async def version(self, engine: EngineRef, gpus: StatedGpus | None, limit_s: float) -> Mapping[str, Any]:
-        """What the engine says of its version. Raises HostError."""
+    async def version(self, engine: EngineRef, gpus: StatedGpus | None, limit_s: float) -> tuple[Mapping[str, Any], str]:
+        """What the engine says of its version, and the identity of what said it. Raises HostError."""
+        source = await self._host.identity(engine)
         lines = await self._lines(engine, document(engine.kind, gpus, version=True), limit_s)
         try:
             said = next((said for line in lines if (said := read_version(line)) is not None), None)
@@ -65,7 +66,7 @@ class Inquirer:
             raise HostError(
                 f"{engine} said nothing of itself within {limit_s:g} s.", hint="Try again when the machine is idle."
             )
-        return said
+        return said, source
 
     async def _lines(self, engine: EngineRef, asked: bytes, limit_s: float) -> list[bytes]:
         found: list[bytes] = []

@@ -18,7 +18,23 @@ from gateway.store import atomic_file
 _OWN = ("default_utilization", "default_batched_tokens", "default_seqs", "block_size")
 
 
-def profile_of(near: Engine, version: str, image: str, said: Mapping[str, Any], identity: str) -> Engine:
+def like(near: Engine, version: str, image: str | None = None) -> Engine:
+    """Another version of the known one's kind, as far as that can be told without asking it: how it is installed and started."""
+    recipe = near.install
+    if recipe is not None:
+        packages = tuple(package.replace(f"=={near.version}", f"=={version}") for package in recipe.packages)
+        recipe = recipe.evolve(packages=packages or (f"{near.kind}=={version}",), lock=None)
+    made: Engine = near.evolve(
+        version=version,
+        image=image or near.image.replace(near.version, version),
+        install=recipe,
+        advisories=(),
+        guessed_from=near.guessed_from or near.ref,
+    )
+    return made
+
+
+def profile_of(near: Engine, version: str, image: str | None, said: Mapping[str, Any], identity: str) -> Engine:
     """near: the known version of the kind that is nearest. said: `Inquirer.version`. identity: what said it.
 
     Raises HostError for what is no engine's answer.
@@ -31,18 +47,15 @@ def profile_of(near: Engine, version: str, image: str, said: Mapping[str, Any], 
             "user_env": user_env(said["environment"], near.device),
             **{name: said[name] for name in _OWN if name in said},
         }
-        held = near.model_dump(exclude={"advisories", "install", "sources", "head_dims"})
+        held = like(near, version, image).model_dump(exclude={"sources", "head_dims"})
         cuda = said.get("cuda")
         return Engine.model_validate(
             {
                 **held,
                 **asked,
-                "version": version,
-                "image": image,
                 "cuda": cuda,
                 "min_driver": near.min_driver if cuda == near.cuda else None,
-                "guessed_from": near.guessed_from or near.ref,
-                "sources": {"flags": f"asked of {identity}", "image": "as it was given", "rules": f"those of {near.ref}"},
+                "sources": {"flags": f"asked of {identity}", "rules": f"those of {near.ref}"},
             }
         )
     except (ValidationError, KeyError, TypeError, AttributeError) as error:

@@ -6,18 +6,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 
 from pydantic import ValidationError
 
-from gateway.catalog.catalog import load, load_drafter
+from gateway.catalog.catalog import gather, load, load_drafter
 from gateway.catalog.hub import Hub
+from gateway.checking import Checked, checked, model_files
 from gateway.core.planner.decide import decide
 from gateway.core.speculative.drafter import Drafter
-from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Policy, Scalar, Wish
+from gateway.domain import Answer, Decision, Engine, Fact, Hardware, ModelSpec, Policy, Question, Scalar, Wish
 from gateway.errors import BadRequest
 from gateway.profiles import Profiles, first_problem
+
+# Only for types: a command must not pay for what only asking needs.
+if TYPE_CHECKING:
+    from gateway.inquiry.inquirer import Inquirer
 
 
 def decide_with(
@@ -30,10 +36,12 @@ def decide_with(
     facts: Iterable[Fact] = (),
     claims: Mapping[str, int] | None = None,
     hardware_name: str = "this machine",
+    answers: Mapping[Question, Answer] | None = None,
 ) -> Decision:
-    """The decision for a model and a machine, by the rules and the facts of the profiles, and by `facts`. Raises BadFlag."""
+    """The decision for a model and a machine, by the rules and the facts of the profiles, and by `facts`; `answers` are what engines
+    said of this model. Raises BadFlag."""
     rules, known = profiles.rules(engines), (*profiles.facts, *facts)
-    return decide(spec, hardware, engines, wish, known, claims, hardware_name, rules, drafter, profiles.gpus)
+    return decide(spec, hardware, engines, wish, known, claims, hardware_name, rules, drafter, profiles.gpus, answers)
 
 
 class WishFields(TypedDict, total=False):
@@ -90,7 +98,7 @@ class OfflinePlanner:
         environment = os.environ
         extra = environment.get("FITSERVE_PROFILES_DIR")
         data = Path(environment.get("FITSERVE_DATA_DIR", "~/.local/share/fitserve")).expanduser()
-        profiles = Profiles(Path(extra) if extra else None, cache=data / "profiles.json")
+        profiles = Profiles(Path(extra) if extra else None, cache=data / "profiles.json", learned=data / "learned")
         return cls(profiles, Hub(environment.get("FITSERVE_HF_ENDPOINT"), environment.get("FITSERVE_HF_TOKEN"), data / "hub"))
 
     def machine(self, hardware: str | Path | Hardware | None) -> tuple[str, Hardware]:
@@ -114,6 +122,14 @@ class OfflinePlanner:
         """The decision for a machine that was read before."""
         drafter, spec = self._drafter(wish), self._spec(wish)
         return decide_with(self.profiles, self.engines(wish, machine), spec, drafter, machine, wish, hardware_name=name)
+
+    async def check_on(self, wish: Wish, name: str, machine: Hardware, inquirer: Inquirer) -> Checked:
+        """The same, once the engines that are here were asked about it."""
+        drafter, spec, engines = self._drafter(wish), self._spec(wish), self.engines(wish, machine)
+        decide = partial(decide_with, self.profiles, engines, spec, drafter, machine, wish, hardware_name=name)
+        found = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=self._hub)
+        files = model_files(found.config, found.tensors)
+        return await checked(lambda answers: decide(answers=answers), inquirer, machine, files)
 
     def _spec(self, wish: Wish) -> ModelSpec:
         key = source, revision, allowed = wish.source or "", wish.revision, wish.policy.allow_remote_code

@@ -128,7 +128,7 @@ def create_app(
     host, gpus: another host or machine than the settings and this computer give. shared: where there are workers, their memory, a
     listening socket for each, and the path at which they ask this process; the data plane is theirs then.
     """
-    profiles = Profiles(settings.profiles_dir)
+    profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     failed_logins = FailedLogins(memory=shared[0] if shared is not None else None)
     keys = Keys(_secret(settings.admin_key), _secret(settings.api_key), failed_logins=failed_logins)
     limits = Limits(

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import collections
 import importlib
-import inspect
 import json
 import re
 from typing import Any
 
-from gateway.inquiry.inside.vllm_answers import bytes_needed, groups_of, planner, specs
+from gateway.inquiry.inside.vllm_answers import bytes_needed, groups_of, planned, planner, specs
 from gateway.inquiry.inside.vllm_model import built, prepare
 from tests.support import paths
 from tests.support.versions import since
@@ -96,18 +95,15 @@ def _preferred(made: Any) -> int:
 def _planned(plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: int, length: int) -> list[Any]:
     """[number of blocks, requests at once], or [the length it suggests] where a request does not fit."""
     made.model_config.max_model_len = length
-    arguments = [made, [kept], [memory]]
-    if "global_kv_cache_groups" in inspect.signature(plans.get_kv_cache_configs).parameters:
-        arguments.append(groups)
     try:
-        planned = plans.get_kv_cache_configs(*arguments)[0]
+        cache = planned(plans, made, kept, groups, memory)
     except ValueError as error:
         suggested = re.search(r"estimated maximum model length is (\d+)", str(error))
         if "KV cache is needed" not in str(error) and not suggested:
             raise
         return [int(suggested[1]) if suggested else 0]
     utils: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
-    return [planned.num_blocks, round(utils.get_max_concurrency_for_kv_cache_config(made, planned), 6)]
+    return [cache.num_blocks, round(utils.get_max_concurrency_for_kv_cache_config(made, cache), 6)]
 
 
 def _answer(made: Any) -> dict[str, Any]:

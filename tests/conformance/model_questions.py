@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import collections
 import importlib
-import inspect
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -26,6 +25,7 @@ from gateway.inquiry.inside.vllm_answers import (
     block_bytes,
     groups_of,
     kernels,
+    planned,
     planner,
     pretend_bitsandbytes,
     specs,
@@ -119,13 +119,10 @@ def _kv(made: Any) -> str:
     plans = planner()
     groups = groups_of(plans, made, kept)
     made.model_config.max_model_len = 16
-    arguments = [made, [kept], [_KV_BYTES]]
-    if "global_kv_cache_groups" in inspect.signature(plans.get_kv_cache_configs).parameters:
-        arguments.append(groups)
-    planned = plans.get_kv_cache_configs(*arguments)[0]
+    cache = planned(plans, made, kept, groups, _KV_BYTES)
     size = block_bytes(groups)
-    if planned.num_blocks != _KV_BYTES // size:
-        raise RuntimeError(f"a block is not {size} bytes: {planned.num_blocks} are in {_KV_BYTES}")
+    if cache.num_blocks != _KV_BYTES // size:
+        raise RuntimeError(f"a block is not {size} bytes: {cache.num_blocks} are in {_KV_BYTES}")
     kinds = collections.Counter((type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size) for group in groups)
     told = " ".join(f"{count}*{kind.removesuffix('Spec')}/{block}" for (kind, block), count in sorted(kinds.items()))
     return f"{size}: {told}"

@@ -16,13 +16,14 @@ from gateway.core.engines.variant import Variant
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
 from gateway.core.layers.built_model import BuiltModel, stage
+from gateway.core.memory.asked_cache import CountedCache
 from gateway.core.memory.kv_cache import KvCache
 from gateway.core.model.rank import Rank
 from gateway.core.model.workload import Workload
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.speculation import Speculation
 from gateway.core.speculative.speculative_rules import SpeculativeRules
-from gateway.domain import AttentionGroup, Choice, Engine, Gpu, LayerAttention, Memory, ModelSpec, Quant, Scalar
+from gateway.domain import AskedCache, AttentionGroup, Choice, Engine, Gpu, LayerAttention, Memory, ModelSpec, Quant, Scalar
 from gateway.domain.units import MIB
 
 # Free bytes left alone on each GPU: what other processes and the driver may take between our look and the start.
@@ -66,6 +67,14 @@ class Candidate:
     def stage(self) -> BuiltModel:
         """What one rank's stage has of the model; all of it without pipeline parallelism."""
         return stage(self.built, self.variant.pp)
+
+    @cached_property
+    def cache(self) -> KvCache:
+        """What one rank keeps of sequences: as the engine itself counted, or by the rules. Raises Refused."""
+        answer = self.evidence.answer
+        if answer is None:
+            return self.rules.cache(self)
+        return CountedCache(answer.kv or AskedCache(block_bytes=1, needed=()))
 
     @cached_property
     def scope(self) -> dict[str, str]:

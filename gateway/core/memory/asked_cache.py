@@ -39,7 +39,7 @@ class CountedCache:
     def largest(self, kv_bytes: int, batched_tokens: int, limit: int) -> int:
         if not self.asked.needed:
             return limit
-        room = kv_bytes // self.asked.block_bytes * self.asked.block_bytes
+        room = (kv_bytes // self.asked.block_bytes - self.asked.aside) * self.asked.block_bytes
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2

@@ -14,11 +14,10 @@ from gateway.core.engines.evidence import Evidence
 from gateway.core.engines.refusal import Refused
 from gateway.core.facts.scope import batch_scope
 from gateway.core.layers.weights import weights_bytes
-from gateway.core.memory.asked_cache import CountedCache
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.model.workload import Workload
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, Batch, Sizes
-from gateway.domain import AskedCache, BoolChoice, Choice, IntChoice, Memory
+from gateway.domain import BoolChoice, Choice, IntChoice, Memory
 from gateway.domain.units import MIB, gib
 
 _LEAST_KV = 16 * MIB
@@ -60,11 +59,7 @@ def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
     graphs = not batch.eager.value and candidate.engine.device == "cuda"
     runner = candidate.rules.runner(candidate)
     load = Workload(candidate.engine.device, candidate.rank, batch.tokens.value, batch.seqs.value, graphs, runner)
-    answer = candidate.evidence.answer
-    cache = (
-        candidate.rules.cache(candidate) if answer is None else CountedCache(answer.kv or AskedCache(block_bytes=1, needed=()))
-    )
-    return Footprint(candidate, _weights(candidate), cache, load)
+    return Footprint(candidate, _weights(candidate), candidate.cache, load)
 
 
 def _weights(candidate: Candidate) -> int:

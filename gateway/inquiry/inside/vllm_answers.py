@@ -5,8 +5,8 @@ An answer:
     kernels     [{layer, kernel, k, n, experts, count}]: sizes on this rank; `layer` has `*` for numbers; experts: 0 for a dense layer
     attention   [{kind, head_dim, backend, version, block, layers}], but layers that read another layer's cache
     weights     bytes of all parameters of this rank
-    kv          {block_bytes, needed: [[tokens, bytes]]}: bytes of a block of the pool, and of one request of so many tokens;
-                null without a cache
+    kv          {block_bytes, aside, needed: [[tokens, bytes]]}: bytes of a block of the pool, and of one request of so many tokens;
+                blocks that a start sets aside; null without a cache
     settled     dtype, quantization, KV cache dtype, context and batch as the engine resolved them
 """
 
@@ -224,8 +224,29 @@ def cache(made: Any) -> dict[str, Any] | None:
     block = max((size for kind, size in kinds if "Mamba" not in kind), default=1)
     lengths = sorted({1, longest} | {blocks * block for blocks in _BLOCKS if blocks * block < longest})
     needed = [(length, bytes_needed(plans, made, groups, length)) for length in lengths]
+    aside = set_aside(plans, made, kept, groups, *needed[len(needed) // 2])
     made.model_config.max_model_len = longest
-    return {"block_bytes": block_bytes(groups), "needed": needed}
+    return {"block_bytes": block_bytes(groups), "aside": aside, "needed": needed}
+
+
+def set_aside(plans: Any, made: Any, kept: dict[str, Any], groups: Any, length: int, needed: int) -> int:
+    """Blocks that must be free beside those of a request, or the engine refuses to start: found by trying."""
+    made.model_config.max_model_len = length
+    for blocks in range(4):
+        try:
+            planned(plans, made, kept, groups, needed + blocks * block_bytes(groups))
+        except ValueError:
+            continue
+        return blocks
+    return 4
+
+
+def planned(plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: int) -> Any:
+    """The cache that the engine's own planner makes of so many bytes. Raises ValueError where the longest request does not fit."""
+    arguments = [made, [kept], [memory]]
+    if "global_kv_cache_groups" in inspect.signature(plans.get_kv_cache_configs).parameters:
+        arguments.append(groups)
+    return plans.get_kv_cache_configs(*arguments)[0]
 
 
 def block_bytes(groups: Any) -> int:

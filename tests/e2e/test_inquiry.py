@@ -1,0 +1,72 @@
+"""The real engine is asked in its own environment: what it says is what a start of it then has."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.domain import Engine
+from gateway.profiles import Profiles
+from tests.e2e.conftest import ENGINE
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def engine_data(engines: Path, tmp_path: Path) -> Path:
+    """A data folder of its own, with the engines that are installed."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "engines").symlink_to(engines)
+    return data
+
+
+def fitserve(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+    environment["FITSERVE_DATA_DIR"] = str(data)
+    command = [sys.executable, "-m", "gateway.__main__", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_plan_is_checked_by_the_engines_own_code(engine_data: Path, demo_model: Path) -> None:
+    forecast = json.loads(fitserve(engine_data, "plan", str(demo_model), "--engine", ENGINE, "--json").stdout)
+    done = fitserve(engine_data, "plan", str(demo_model), "--engine", ENGINE, "--check", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    best: dict[str, Any] = json.loads(done.stdout)["plans"][0]
+    assert (forecast["plans"][0]["grade"], best["grade"]) == ("predicted", "checked")
+    assert best["argv"] == forecast["plans"][0]["argv"]
+    assert {row["backend"] for row in best["attention"]} == {"CPU_ATTN"}
+    assert best["memory"]["weights_bytes"] == forecast["plans"][0]["memory"]["weights_bytes"]
+
+
+def test_a_config_that_the_engine_refuses_is_told_in_its_words(engine_data: Path, demo_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(demo_model, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "rope_scaling": {"rope_type": "no-such-rope", "factor": 2.0}}))
+    done = fitserve(engine_data, "plan", str(model), "--engine", ENGINE, "--check", "--json")
+    rejected = json.loads(done.stdout)["rejected"]
+    assert done.returncode == 3
+    assert [one["verdict"] for one in rejected] == ["engine_refuses"]
+    assert "no-such-rope" in rejected[0]["reasons"][0]
+
+
+def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:
+    done = fitserve(engine_data, "engine", "learn", ENGINE)
+    assert done.returncode == 0, done.stderr
+    learned = Profiles(learned=engine_data / "learned")
+    path = engine_data / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml"
+    said, known = Engine.model_validate(yaml.safe_load(path.read_text())), learned.engine(ENGINE)
+    assert (said.flags, set(said.architectures), said.user_env) == (known.flags, set(known.architectures), known.user_env)
+    assert (said.quantizations, said.default_seqs) == (known.quantizations, known.default_seqs)
+    assert said.guessed_from == ENGINE

@@ -1,0 +1,151 @@
+"""Engines that are asked: what a decision leaves open, and what their answers change of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.core.planner.asked import open_questions
+from gateway.core.planner.decide import decide
+from gateway.domain import Answer, AskedAttention, AskedCache, AskedKernel, Decision, Plan, Question, Settled
+from gateway.profiles import Profiles
+from tests.conformance.layer_cases import QUANTS
+from tests.support.makers import wish
+from tests.support.published import published
+
+PROFILES = Profiles()
+SOURCE = "sha256:0123"
+
+
+def decided(answers: dict[Question, Answer], *, quant: str = "", engine: str = "vllm==0.33.0", **wanted: Any) -> Decision:
+    block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
+    engines = [PROFILES.engine(engine)]
+    here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
+    return decide(published("llama-3.1-8b", **block), here, engines, wish(**wanted), rules=rules, answers=answers)
+
+
+def answer(plan: Plan, **changed: Any) -> Answer:
+    """What an engine says that agrees with the forecast."""
+    length, bytes_ = 16_384, 16_384 * plan.memory.kv_bytes_per_token
+    said = Answer(
+        kernels=tuple(
+            AskedKernel(layer=row.layer, kernel=row.kernel or "", k=row.k or 0, n=row.n or 0, count=row.count)
+            for row in plan.kernels
+        ),
+        attention=tuple(
+            AskedAttention(
+                kind=row.kind, head_dim=row.head_dim, backend=row.backend or "", version=row.version or 0, layers=row.layers
+            )
+            for row in plan.attention
+        ),
+        weights=plan.memory.weights_bytes,
+        kv=AskedCache(
+            block_bytes=bytes_ // 1024, aside=1, needed=((16, bytes_ // 1024), (length // 2, bytes_ // 2), (length, bytes_))
+        ),
+        settled=Settled(
+            architecture="LlamaForCausalLM",
+            dtype="bfloat16",
+            quantization="",
+            kv_cache_dtype="auto",
+            max_model_len=131072,
+            max_num_seqs=256,
+            max_num_batched_tokens=2048,
+            enforce_eager=False,
+            runner="generate",
+        ),
+        source=SOURCE,
+    )
+    changed_answer: Answer = said.evolve(**changed)
+    return changed_answer
+
+
+def asked(plan: Plan) -> Question:
+    assert plan.question is not None
+    return plan.question
+
+
+def test_the_question_is_the_plans_own_command_line_without_what_follows_from_the_answer() -> None:
+    best = decided({}).plans[0]
+    question = asked(best)
+    left_out = ("--max-model-len=", "--gpu-memory-utilization=", "--kv-cache-memory-bytes=", "--speculative-config=")
+    assert question.argv == tuple(sorted(item for item in best.argv if not item.startswith(left_out)))
+    assert (question.engine, question.capability) == ("vllm==0.33.0", "8.6")
+
+
+def test_an_answer_that_agrees_raises_the_grade_and_changes_no_size() -> None:
+    forecast = decided({}).plans[0]
+    assert forecast.grade == "predicted"
+    best = decided({asked(forecast): answer(forecast)}).plans[0]
+    assert (best.grade, best.question) == ("checked", None)
+    assert best.argv == forecast.argv
+    assert best.memory.weights_bytes == forecast.memory.weights_bytes
+    assert [(row.layer, row.kernel, row.scheme) for row in best.kernels] == [
+        (row.layer, row.kernel, row.scheme) for row in forecast.kernels
+    ]
+
+
+def test_the_engines_bytes_win_over_ours() -> None:
+    forecast = decided({}).plans[0]
+    heavier = answer(forecast, weights=forecast.memory.weights_bytes + 1_000_000_000)
+    best = next(plan for plan in decided({asked(forecast): heavier}).plans if plan.grade == "checked")
+    assert best.memory.weights_bytes == heavier.weights
+    assert best.memory.kv_bytes < forecast.memory.kv_bytes
+
+
+def test_a_refusal_is_told_in_the_engines_own_words_and_the_search_goes_on() -> None:
+    forecast = decided({})
+    refused = Answer(refused="ValueError: Failed to find a kernel", source=SOURCE)
+    decision = decided({asked(forecast.plans[0]): refused})
+    assert [plan.argv for plan in decision.plans] == [plan.argv for plan in forecast.plans[1:]]
+    told = next(one for one in decision.rejected if one.source == SOURCE)
+    assert (told.verdict, told.reasons) == ("engine_refuses", (refused.refused,))
+
+
+def test_a_refusal_that_the_rules_foresaw_is_cured_as_they_cure_it() -> None:
+    """The engine's words stand in the refusal; which changes are tried follows from the layer that the rules name."""
+    forecast = decided({}, quant="gptq", tensor_parallel=2, args={"linear-backend": "machete"})
+    foreseen = forecast.rejected[0]
+    assert foreseen.verdict == "no_kernel"
+    assert foreseen.question is not None
+    said = Answer(refused="ValueError: no kernel", source=SOURCE)
+    decision = decided({foreseen.question: said}, quant="gptq", tensor_parallel=2, args={"linear-backend": "machete"})
+    assert (decision.rejected[0].verdict, decision.rejected[0].reasons) == ("no_kernel", (said.refused,))
+    assert len(decision.plans) == len(forecast.plans)
+
+
+def test_an_answer_overrules_a_refusal_of_the_rules() -> None:
+    args = {"linear-backend": "machete"}
+    foreseen = decided({}, quant="gptq", tensor_parallel=2, args=args).rejected[0]
+    plain = decided({}, quant="gptq", tensor_parallel=2).plans[0]
+    assert foreseen.question is not None
+    best = decided({foreseen.question: answer(plain)}, quant="gptq", tensor_parallel=2, args=args).plans[0]
+    assert best.grade == "checked"
+    assert "--linear-backend=machete" in best.argv
+
+
+def test_what_a_kernel_does_later_is_still_known_once_it_was_chosen() -> None:
+    """An engine says which kernel it takes, not that this kernel is known to fail on such a GPU."""
+    from gateway.domain import Fact
+
+    forecast = decided({}, quant="gptq").plans[0]
+    kernel = next(row.kernel for row in forecast.kernels if row.kernel and row.kernel != "torch")
+    fact = Fact.model_validate(
+        {"kind": "kernel_fails", "scope": {"kernel": kernel, "engine": "vllm==0.33.0"}, "grade": "failed", "source": "a log"}
+    )
+    engines = [PROFILES.engine("vllm==0.33.0")]
+    model = published("llama-3.1-8b", quantization_config=QUANTS["gptq"])
+    here, rules, said = PROFILES.hardware("2x3090"), PROFILES.rules(engines), {asked(forecast): answer(forecast)}
+    decision = decide(model, here, engines, wish(), [fact], rules=rules, answers=said)
+    assert any(one.verdict == "known_bad" and kernel in one.reasons[0] for one in decision.rejected)
+
+
+def test_one_engine_is_asked_at_a_time_until_the_best_plan_was_checked() -> None:
+    forecast = decided({})
+    found = open_questions(forecast)
+    assert found is not None
+    engine, questions = found
+    assert str(engine) == "vllm==0.33.0"
+    assert questions[0] == forecast.plans[0].question
+    assert len(set(questions)) == len(questions)
+    checked = decided({asked(plan): answer(plan) for plan in forecast.plans})
+    assert open_questions(checked) is None
+    assert open_questions(forecast, dead={"vllm==0.33.0"}) is None
