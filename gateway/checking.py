@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gateway.core.model.spec import Tensor
 from gateway.core.planner.asked import open_questions
-from gateway.domain import Answer, Decision, Hardware, Question
+from gateway.domain import Decision, EngineAnswer, Hardware, Question
 from gateway.errors import HostError
 from gateway.inquiry.document import ModelFiles, StatedGpus
 from gateway.inquiry.inquirer import Inquirer
@@ -42,7 +42,7 @@ def model_files(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None)
 
 
 async def checked(
-    decide: Callable[[Mapping[Question, Answer]], Decision],
+    decide: Callable[[Mapping[Question, EngineAnswer]], Decision],
     inquirer: Inquirer,
     machine: Hardware,
     model: ModelFiles,
@@ -52,7 +52,7 @@ async def checked(
 
     The forecast stands wherever an engine cannot be asked.
     """
-    answers: dict[Question, Answer] = {}
+    answers: dict[Question, EngineAnswer] = {}
     problems: dict[str, str] = {}
     end = time.monotonic() + limit_s
     decision = decide(answers)

@@ -55,7 +55,7 @@ def _checked(wish: Any, hardware: str | None) -> Any:
     import asyncio
 
     from gateway.cli.asking import inquirer
-    from gateway.planning import OfflinePlanner
+    from gateway.planning.offline import OfflinePlanner
 
     planner = OfflinePlanner.from_environment()
     name, machine = planner.machine(hardware)

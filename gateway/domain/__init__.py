@@ -7,7 +7,7 @@ Observation -> Failure -> Fact                                         back into
 
 from __future__ import annotations
 
-from gateway.domain.answer import Answer, AskedAttention, AskedCache, AskedKernel, Settled
+from gateway.domain.answer import AskedAttention, AskedCache, AskedKernel, EngineAnswer, Settled
 from gateway.domain.engine import Advisory, Engine, Flag, Install, Method, MethodRule
 from gateway.domain.facts import Fact, FactKind, Failure
 from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
@@ -36,7 +36,6 @@ __all__ = [
     "MOST_BYTES",
     "NAME_PATTERN",
     "Advisory",
-    "Answer",
     "AskedAttention",
     "AskedCache",
     "AskedKernel",
@@ -47,6 +46,7 @@ __all__ = [
     "Choice",
     "Decision",
     "Engine",
+    "EngineAnswer",
     "EngineRef",
     "Experts",
     "Fact",

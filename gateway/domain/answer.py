@@ -51,7 +51,7 @@ class Settled(Value):
     runner: str
 
 
-class Answer(Value):
+class EngineAnswer(Value):
     """The engine's answer: what it makes of the model, or (`refused`) its own words why it does not.
 
     weights: bytes of all parameters of one rank. kv: None where nothing is kept. source: the image's digest, or the environment.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gateway.domain import Answer, Question
+from gateway.domain import EngineAnswer, Question
 from gateway.inquiry.document import ModelFiles, StatedGpus
 from gateway.inquiry.script import packed
 from gateway.store import atomic_file
@@ -28,16 +28,16 @@ class AnswerCache:
 
     def known(
         self, questions: Iterable[Question], source: str, gpus: StatedGpus | None, model: ModelFiles
-    ) -> dict[Question, Answer]:
+    ) -> dict[Question, EngineAnswer]:
         found = {}
         for question in questions:
             try:
-                found[question] = Answer.model_validate_json(self._path(question, source, gpus, model).read_bytes())
+                found[question] = EngineAnswer.model_validate_json(self._path(question, source, gpus, model).read_bytes())
             except (OSError, ValidationError):
                 continue
         return found
 
-    def keep(self, answers: Mapping[Question, Answer], source: str, gpus: StatedGpus | None, model: ModelFiles) -> None:
+    def keep(self, answers: Mapping[Question, EngineAnswer], source: str, gpus: StatedGpus | None, model: ModelFiles) -> None:
         """Never raises: an answer that cannot be kept is asked for again."""
         try:
             for question, answer in answers.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.domain import Answer, Hardware, Question
+from gateway.domain import EngineAnswer, Hardware, Question
 
 MOST_LINE = 8 * 1024 * 1024
 """Bytes of one line of an answer; a version's flags and packages take 300 kB."""
@@ -71,7 +71,7 @@ def read_version(line: bytes) -> Mapping[str, Any] | None:
     return said
 
 
-def read_answers(lines: Iterable[bytes], questions: Sequence[Question], source: str) -> dict[Question, Answer]:
+def read_answers(lines: Iterable[bytes], questions: Sequence[Question], source: str) -> dict[Question, EngineAnswer]:
     """The answers of whole lines, by question. Raises BadAnswer."""
     found = {}
     for line in lines:
@@ -83,7 +83,7 @@ def read_answers(lines: Iterable[bytes], questions: Sequence[Question], source: 
             raise BadAnswer("an answer to a question that was not asked")
         body = said["answer"] if isinstance(said.get("answer"), dict) else {"refused": said.get("refused")}
         try:
-            found[questions[number]] = Answer.model_validate({**body, "source": source})
+            found[questions[number]] = EngineAnswer.model_validate({**body, "source": source})
         except ValidationError as error:
             raise BadAnswer(str(error.errors(include_url=False, include_input=False)[0]["msg"])) from None
     return found

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.domain import Answer, EngineRef, Question
+from gateway.domain import EngineAnswer, EngineRef, Question
 from gateway.errors import HostError
 from gateway.inquiry.answer_cache import AnswerCache
 from gateway.inquiry.document import BadAnswer, ModelFiles, StatedGpus, document, read_answers, read_version
@@ -39,7 +39,7 @@ class Inquirer:
         model: ModelFiles,
         questions: Sequence[Question],
         limit_s: float,
-    ) -> dict[Question, Answer]:
+    ) -> dict[Question, EngineAnswer]:
         """What is known of the questions after at most `limit_s`: answers that came late are missing. Raises HostError."""
         source = await self._host.identity(engine)
         found = await asyncio.to_thread(self._cache.known, questions, source, gpus, model)

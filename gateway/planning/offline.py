@@ -17,7 +17,7 @@ from gateway.catalog.hub import Hub
 from gateway.checking import Checked, checked, model_files
 from gateway.core.planner.decide import decide
 from gateway.core.speculative.drafter import Drafter
-from gateway.domain import Answer, Decision, Engine, Fact, Hardware, ModelSpec, Policy, Question, Scalar, Wish
+from gateway.domain import Decision, Engine, EngineAnswer, Fact, Hardware, ModelSpec, Policy, Question, Scalar, Wish
 from gateway.errors import BadRequest
 from gateway.profiles import Profiles, first_problem
 
@@ -36,7 +36,7 @@ def decide_with(
     facts: Iterable[Fact] = (),
     claims: Mapping[str, int] | None = None,
     hardware_name: str = "this machine",
-    answers: Mapping[Question, Answer] | None = None,
+    answers: Mapping[Question, EngineAnswer] | None = None,
 ) -> Decision:
     """The decision for a model and a machine, by the rules and the facts of the profiles, and by `facts`; `answers` are what engines
     said of this model. Raises BadFlag."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.domain import Answer, LayerAttention, LayerKernel, Memory
+from gateway.domain import EngineAnswer, LayerAttention, LayerKernel, Memory
 
 
 @dataclass(frozen=True)
@@ -15,4 +15,4 @@ class Evidence:
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory | None = None
     method: str = ""
-    answer: Answer | None = None
+    answer: EngineAnswer | None = None

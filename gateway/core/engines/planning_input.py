@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
-from gateway.domain import Answer, Gpu, Hardware, ModelSpec, Question, Wish
+from gateway.domain import EngineAnswer, Gpu, Hardware, ModelSpec, Question, Wish
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class PlanningInput:
     facts: KnownFacts = field(default_factory=KnownFacts)
     claims: Mapping[str, int] = field(default_factory=dict)
     gpus: GpuTable | None = None
-    answers: Mapping[Question, Answer] = field(default_factory=dict)
+    answers: Mapping[Question, EngineAnswer] = field(default_factory=dict)
 
 
 def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:

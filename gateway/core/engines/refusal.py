@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.core.engines.evidence import Evidence
-from gateway.domain import Answer, Question
+from gateway.domain import EngineAnswer, Question
 
 
 class Refused(Exception):
@@ -38,7 +38,7 @@ class Refused(Exception):
         """The same refusal, which the engine's answer to the question may overrule."""
         return self._with(question=question)
 
-    def said(self, answer: Answer) -> Refused:
+    def said(self, answer: EngineAnswer) -> Refused:
         """The same refusal, in the engine's own words."""
         return self._with(reason=answer.refused, source=answer.source)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from gateway.core.engines.evidence import Evidence
-from gateway.domain import Answer, AskedKernel, Decision, EngineRef, LayerAttention, LayerKernel, Question
+from gateway.domain import AskedKernel, Decision, EngineAnswer, EngineRef, LayerAttention, LayerKernel, Question
 
 # Plans, and refusals, of one engine version that are asked about together: its import is what costs.
 _AT_ONCE = 4
@@ -26,7 +26,7 @@ def open_questions(decision: Decision, dead: Collection[str] = ()) -> tuple[Engi
     return engine, list(dict.fromkeys([*best[:_AT_ONCE], *ruled_out[:_AT_ONCE]]))
 
 
-def evidence_of(answer: Answer, forecast: Evidence) -> Evidence:
+def evidence_of(answer: EngineAnswer, forecast: Evidence) -> Evidence:
     """The evidence that the engine gave itself; `forecast` is that of the rules."""
     loaded = answer.settled.quantization if answer.settled else ""
     return Evidence(

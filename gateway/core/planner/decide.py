@@ -21,7 +21,7 @@ from gateway.core.planner.flags import check_args, check_env
 from gateway.core.planner.search import Search, Shared, rejection
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT
 from gateway.core.speculative.drafter import Drafter
-from gateway.domain import Answer, Decision, Engine, Fact, Hardware, ModelSpec, Plan, Question, Rejected, Wish
+from gateway.domain import Decision, Engine, EngineAnswer, Fact, Hardware, ModelSpec, Plan, Question, Rejected, Wish
 from gateway.errors import BadFlag
 
 # A context that is shorter than this, and than what was wished for, helps nobody to keep the weights as they are.
@@ -41,7 +41,7 @@ def decide(
     rules: Mapping[str, EngineRules] | None = None,
     drafter: Drafter | None = None,
     gpus: GpuTable | None = None,
-    answers: Mapping[Question, Answer] | None = None,
+    answers: Mapping[Question, EngineAnswer] | None = None,
 ) -> Decision:
     """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines that run or start,
     `rules` are by engine ("kind==version"), `drafter` is what the wish names, `gpus` says which formats a GPU multiplies.

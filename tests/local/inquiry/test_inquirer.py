@@ -12,7 +12,7 @@ import pytest
 
 from gateway.checking import checked, model_files
 from gateway.core.planner.decide import decide
-from gateway.domain import Answer, Decision, EngineRef, Question
+from gateway.domain import Decision, EngineAnswer, EngineRef, Question
 from gateway.errors import HostError
 from gateway.hosts.process import procfs
 from gateway.hosts.process.environment import COMPLETE
@@ -97,7 +97,7 @@ def test_an_engine_that_is_not_here_is_said_and_the_forecast_stays(tmp_path: Pat
     inquirer = Inquirer(ProcessHost(tmp_path), AnswerCache(tmp_path / "answers"))
     here, cpu, small = machine("cpu"), engine("cpu"), spec(num_hidden_layers=2)
 
-    def decided(answers: Mapping[Question, Answer]) -> Decision:
+    def decided(answers: Mapping[Question, EngineAnswer]) -> Decision:
         return decide(small, here, [cpu], wish(), answers=answers)
 
     forecast = decided({})

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.core.planner.asked import open_questions
 from gateway.core.planner.decide import decide
-from gateway.domain import Answer, AskedAttention, AskedCache, AskedKernel, Decision, Plan, Question, Settled
+from gateway.domain import AskedAttention, AskedCache, AskedKernel, Decision, EngineAnswer, Plan, Question, Settled
 from gateway.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
@@ -16,17 +16,17 @@ PROFILES = Profiles()
 SOURCE = "sha256:0123"
 
 
-def decided(answers: dict[Question, Answer], *, quant: str = "", engine: str = "vllm==0.33.0", **wanted: Any) -> Decision:
+def decided(answers: dict[Question, EngineAnswer], *, quant: str = "", engine: str = "vllm==0.33.0", **wanted: Any) -> Decision:
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
     engines = [PROFILES.engine(engine)]
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     return decide(published("llama-3.1-8b", **block), here, engines, wish(**wanted), rules=rules, answers=answers)
 
 
-def answer(plan: Plan, **changed: Any) -> Answer:
+def answer(plan: Plan, **changed: Any) -> EngineAnswer:
     """What an engine says that agrees with the forecast."""
     length, bytes_ = 16_384, 16_384 * plan.memory.kv_bytes_per_token
-    said = Answer(
+    said = EngineAnswer(
         kernels=tuple(
             AskedKernel(layer=row.layer, kernel=row.kernel or "", k=row.k or 0, n=row.n or 0, count=row.count)
             for row in plan.kernels
@@ -54,7 +54,7 @@ def answer(plan: Plan, **changed: Any) -> Answer:
         ),
         source=SOURCE,
     )
-    changed_answer: Answer = said.evolve(**changed)
+    changed_answer: EngineAnswer = said.evolve(**changed)
     return changed_answer
 
 
@@ -93,7 +93,7 @@ def test_the_engines_bytes_win_over_ours() -> None:
 
 def test_a_refusal_is_told_in_the_engines_own_words_and_the_search_goes_on() -> None:
     forecast = decided({})
-    refused = Answer(refused="ValueError: Failed to find a kernel", source=SOURCE)
+    refused = EngineAnswer(refused="ValueError: Failed to find a kernel", source=SOURCE)
     decision = decided({asked(forecast.plans[0]): refused})
     assert [plan.argv for plan in decision.plans] == [plan.argv for plan in forecast.plans[1:]]
     told = next(one for one in decision.rejected if one.source == SOURCE)
@@ -106,7 +106,7 @@ def test_a_refusal_that_the_rules_foresaw_is_cured_as_they_cure_it() -> None:
     foreseen = forecast.rejected[0]
     assert foreseen.verdict == "no_kernel"
     assert foreseen.question is not None
-    said = Answer(refused="ValueError: no kernel", source=SOURCE)
+    said = EngineAnswer(refused="ValueError: no kernel", source=SOURCE)
     decision = decided({foreseen.question: said}, quant="gptq", tensor_parallel=2, args={"linear-backend": "machete"})
     assert (decision.rejected[0].verdict, decision.rejected[0].reasons) == ("no_kernel", (said.refused,))
     assert len(decision.plans) == len(forecast.plans)
