@@ -12,9 +12,12 @@ from pathlib import Path
 
 _INSIDE = Path(__file__).parent / "inside"
 
-# Reads `packed`, then runs it. Limits: a model that is built without weights needs neither memory nor files.
+# Reads `packed`, then runs it. Limits: a model that is built without weights needs neither memory nor files; whoever asked may be gone.
 _BEGIN = """
-import os, resource, runpy, sys, tempfile
+import os, resource, runpy, signal, sys, tempfile
+if len(sys.argv) > 1:
+    os.dup2(os.open(sys.argv[1], os.O_RDONLY), 0)
+signal.alarm(600)
 for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 1 << 28), (resource.RLIMIT_DATA, 24 << 30)):
     resource.setrlimit(what, (most, most))
 size = int(sys.stdin.buffer.readline())
@@ -27,9 +30,9 @@ runpy.run_module("inside", run_name="__main__", alter_sys=True)
 """
 
 
-def command(python: str) -> tuple[str, ...]:
-    """What a host runs, without a shell; `packed` goes to its standard input, then the document of questions, then the end."""
-    return (python, "-c", _BEGIN)
+def command(python: str, *file: str) -> tuple[str, ...]:
+    """What a host runs, without a shell. `packed`, then the document of questions, then the end: on its standard input, or in `file`."""
+    return (python, "-c", _BEGIN, *file)
 
 
 @cache

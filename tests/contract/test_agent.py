@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
 import signal
 import socket
 import struct
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -18,11 +20,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.domain import LaunchSpec, Mount
+from gateway.domain import EngineRef, LaunchSpec, Mount
 from gateway.domain.units import GIB
 from gateway.errors import AgentRefusal, HostError
 from gateway.hosts.agent.calls import MOST_BYTES_OF_CALL
 from gateway.hosts.docker.container import container_name
+from gateway.inquiry.document import document
 from tests.contract.agent_harness import ENGINE, AgentHarness, agent_harness
 from tests.contract.docker_harness import BASE_IMAGE
 from tests.contract.harness import answering, find, until
@@ -425,3 +428,16 @@ async def test_what_is_refused_says_why_to_the_gateway(harness: AgentHarness) ->
         await harness.host.start(harness.make_spec("a1").evolve(mounts=(Mount(source="/", target="/"),)))
     assert "FITSERVE_MODELS_SOURCE" in refused.value.hint
     assert container_name("a1", harness.instance) not in str(ours(harness))
+
+
+async def test_an_image_is_asked_by_the_agents_own_program_alone(harness: AgentHarness) -> None:
+    engine = EngineRef(kind=ENGINE.kind, version=ENGINE.version, image=ENGINE.image)
+    assert await harness.host.identity(engine) == harness.docker.inspect_image(BASE_IMAGE)["Id"]  # type: ignore[no-untyped-call]
+    with pytest.raises(HostError, match="could not be asked"):
+        async with aclosing(harness.host.inquire(engine, document("fake", None, version=True))) as lines:
+            assert [line async for line in lines] == []
+    with pytest.raises(AgentRefusal, match="the image of fake==1"):
+        await harness.host.identity(engine.evolve(image="debian:latest"))
+    for asked in ("", "!", base64.b64encode(b"no zip").decode(), base64.b64encode(zlib.compress(bytes(2**28))).decode()):
+        answer = await ask(harness, "inquire", engine=engine.model_dump(), asked=asked)
+        assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), asked[:20]

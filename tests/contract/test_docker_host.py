@@ -22,6 +22,8 @@ from gateway.domain import EngineRef, LaunchSpec, Mount
 from gateway.errors import Conflict, HostError
 from gateway.hosts.docker.container import container_name
 from gateway.hosts.docker.host import DockerHost, available
+from gateway.hosts.docker.inquiry import create_inquiry
+from gateway.inquiry.document import document
 from tests.contract.docker_harness import BASE_IMAGE, DockerHarness, docker_harness
 from tests.contract.harness import answering, exited, find, until
 from tests.support.docker_registry import Registry
@@ -674,3 +676,35 @@ def test_whether_docker_is_there_is_known_without_the_sdk_and_without_an_answer(
     path = tmp_path / "docker.sock"
     with silent_socket(path, listening=True):
         assert not available(f"unix://{path}")
+
+
+async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_ours(harness: DockerHarness) -> None:
+    container = create_inquiry(harness.docker, BASE_IMAGE, harness.instance, b"{}")
+    try:
+        made = harness.docker.inspect_container(container)
+    finally:
+        harness.docker.remove_container(container, force=True)
+    limits = made["HostConfig"]
+    assert (limits["NetworkMode"], limits["CapDrop"], limits["CapAdd"]) == ("none", ["ALL"], None)
+    assert limits["SecurityOpt"] == ["no-new-privileges"]
+    assert not limits["Privileged"]
+    assert not made["Mounts"]
+    assert not limits["DeviceRequests"]
+    assert limits["Memory"] > 0
+    assert limits["PidsLimit"] > 0
+
+
+async def test_an_image_without_the_engine_is_said_and_leaves_nothing(harness: DockerHarness) -> None:
+    engine = EngineRef(kind="vllm-cpu", version="1", image=BASE_IMAGE)
+    asked = document("vllm-cpu", None, version=True)
+    with pytest.raises(HostError, match="No module named 'vllm'"):
+        async with aclosing(harness.host.inquire(engine, asked)) as lines:
+            assert [line async for line in lines] == []
+    label = {"label": f"fitserve.inquiry={harness.instance}"}
+    assert harness.docker.containers(all=True, filters=label) == []
+    assert await harness.host.identity(engine) == harness.docker.inspect_image(BASE_IMAGE)["Id"]  # type: ignore[no-untyped-call]
+
+
+async def test_an_image_that_is_not_here_cannot_be_asked(harness: DockerHarness) -> None:
+    with pytest.raises(HostError, match="not on this machine yet"):
+        await harness.host.identity(EngineRef(kind="vllm", version="1", image="fitserve/none:1"))

@@ -223,6 +223,12 @@ class MemoryHost:
         self.world.check("allocate_port")
         return self.world.free_port()
 
+    async def identity(self, engine: EngineRef) -> str:
+        raise HostError(f"{engine} is pretended: it has no code to ask.")
+
+    async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+        yield (await self.identity(engine)).encode()
+
     async def close(self) -> None:
         """Nothing to let go of: engines belong to the world."""
 

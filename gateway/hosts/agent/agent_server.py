@@ -7,11 +7,13 @@ process of this user. So many connections are served at once, and others are clo
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import errno
 import os
 import socket
 import struct
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -29,6 +31,8 @@ from gateway.hosts.agent.calls import (
     Done,
     Failed,
     Follow,
+    Identity,
+    Inquire,
     Line,
     ListAll,
     Prepare,
@@ -46,6 +50,8 @@ _MOST_CONNECTIONS = MOST_INSTANCES + 64
 # A gateway writes its line at once.
 _LINE_S = 10.0
 _BACKLOG = 64
+# A config of 16 MB and the headers of half a million tensors.
+_MOST_ASKED = 128 * 1024 * 1024
 # Reports of a pull that nobody has taken yet: the last ones count.
 _REPORTS = 16
 
@@ -171,6 +177,15 @@ class Agent:
                     async for line in lines:
                         yield Line(text=line.decode("latin-1"))
                 yield Done()
+            case Identity(engine=engine):
+                check_engine(engine, await self._profile(engine))
+                yield Done(identity=await self._host.identity(engine))
+            case Inquire(engine=engine, asked=packed):
+                check_engine(engine, await self._profile(engine))
+                async with aclosing(self._host.inquire(engine, _unpacked(packed))) as lines:
+                    async for line in lines:
+                        yield Line(text=line.decode("latin-1"))
+                yield Done()
 
     async def _profile(self, engine: EngineRef) -> Engine:
         try:
@@ -221,6 +236,18 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
     writer.write(answer.model_dump_json().encode() + b"\n")
     await writer.drain()
+
+
+def _unpacked(text: str) -> bytes:
+    """Raises AgentRefusal for what is no packed document, or unpacks to more than a model can say."""
+    opener = zlib.decompressobj()
+    try:
+        document = opener.decompress(base64.b64decode(text, validate=True), _MOST_ASKED)
+    except (ValueError, zlib.error):
+        document = b""
+    if not document or opener.unconsumed_tail:
+        raise AgentRefusal("The agent refuses: this is no document of questions.")
+    return document
 
 
 def _failed(error: FitserveError) -> Failed:

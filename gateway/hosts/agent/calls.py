@@ -5,6 +5,8 @@
     ListAll()               -> Done with all instances
     Stop(name, grace_s)     -> Done
     Follow(name)            -> Line ... Done
+    Identity(engine)        -> Done with what would answer
+    Inquire(engine, asked)  -> Line ... Done
     any                     -> Failed, instead of Done
 
 The gateway closes the connection to give a call up. HTTP would say the same in more words, and would need limits for heads,
@@ -19,9 +21,10 @@ from pydantic import Field, TypeAdapter
 
 from gateway.domain import EngineRef, Instance, LaunchSpec, Value
 
-MOST_BYTES_OF_CALL = 128 * 1024
-# A line of an engine's log takes six bytes for each of its own, at worst.
-MOST_BYTES_OF_ANSWER = 4 * 1024 * 1024
+# Questions about a model have its config and, packed, the names and shapes of its tensors.
+MOST_BYTES_OF_CALL = 1024 * 1024
+# A line of an engine's log takes six bytes for each of its own, at worst; what an engine says of its version is plain.
+MOST_BYTES_OF_ANSWER = 16 * 1024 * 1024
 
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 
@@ -51,6 +54,19 @@ class Follow(Value):
     name: Name
 
 
+class Identity(Value):
+    call: Literal["identity"] = "identity"
+    engine: EngineRef
+
+
+class Inquire(Value):
+    """`asked` is what `gateway.inquiry.document` makes, packed by zlib, in base64. What runs in the container is the agent's own."""
+
+    call: Literal["inquire"] = "inquire"
+    engine: EngineRef
+    asked: str
+
+
 class Progress(Value):
     answer: Literal["progress"] = "progress"
     text: str
@@ -66,6 +82,7 @@ class Line(Value):
 class Done(Value):
     answer: Literal["done"] = "done"
     instances: tuple[Instance, ...] = ()
+    identity: str = ""
 
 
 class Failed(Value):
@@ -77,7 +94,7 @@ class Failed(Value):
     hint: str = ""
 
 
-Call = Prepare | Start | ListAll | Stop | Follow
+Call = Prepare | Start | ListAll | Stop | Follow | Identity | Inquire
 Answer = Progress | Line | Done | Failed
 CALL: TypeAdapter[Call] = TypeAdapter(Annotated[Call, Field(discriminator="call")])
 ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answer")])

@@ -6,7 +6,9 @@ An agent that is away stops nothing: engines go on, `list` raises, and `follow` 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import zlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -18,11 +20,14 @@ from gateway.errors import AgentRefusal, Conflict, FitserveError, ForeignInstanc
 from gateway.hosts.agent.calls import (
     ANSWER,
     MOST_BYTES_OF_ANSWER,
+    MOST_BYTES_OF_CALL,
     Answer,
     Call,
     Done,
     Failed,
     Follow,
+    Identity,
+    Inquire,
     Line,
     ListAll,
     Prepare,
@@ -61,11 +66,11 @@ class AgentHost:
                     report(answer.text)
 
     async def start(self, spec: LaunchSpec) -> Instance:
-        (instance,) = await self._done(Start(spec=spec), _SLOW_S)
+        (instance,) = (await self._done(Start(spec=spec), _SLOW_S)).instances
         return instance
 
     async def list(self) -> Instances:
-        return [*await self._done(ListAll(), self._timeout_s)]
+        return [*(await self._done(ListAll(), self._timeout_s)).instances]
 
     async def stop(self, name: str, grace_s: float) -> None:
         await self._done(Stop(name=name, grace_s=grace_s), grace_s + _SLOW_S)
@@ -91,16 +96,28 @@ class AgentHost:
     async def allocate_port(self) -> int:
         return ENGINE_PORT
 
+    async def identity(self, engine: EngineRef) -> str:
+        return (await self._done(Identity(engine=engine), self._timeout_s)).identity
+
+    async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+        packed = base64.b64encode(zlib.compress(asked)).decode()
+        if len(packed) > MOST_BYTES_OF_CALL // 2:
+            raise HostError("The model has more tensors than an agent is told of.", hint="The forecast by the rules stays.")
+        async with aclosing(self._ask(Inquire(engine=engine, asked=packed), None)) as answers:
+            async for answer in answers:
+                if isinstance(answer, Line):
+                    yield answer.text.encode("latin-1")
+
     async def close(self) -> None:
         """Every call has a connection of its own."""
 
-    async def _done(self, call: Call, timeout_s: float) -> tuple[Instance, ...]:
-        instances: tuple[Instance, ...] = ()
+    async def _done(self, call: Call, timeout_s: float) -> Done:
+        done = Done()
         async with aclosing(self._ask(call, timeout_s)) as answers:
             async for answer in answers:
                 if isinstance(answer, Done):
-                    instances = answer.instances
-        return instances
+                    done = answer
+        return done
 
     async def _ask(self, call: Call, silence_s: float | None) -> AsyncGenerator[Answer, None]:
         """What the agent answers, Done as the last. Raises AgentAway, and what the agent says of a failure."""

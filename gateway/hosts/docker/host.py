@@ -31,8 +31,10 @@ from gateway.hosts.docker.container import (
     running_instance,
     start_error,
 )
+from gateway.hosts.docker.inquiry import SpokenLines, create_inquiry
 from gateway.hosts.docker.network import ambiguous_network, ensure_network
 from gateway.hosts.docker.stream import DockerRefused, LogLines, PullProgress, stream
+from gateway.inquiry.document import MOST_BYTES, MOST_LINE, could_not_be_asked
 
 if TYPE_CHECKING:
     from docker.api import APIClient
@@ -131,6 +133,32 @@ class DockerHost:
     async def allocate_port(self) -> int:
         return ENGINE_PORT
 
+    async def identity(self, engine: EngineRef) -> str:
+        found = await self._docker.call(partial(_image_id, image_of(engine)))
+        if found is None:
+            raise HostError(
+                f"The image {image_of(engine)} is not on this machine yet.", hint=f"Pull it: `docker pull {image_of(engine)}`."
+            )
+        return found
+
+    async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+        lines = SpokenLines(MOST_LINE, MOST_BYTES)
+        container, version = await self._docker.call(partial(_begin_inquiry, image_of(engine), self._owner, asked), _SLOW_S)
+        try:
+            request = f"GET /v{version}/containers/{container}/logs?stdout=1&stderr=1&follow=1"
+            async with aclosing(stream(self._docker.path, request, head_s=self._docker.timeout_s)) as chunks:
+                async for chunk in chunks:
+                    for line in lines.feed(chunk):
+                        yield line
+            if code := await self._docker.call(partial(_exit_code, container)):
+                raise could_not_be_asked(code, lines.words)
+        except (DockerRefused, OSError) as error:
+            raise HostError(
+                f"Docker does not give what {engine} answers: {error}.", hint="The forecast by the rules stays."
+            ) from error
+        finally:
+            await asyncio.shield(self._docker.call(partial(_remove, container), _SLOW_S))
+
     async def close(self) -> None:
         self._docker.close()
 
@@ -218,6 +246,30 @@ class DockerHost:
         )
 
 
+def _image_id(image: str, client: APIClient) -> str | None:
+    from docker.errors import NotFound
+
+    try:
+        return str(client.inspect_image(image)["Id"])  # type: ignore[no-untyped-call]
+    except NotFound:
+        return None
+
+
+def _begin_inquiry(image: str, owner: str, asked: bytes, client: APIClient) -> tuple[str, str]:
+    """The container, started, and the API version."""
+    container = create_inquiry(client, image, owner, asked)
+    try:
+        client.start(container)
+    except Exception:
+        _remove(container, client)
+        raise
+    return container, str(client.api_version)
+
+
+def _exit_code(container: str, client: APIClient) -> int:
+    return int(client.wait(container)["StatusCode"])
+
+
 def _image_hint(image: str) -> str:
     if image.startswith("fitserve/"):
         return "It is built, not pulled: run `docker compose build engine-cpu` in a checkout of fitserve."
@@ -225,13 +277,7 @@ def _image_hint(image: str) -> str:
 
 
 def _has_image(image: str, client: APIClient) -> bool:
-    from docker.errors import NotFound
-
-    try:
-        client.inspect_image(image)  # type: ignore[no-untyped-call]
-    except NotFound:
-        return False
-    return True
+    return _image_id(image, client) is not None
 
 
 def _pull_request(image: str, client: APIClient) -> tuple[str, str]:

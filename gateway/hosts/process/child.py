@@ -11,15 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from gateway.errors import HostError
+from gateway.inquiry.document import MOST_BYTES, MOST_LINE
 
 _LAST_WORDS = 20
-# Bytes that a child may say in all: answers about a hundred command lines take a tenth of it.
-_MOST_BYTES = 64 * 1024 * 1024
 
 
-async def lines_of(
-    command: Sequence[str], given: bytes, *, cwd: Path, env: Mapping[str, str], most_line: int
-) -> AsyncGenerator[bytes, None]:
+async def lines_of(command: Sequence[str], given: bytes, *, cwd: Path, env: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
     """The lines of its standard output, without their ends. Raises HostError where it fails, with the last it said.
 
     Its whole session ends with the generator, however that ends.
@@ -33,7 +30,7 @@ async def lines_of(
             cwd=cwd,
             env=dict(env),
             start_new_session=True,
-            limit=most_line,
+            limit=MOST_LINE,
         )
     except OSError as error:
         raise HostError(f"{command[0]} could not be started: {error.strerror}.", hint="Install the engine anew.") from error
@@ -43,7 +40,7 @@ async def lines_of(
     try:
         while line := await _line(child):
             total += len(line)
-            if total > _MOST_BYTES:
+            if total > MOST_BYTES:
                 raise HostError("The engine's answers have no end.", hint="See whether the image is what it says it is.")
             yield line.rstrip(b"\n")
         code = await child.wait()

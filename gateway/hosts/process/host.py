@@ -39,7 +39,6 @@ from gateway.hosts.process.environment import COMPLETE, engine_dir, is_installed
 from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.records import Record, Records
 from gateway.inquiry import script
-from gateway.inquiry.document import MOST_LINE
 from gateway.store import atomic_file
 
 POLL_S = 0.05
@@ -156,9 +155,7 @@ class ProcessHost:
         python = str(engine_dir(self._data, engine) / "bin/python")
         self._home.mkdir(parents=True, exist_ok=True)
         environment = self._environment(python, {})
-        lines = child.lines_of(
-            script.command(python), script.packed() + asked, cwd=self._home, env=environment, most_line=MOST_LINE
-        )
+        lines = child.lines_of(script.command(python), script.packed() + asked, cwd=self._home, env=environment)
         async with aclosing(lines):
             async for line in lines:
                 yield line

@@ -171,6 +171,7 @@ def boot_installed(capability: tuple[int, int] | None, memory_bytes: int = 24 * 
     """
     os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1")
     if capability is None:
+        importlib.import_module("vllm")  # without it nothing here is an answer
         return
     os.environ["VLLM_TARGET_DEVICE"] = "cuda"
     missing = {name for name in EXTENSIONS if not _imports(name)}
