@@ -8,6 +8,7 @@ import typer
 
 from gateway.cli.options import Engines, Hardwares, Json, MaxContext, MinContext, read_wish, usage, wishing
 from gateway.cli.present import show_decision, show_matrix
+from gateway.cli.terminal import say
 
 
 @wishing
@@ -61,7 +62,7 @@ def _checked(wish: Any, hardware: str | None) -> Any:
     name, machine = planner.machine(hardware)
     decision, problems = asyncio.run(planner.check_on(wish, name, machine, inquirer()))
     for problem in problems.values():
-        typer.echo(f"not checked: {problem}", err=True)
+        say(f"not checked: {problem}", err=True)
     return decision
 
 

@@ -28,7 +28,7 @@ ARROWS = {
     "profiles": "core.engines core.kernels yaml_cache core.failures",
     "hosts.agent": "core.planner hosts.docker hosts",
     "core.planner": "core.engines core.facts core.kernels core.speculative core.layers core.quantization core.model",
-    "hosts.docker": "hosts",
+    "hosts.docker": "inquiry hosts",
     "hosts.process": "hosts inquiry store",
     "inquiry": "store",
     "routing": "access api shared_memory",
