@@ -132,7 +132,7 @@ class Plan(Value):
     cost: int = Field(0, description="how much of the engine's own choices was changed; of equal plans the smaller wins")
     warnings: tuple[str, ...] = ()
     advice: str = Field("", description="published weaknesses of this engine version, and which version is without them")
-    question: Question | None = Field(None, exclude=True, description="whose answer would check this plan; None: it was asked")
+    question: Question | None = Field(None, description="whose answer would check this plan; None: it was asked")
 
     @property
     def halved(self) -> bool:
@@ -167,7 +167,7 @@ class Rejected(Value):
     kernels: tuple[LayerKernel, ...] = ()
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory | None = None
-    question: Question | None = Field(None, exclude=True, description="whose answer could overrule the refusal")
+    question: Question | None = Field(None, description="whose answer could overrule the refusal; None: no answer could")
 
 
 class Decision(Value):
