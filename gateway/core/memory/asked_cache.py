@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from dataclasses import dataclass
 
 from gateway.domain import AskedCache
@@ -29,7 +28,7 @@ class CountedCache:
         points = self.asked.needed
         if not points:
             return 0
-        at = bisect_left(points, length, key=lambda point: point[0])
+        at = next((index for index, (tokens, _) in enumerate(points) if tokens >= length), len(points))
         if at == 0 or (at < len(points) and points[at][0] == length):
             return points[at][1]
         (short, few), (long, many) = points[at - 1 : at + 1] if at < len(points) else points[-2:]
