@@ -237,7 +237,7 @@ def test_an_advisory_is_of_this_version_and_has_a_source(ref: str) -> None:
 def generate(profile: Path, facts: dict[str, object]) -> subprocess.CompletedProcess[str]:
     """Run the generator with an engine that answers `facts`."""
     python = profile.with_name("python")
-    python.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(facts)}\nEND\n")
+    python.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps({'version': facts})}\nEND\n")
     python.chmod(0o755)
     command = [sys.executable, str(GENERATOR), str(profile), "--python", str(python)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
