@@ -221,11 +221,13 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._stall = limits.Stall(self.transport, self._loop.time())
+        self._steer()
         if self._current is not None:
             self._current.pause()
 
     def resume_writing(self) -> None:
         self._stall = None
+        self._steer()
         if self._current is not None:
             self._current.resume()
 
@@ -361,7 +363,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _steer(self) -> None:
         """Reads, or does not. What is not read has no time either."""
-        unread = self._holds_up or bool(self._turns)
+        # Who takes no answer asks nothing more; but for a body, which many clients send before they read.
+        unread = self._holds_up or bool(self._turns) or (self.write_paused and not self._in_body and not self._discarding)
         if unread == self._unread or self.transport.is_closing():
             return
         self._unread = unread
@@ -372,6 +375,8 @@ class ClientConnection(asyncio.Protocol):
             self.transport.resume_reading()
             if self._in_body or self._in_head:
                 self._deadline = self._loop.time() + (limits.BODY_S if self._in_body else limits.HEAD_S)
+            elif not self._busy():
+                self._deadline = self._loop.time() + self.plane.limits.keep_alive_s
 
     # --- answers, in turn ---
 

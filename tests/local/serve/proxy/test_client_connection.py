@@ -31,6 +31,7 @@ from tests.support.dataplane import (
     answers,
     event,
     http_client,
+    local,
     model,
     never_answers,
     raw_request,
@@ -40,7 +41,7 @@ from tests.support.dataplane import (
     until,
 )
 from tests.support.patience import HANG_S
-from tests.support.upstream import Call
+from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -718,3 +719,36 @@ async def test_a_flood_of_connections_is_not_answered_one_by_one() -> None:
             assert await asyncio.wait_for(reader.read(), HANG_S) == b""
         for _, one in (*kept, (reader, writer)):
             one.transport.abort()
+
+
+async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
+    """Or its answers would be kept without limit. What it asked is answered once it reads."""
+    async with Upstream(answers) as upstream, local(upstream.url) as (plane, port):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        connection.connect(("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=connection)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        asked = 0
+        one = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+        front: ClientConnection | None = None
+        while front is None or not front.write_paused:
+            writer.write(one * 10)
+            asked += 10
+            await asyncio.sleep(0)
+            front = front or next((one for one in plane.connections if isinstance(one, ClientConnection)), None)
+            if front is not None:
+                front.transport.set_write_buffer_limits(high=4096)
+        assert not front.transport.is_reading()
+        held = front.transport.get_write_buffer_size()
+        writer.write(one * 1000)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert front.transport.get_write_buffer_size() <= held
+        reader._transport.resume_reading()  # type: ignore[attr-defined]
+        async with asyncio.timeout(HANG_S):
+            for _ in range(asked + 1000):
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+        writer.close()
+        await writer.wait_closed()

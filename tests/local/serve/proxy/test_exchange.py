@@ -295,8 +295,9 @@ async def test_slow_readers_hold_little_memory_and_slow_nobody_else(gateway: Gat
 
 
 @asynccontextmanager
-async def full(*, then: Callable[[Call], Awaitable[None]]) -> AsyncIterator[tuple[DataPlane, Upstream, asyncio.StreamWriter]]:
-    """A client that has been given a whole answer and reads none of it: the gateway may write no more to it. `then` plays all other requests."""
+async def full(*, then: Callable[[Call], Awaitable[None]], ahead: bytes = b"") -> AsyncIterator[tuple[DataPlane, Upstream]]:
+    """A client that has been given a whole answer and reads none of it: the gateway may write no more to it. `then` plays all other requests;
+    `ahead`: what the client sent with the first one."""
     plane_, fronts = list[DataPlane](), list[ClientConnection]()
 
     async def script(call: Call) -> None:
@@ -319,15 +320,15 @@ async def full(*, then: Callable[[Call], Awaitable[None]]) -> AsyncIterator[tupl
         connection.connect(("127.0.0.1", port))
         reader, writer = await asyncio.open_connection(sock=connection)
         reader._transport.pause_reading()  # type: ignore[attr-defined]
-        writer.write(raw_request(json.dumps({**ASK, "user": "fills"}).encode()))
-        await until(lambda: bool(fronts) and fronts[0].write_paused and plane.routes.total_in_flight == 0)
-        yield plane, upstream, writer
+        writer.write(raw_request(json.dumps({**ASK, "user": "fills"}).encode()) + ahead)
+        await until(lambda: bool(fronts) and fronts[0].write_paused and plane.routes.total_in_flight == bool(ahead))
+        yield plane, upstream
         writer.transport.abort()
 
 
 async def test_an_engine_whose_answer_waits_for_its_client_answers_the_next_one() -> None:
     """The engine was not read while the client could take no more. Its connection is used again, and must be read then."""
-    async with full(then=answers) as (plane, upstream, _):
+    async with full(then=answers) as (plane, upstream):
         async with httpx.AsyncClient(trust_env=False, timeout=HANG_S) as client:
             port = next(iter(plane.connections)).transport.get_extra_info("sockname")[1]  # type: ignore[attr-defined]
             assert (await client.post(f"http://127.0.0.1:{port}{CHAT}", json=ASK)).status_code == 200
@@ -342,8 +343,7 @@ async def test_a_client_that_reads_nothing_cannot_ask_for_more_than_it_takes() -
         while call.sent < most:
             await call.chunk(b"x" * 64 * 1024)
 
-    async with full(then=script) as (plane, upstream, writer):
-        writer.write(GOOD)
+    async with full(then=script, ahead=GOOD) as (plane, upstream):
         await until(lambda: len(upstream.requests) == 2)
         pool = plane.pool(upstream.url)
         await until(lambda: upstream.calls[-1].sent >= most or not all(one.transport.is_reading() for one in pool.connections))
