@@ -166,12 +166,11 @@ async def model_read_by_starlette(kind: bytes, body: bytes) -> tuple[bool, objec
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
-    headers = Headers(raw=[(b"content-type", kind)])
+    parser = MultiPartParser(Headers(raw=[(b"content-type", kind)]), stream())
     try:
-        form = await MultiPartParser(headers, stream()).parse()
+        return True, (await parser.parse()).get("model")
     except (MultiPartException, KeyError, UnicodeError, LookupError):
         return False, None
-    try:
-        return True, form.get("model")
     finally:
-        await form.close()
+        for file in parser._files_to_close_on_error:  # those of a part without an end too, which are in no form
+            file.close()
