@@ -84,7 +84,9 @@ class Keyring:
                         self._store.add_key(one.grant, bytes.fromhex(one.digest), one.created_at)
         self._swap(kept, closed=closed)
         if stored and kept != in_file:
-            self._revoked = {one.grant.name: one.evolve(digest=_STRUCK) for one in stored if one not in kept}
+            self._revoked = {
+                one.grant.name: one.evolve(digest=_STRUCK) for one in stored if (one.grant.name, one.created_at) in struck
+            }
             self._settle()
 
     def add(self, grant: Grant) -> str:
