@@ -106,12 +106,6 @@ class FakeEngine:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.abort()
         if self._server is not None:
-            for listening in self._server.sockets:
-                asyncio.get_running_loop().remove_reader(listening.fileno())
-            # What is just being accepted becomes a connection first: asyncio would leak its socket.
-            for _ in range(5):
-                await asyncio.sleep(0)
-            self.abort()
             self._server.close()
             await self._server.wait_closed()
 
