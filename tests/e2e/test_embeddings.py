@@ -10,7 +10,7 @@ import pytest
 
 from gateway.cli.install import find_uv
 from tests.e2e.conftest import Gateway
-from tests.e2e.test_sdk_differential import engine_url
+from tests.e2e.test_sdk_differential import engine_of
 from tests.support.paths import ROOT
 from tests.support.sdk_calls import OPENAI_VECTORS, told_openai
 
@@ -42,7 +42,8 @@ def test_sentences_become_embeddings(gateway: Gateway, minilm: Path) -> None:
         assert near > 0.5 > far
         with pytest.raises(openai.BadRequestError, match="makes embeddings"):
             client.completions.create(model="minilm", prompt="Hello")
+    engine, key = engine_of(gateway, "minilm")
     for call in OPENAI_VECTORS.values():
-        straight, through = (told_openai(call, url, "minilm") for url in (engine_url(gateway, "minilm"), gateway.url))
+        straight, through = (told_openai(call, url, "minilm", key) for url in (engine, gateway.url))
         assert straight.status == 200
         assert through == straight

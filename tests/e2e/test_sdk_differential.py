@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from tests.e2e.scripted import engines
 from tests.support.patience import HANG_S
 from tests.support.sdk_calls import (
     ANTHROPIC,
-    KEY,
     MESSAGES,
     OPENAI,
     OPENAI_REFUSED,
@@ -51,6 +49,7 @@ class Pair:
     """The demo model's engine and the gateway before it."""
 
     engine: str
+    key: str
     gateway: Gateway
 
     @property
@@ -82,33 +81,32 @@ class Pair:
 def pair(gateway: Gateway, demo_model: Path) -> Pair:
     added = gateway.cli("add", "demo", str(demo_model), "--wait")
     assert added.returncode == 0, added.stderr
-    return Pair(engine_url(gateway, "demo"), gateway)
+    return Pair(*engine_of(gateway, "demo"), gateway)
 
 
-def engine_url(gateway: Gateway, model: str) -> str:
-    """Where the only engine of `model` listens."""
-    (record,) = [text for path in (gateway.data / "instances").glob("*.json") if f'"{model}"' in (text := path.read_text())]
-    found = re.search(r'"port": ?(\d+)', record)
-    assert found
-    return f"http://127.0.0.1:{found[1]}"
+def engine_of(gateway: Gateway, model: str) -> tuple[str, str]:
+    """Where the only engine of `model` listens, and the key that it asks for; the gateway of these tests asks for none."""
+    records = [json.loads(path.read_text()) for path in (gateway.data / "instances").glob("*.json")]
+    (record,) = [record for record in records if record["model"] == model]
+    return f"http://127.0.0.1:{record['port']}", record["key"]
 
 
-CALLS: dict[str, Callable[[str], Told]] = {
+CALLS: dict[str, Callable[..., Told]] = {
     **{name: partial(told_openai, call, model="demo") for name, call in (OPENAI | OPENAI_RESPONSES).items()},
     **{f"anthropic {name}": partial(told_anthropic, call, model="demo") for name, call in ANTHROPIC.items()},
 }
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_the_same_call_is_told_the_same(call: Callable[[str], Told], pair: Pair) -> None:
+def test_the_same_call_is_told_the_same(call: Callable[..., Told], pair: Pair) -> None:
     """An engine that is ahead of its server puts two tokens into one event, so that streams of the same text differ: both sides are
     asked until the same was told to both."""
     straight: list[Told] = []
     through: list[Told] = []
 
     def same() -> bool:
-        straight.append(call(pair.engine))
-        through.append(call(pair.gateway.url))
+        straight.append(call(pair.engine, key=pair.key))
+        through.append(call(pair.gateway.url, key=pair.key))
         return through[-1] in straight or straight[-1] in through
 
     wait_for("the same bytes", same, every_s=0)
@@ -119,14 +117,14 @@ def test_the_same_call_is_told_the_same(call: Callable[[str], Told], pair: Pair)
 
 @pytest.mark.parametrize("call", OPENAI_REFUSED.values(), ids=OPENAI_REFUSED)
 def test_what_the_gateway_refuses_is_the_same_error(call: OpenAICall, pair: Pair) -> None:
-    straight, through = (told_openai(call, url, "demo") for url in pair.urls)
+    straight, through = (told_openai(call, url, "demo", pair.key) for url in pair.urls)
     assert (through.status, through.error) == (straight.status, straight.error)
     assert through.source == "gateway"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[]", b'{"model": "demo", "messages": [}'])
 def test_bad_json_is_the_clients_fault_to_both(body: bytes, pair: Pair) -> None:
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", "authorization": f"Bearer {pair.key}"}
     straight, through = (
         httpx.post(f"{url}/v1/chat/completions", content=body, headers=headers, trust_env=False, timeout=HANG_S)
         for url in pair.urls
@@ -139,7 +137,7 @@ def test_bad_json_is_the_clients_fault_to_both(body: bytes, pair: Pair) -> None:
 async def leaves(pair: Pair, url: str, stream: bool) -> None:
     """A client goes away while the engine generates; returns when the engine rests."""
     before = pair.tokens
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=HANG_S) as client:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=pair.key, max_retries=0, timeout=HANG_S) as client:
         asking: asyncio.Task[Any] = asyncio.create_task(client.chat.completions.create(**LONG, stream=stream))
         if stream:
             await anext(aiter(await asking))
@@ -179,9 +177,11 @@ def test_a_client_that_waits_no_longer_is_told_the_same(pair: Pair) -> None:
 
 def test_a_stream_ends_as_the_engine_ends_it(pair: Pair) -> None:
     body = {"model": "demo", "prompt": "Hello", "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
-    answers = []
+    answers, headers = [], {"authorization": f"Bearer {pair.key}"}
     for url in pair.urls:
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, trust_env=False, timeout=HANG_S) as response:
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json=body, headers=headers, trust_env=False, timeout=HANG_S
+        ) as response:
             answers.append(b"".join(response.iter_raw()))
     assert all(raw.endswith(b"data: [DONE]\n\n") for raw in answers)
     usages = [json.loads(raw.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"] for raw in answers]

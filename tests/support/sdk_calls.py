@@ -206,24 +206,24 @@ ANTHROPIC_REFUSED: dict[str, AnthropicCall] = {
 }
 
 
-def openai_client(url: str, **options: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=options.pop("timeout", 120), **options)
+def openai_client(url: str, key: str = KEY, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=options.pop("timeout", 120), **options)
 
 
 def anthropic_client(url: str, **options: Any) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0, timeout=options.pop("timeout", 120), **options)
 
 
-def told_openai(call: OpenAICall, url: str, model: str) -> Told:
+def told_openai(call: OpenAICall, url: str, model: str, key: str = KEY) -> Told:
     recorder = Recorder()
-    with httpx2.Client(transport=recorder) as wire, openai_client(url, http_client=wire) as client:
+    with httpx2.Client(transport=recorder) as wire, openai_client(url, key, http_client=wire) as client:
         return _told(lambda: call(client, model), recorder, openai.APIError)
 
 
-def told_anthropic(call: AnthropicCall, url: str, model: str) -> Told:
+def told_anthropic(call: AnthropicCall, url: str, model: str, key: str = KEY) -> Told:
     recorder = Recorder()
-    # The gateway's key as a bearer: the SDK sends it beside its own header.
-    headers = {"authorization": f"Bearer {KEY}"}
+    # The key as a bearer: the SDK sends it beside its own header.
+    headers = {"authorization": f"Bearer {key}"}
     with (
         httpx2.Client(transport=recorder) as wire,
         anthropic_client(url, http_client=wire, default_headers=headers) as client,
