@@ -37,7 +37,9 @@ def engine_install(
     else:  # a version that nobody described is installed as the nearest one is
         from gateway.inquiry.learned import like
 
-        wanted = like(profiles.nearest(engine), engine.partition("==")[2])
+        near = profiles.nearest(engine)
+        say(f"{engine} has no rules here; the nearest known one is {near.ref}, and it is installed in the same way.", err=True)
+        wanted = like(near, engine.partition("==")[2])
     folder = install(wanted, profiles, settings, say)
     say(f"{engine} is installed in {folder}")
 
