@@ -187,7 +187,7 @@ async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -
 
     async with running(tmp_path, broken, backoff_s=1000) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        await gateway.until("m", "backing_off")
+        await gateway.until("m", "no_plan")
 
         async def printed(*arguments: str) -> str:
             done = await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
@@ -204,9 +204,9 @@ async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -
             ("rm", "m", "--wait"),
         ):
             await printed(*command)
-        (tmp_path / "log").write_text(evil)
+        (tmp_path / "log").write_text(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {evil}\n")
         for command in (("diagnose", str(tmp_path / "log")), ("diagnose", str(tmp_path / "log"), "--json")):
-            assert "owned" in await printed(*command)
+            assert "out of memory" in await printed(*command)
 
 
 async def _check_life(gateway: Running, run: Any, source: Path) -> None:
