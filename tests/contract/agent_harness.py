@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from gateway.domain import Engine, EngineRef, Flag, LaunchSpec, Mount
+from gateway.domain import Engine, Flag, LaunchSpec, Mount
 from gateway.domain.units import GIB
 from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.host import Host
@@ -87,22 +87,19 @@ class AgentHarness(DockerHarness):
     def make_spec(self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0) -> LaunchSpec:
         port = port or 8000
         own = ("--model=/models/m", "--served-model-name=m", "--host=0.0.0.0", f"--port={port}")
-        return LaunchSpec(
-            name=name,
-            model="m",
-            attempt=1,
-            fingerprint=fingerprint,
-            engine=EngineRef(kind="fake", version="1", image=BASE_IMAGE),
-            argv=(*ENGINE.container_command, f"--script={json.dumps([*script])}", *own),
-            env={"A": "1"},
-            gpus=(),
-            mounts=(Mount(source=str(self.models), target="/models"),),
-            shm_bytes=64 * 1024**2,
-            port=port,
-            memory_bytes=GIB,
-            pids=1000,
-            scratch=ENGINE.scratch,
+        spec: LaunchSpec = (
+            super()
+            .make_spec(name, fingerprint, port=port)
+            .evolve(
+                argv=(*ENGINE.container_command, f"--script={json.dumps([*script])}", *own),
+                env={"A": "1"},
+                mounts=(Mount(source=str(self.models), target="/models"),),
+                memory_bytes=GIB,
+                pids=1000,
+                scratch=ENGINE.scratch,
+            )
         )
+        return spec
 
     def restart(self, base_url: str | None = None, timeout_s: float = HANG_S) -> Host:
         """The gateway's side; the agent goes on. There is no other Docker for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gateway.core.memory.kv_cache import longest
 from gateway.domain import AskedCache
 
 
@@ -39,14 +40,7 @@ class CountedCache:
         if not self.asked.needed:
             return limit
         room = (kv_bytes // self.asked.block_bytes - self.asked.aside) * self.asked.block_bytes
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.bytes_for(middle, batched_tokens) <= room:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return longest(limit, lambda length: self.bytes_for(length, batched_tokens) <= room)
 
     def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:
         needed = self.bytes_for(length, batched_tokens)

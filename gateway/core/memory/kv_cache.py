@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -20,3 +21,15 @@ class KvCache(Protocol):
 
     def requests(self, kv_bytes: int, length: int, batched_tokens: int, /) -> float:
         """How many requests of `length` tokens fit; infinite where nothing is kept."""
+
+
+def longest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest length up to `limit` that fits; 0 when not even one token does. What fits, fits shorter too."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

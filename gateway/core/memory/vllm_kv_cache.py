@@ -22,6 +22,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gateway.core.memory.kv_cache import longest
 from gateway.core.model.rank import Rank
 from gateway.domain import AttentionGroup, Recurrent
 
@@ -100,14 +101,7 @@ class Cache:
         if not self.tables:
             return limit
         room = self.blocks(kv_bytes) - self.set_aside
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.blocks_for(middle, batched_tokens) <= room:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return longest(limit, lambda length: self.blocks_for(length, batched_tokens) <= room)
 
     def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:
         """How many requests of `length` tokens fit, the engine's "Maximum concurrency"; infinite where nothing is kept."""

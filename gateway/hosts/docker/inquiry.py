@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gateway.domain.units import GIB
 from gateway.errors import HostError
+from gateway.hosts.docker.stream import whole_frames
 from gateway.inquiry import script
 
 if TYPE_CHECKING:
@@ -77,13 +78,7 @@ class SpokenLines:
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         self._frames += chunk
-        at = 0
-        while (body := at + 8) <= len(self._frames):
-            end = body + int.from_bytes(self._frames[at + 4 : body], "big")
-            if end > len(self._frames):
-                break
-            source, text = self._frames[at], bytes(self._frames[body:end])
-            at = end
+        for source, text in whole_frames(self._frames):
             if source == 2:
                 self.words.extend(line for line in text.split(b"\n") if line.strip())
                 continue
@@ -95,4 +90,3 @@ class SpokenLines:
             self._line += rest
             if self._left < 0 or len(self._line) > self._most:
                 raise HostError("The engine's answers have no end.", hint="See whether the image is what it says it is.")
-        del self._frames[:at]

@@ -67,11 +67,23 @@ def _reason(body: bytes) -> str:
         return body.decode(errors="replace").strip()
 
 
+def whole_frames(frames: bytearray) -> Iterator[tuple[int, bytes]]:
+    """Takes the whole frames of Docker's multiplexed stream out of `frames`: 8 bytes of header (stream, size), then what was written.
+    Stream 2 is standard error."""
+    at = 0
+    while (body := at + 8) <= len(frames):
+        end = body + int.from_bytes(frames[at + 4 : body], "big")
+        if end > len(frames):
+            break
+        yield frames[at], bytes(frames[body:end])
+        at = end
+    del frames[:at]
+
+
 class LogLines:
     """Lines out of Docker's multiplexed log with timestamps, over any number of requests.
 
-    Each frame holds one entry: 8 bytes of header (stream, size), a timestamp, a blank, then a line with its newline,
-    or 16 KiB of a longer one. After a break, ask again from `resume`: what was given already is left out.
+    Each frame holds one entry: a timestamp, a blank, then a line with its newline, or 16 KiB of a longer one. After a break, ask again from `resume`: what was given already is left out.
     """
 
     def __init__(self) -> None:
@@ -92,14 +104,8 @@ class LogLines:
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """The lines that `chunk` completes."""
         self._frames += chunk
-        at = 0
-        while (body := at + 8) <= len(self._frames):
-            end = body + int.from_bytes(self._frames[at + 4 : body], "big")
-            if end > len(self._frames):
-                break
-            source = self._frames[at]
-            stamp, _, text = bytes(self._frames[body:end]).partition(b" ")
-            at = end
+        for source, entry in whole_frames(self._frames):
+            stamp, _, text = entry.partition(b" ")
             # Timestamps have a fixed width, so they compare as text.
             if stamp <= self._given:
                 continue
@@ -109,7 +115,6 @@ class LogLines:
             if text.endswith(b"\n"):
                 del self._pending[source]
                 yield bytes(pending)
-        del self._frames[:at]
 
     def rest(self) -> Iterator[bytes]:
         """The last lines, which no newline ended."""
