@@ -51,8 +51,8 @@ def document(
     model: ModelFiles | None = None,
     questions: Sequence[Question] = (),
 ) -> bytes:
-    """What `inside/__main__.py` reads. The questions are about `model`."""
-    asked: dict[str, Any] = {"kind": kind, "version": version, "gpu": None}
+    """What `inside/__main__.py` reads. The questions are about `model`, and all of one environment: engines read theirs once."""
+    asked: dict[str, Any] = {"kind": kind, "version": version, "gpu": None, "env": dict(questions[0].env) if questions else {}}
     if gpus is not None:
         asked["gpu"] = asdict(gpus)
     if model is not None:

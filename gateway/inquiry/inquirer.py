@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -43,9 +44,14 @@ class Inquirer:
         """What is known of the questions after at most `limit_s`: answers that came late are missing. Raises HostError."""
         source = await self._host.identity(engine)
         found = await asyncio.to_thread(self._cache.known, questions, source, gpus, model)
-        if unknown := [question for question in questions if question not in found]:
+        end = time.monotonic() + limit_s
+        # A process for each environment: engines read theirs once.
+        for env in dict.fromkeys(question.env for question in questions):
+            unknown = [question for question in questions if question.env == env and question not in found]
+            if not unknown or time.monotonic() >= end:
+                continue
             asked = document(engine.kind, gpus, model=model, questions=unknown)
-            lines = await self._lines(engine, asked, limit_s)
+            lines = await self._lines(engine, asked, end - time.monotonic())
             try:
                 fresh = read_answers(lines, unknown, source)
             except BadAnswer as error:

@@ -12,7 +12,7 @@ had not been answered:
     {"model": 0, "question": 1, "refused": "ValueError: ..."}   the engine's own words
     {"done": true}
 
-gpu: null means the machine as it is, which is a CPU; else these GPUs answer, and none is touched. Nothing of the model's repository is run: of its files only the given ones exist here, and
+env: variables that the engine has as it starts, for all questions alike. gpu: null means the machine as it is, which is a CPU; else these GPUs answer, and none is touched. Nothing of the model's repository is run: of its files only the given ones exist here, and
 `argv` never allows remote code.
 """
 
@@ -35,6 +35,7 @@ def main() -> None:
     asked = json.load(sys.stdin)
     sys.argv[1:] = []  # the engines look at it while they build their parsers
     sys.dont_write_bytecode = True
+    os.environ.update(asked.get("env", {}))
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
     boot(asked)
     kind = asked["kind"].removesuffix("-cpu")

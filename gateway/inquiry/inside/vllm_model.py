@@ -5,6 +5,7 @@ Every `create_weights` of the model's own class runs with its real sizes; nothin
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import re
@@ -20,6 +21,7 @@ from .meta import Group, meta_mode
 _WITHOUT_WEIGHTS = {"load_format": "dummy", "skip_tokenizer_init": True, "distributed_executor_backend": "mp"}
 
 
+@functools.cache  # what it reads of every configuration takes most of a second
 def parser() -> Any:
     """The parser of `vllm serve`, wherever this version has it."""
     made = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser()

@@ -115,3 +115,15 @@ def test_nothing_of_the_gateway_s_secrets_reaches_the_engine(
     seen = tmp_path / "seen"
     ask(install(f"#!{sys.executable}\nimport os\nopen({str(seen)!r}, 'w').write(repr(dict(os.environ)))\n"))
     assert "secret" not in seen.read_text()
+
+
+def test_each_environment_is_asked_in_a_process_of_its_own(install: Callable[[str], Inquirer]) -> None:
+    """A variable keeps an engine from a kernel: a plan that sets it is not what an engine without it was asked about."""
+    inquirer = install(
+        f"#!{sys.executable}\nimport json, sys\nsys.stdin.buffer.read(int(sys.stdin.buffer.readline()))\nasked = json.load(sys.stdin)\n"
+        "for number, _ in enumerate(asked['models'][0]['questions']):\n"
+        "    print(json.dumps({'question': number, 'refused': str(asked['env'])}))\n"
+    )
+    other = Question(engine=str(REF), capability=None, argv=QUESTION.argv, env=(("VLLM_DISABLED_KERNELS", "Marlin"),))
+    found = asyncio.run(inquirer.answers(REF, None, MODEL, [QUESTION, other], HANG_S))
+    assert (found[QUESTION].refused, found[other].refused) == ("{}", "{'VLLM_DISABLED_KERNELS': 'Marlin'}")
