@@ -93,7 +93,7 @@ class ClientConnection(asyncio.Protocol):
         self._in_head = self._in_body = False
         self._size = 0  # bytes so far of the head or body that comes in
         self._wire = 0  # bytes of the reads that bring the body alone, with its chunks' heads and trailers; -1: none was yet
-        self._received = 0  # bytes of this read, and of the reads before that the head came in
+        self._received = 0  # bytes of this read, and of the reads before that the head came in; of all that is discarded
         self._discarding = False  # what still comes is discarded
         self._ignores_upgrade = False
         self._holds_up = False  # the body that comes in has to wait: for room, for a replica, or for who reads it
@@ -137,9 +137,12 @@ class ClientConnection(asyncio.Protocol):
         waiting = not (self._in_head or self._in_body or self._discarding or self._busy())
         if waiting and self._repeats(data):
             return
+        if self._discarding:
+            self._throw_away(len(data))
+            return
         was_in_head = self._in_head
         self._received = len(data) + (self._received if was_in_head else 0)
-        if self._discarding or not self._parse(data):
+        if not self._parse(data):
             return
         if self._in_head:
             if not was_in_head:
@@ -154,6 +157,13 @@ class ClientConnection(asyncio.Protocol):
             self._repeat = head_cache.remember(data, self._current, self.plane.keys.table)
         if self._turns:
             self._steer()
+
+    def _throw_away(self, count: int) -> None:
+        """A refused client sends on: as much as it announced is read, so that it comes to read its refusal, and little more."""
+        self._received += count
+        announced = next((int(value) for name, value in self.headers if name == b"content-length" and value.isdigit()), 0)
+        if self._received > announced + limits.DISCARDED_BYTES and self.transport.is_reading():
+            self.transport.pause_reading()  # until its time is over
 
     def _body_received(self, count: int) -> None:
         """A read of `count` bytes ended within a body."""

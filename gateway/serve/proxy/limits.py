@@ -41,6 +41,8 @@ BODY_S = 30.0
 LEAST_BYTES_S = 4096
 STALL_S = 120.0
 LINGER_S = 5.0
+# What is thrown away of a refused request beyond the length that it announced.
+DISCARDED_BYTES = 256 * 1024
 SWEEP_S = 0.5
 # Bytes that may wait in the kernel for a client that reads slowly, beside the bytes that are on their way.
 UNSENT_BYTES = 128 * 1024

@@ -173,6 +173,8 @@ async def test_a_head_without_an_end_is_not_kept(gateway: Gateway, path: str) ->
     answer = await asyncio.wait_for(reader.read(), HANG_S)
     assert answer.startswith(b"HTTP/1.1 431 ")
     writer.transport.abort()  # much of it is not sent yet
+    gateway.later(guard.LINGER_S + 1)
+    await until(lambda: not gateway.plane.connections)
 
 
 @pytest.mark.parametrize(
@@ -578,6 +580,20 @@ async def test_a_refused_body_that_trickles_holds_its_place_for_a_moment(path: s
         gateway.later(1)
         await until(lambda: not gateway.plane.connections)
         writer.close()
+
+
+async def test_a_refused_client_cannot_send_for_ever() -> None:
+    """Chunks and trailers have no announced end: what is not read any more fills the kernel's buffers, and then nothing is taken."""
+    with Gateway(app=unauthorized, still=True) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+        front = await only(gateway)
+        assert (await asyncio.wait_for(reader.readline(), HANG_S))[9:12] == b"401"
+        writer.write(b"a: b\r\n" * 4_000_000)
+        await until(lambda: not front.transport.is_reading())
+        gateway.later(guard.LINGER_S + 1)
+        await until(lambda: not gateway.plane.connections)
+        writer.transport.abort()
 
 
 async def test_a_client_that_is_still_sending_hears_the_answer_of_fastapi() -> None:
