@@ -33,6 +33,8 @@ class CountedCache:
         if at == 0 or (at < len(points) and points[at][0] == length):
             return points[at][1]
         (short, few), (long, many) = points[at - 1 : at + 1] if at < len(points) else points[-2:]
+        # The longest request fills its last block in part: a whole one costs the same. The second length is one block.
+        long += -long % points[min(1, len(points) - 2)][0]
         between = few + math.ceil((many - few) * (length - short) / (long - short))
         return -(-between // self.asked.block_bytes) * self.asked.block_bytes
 
