@@ -70,4 +70,5 @@ async def checked(
             continue
         answers |= fresh
         decision = decide(answers)
+    await inquirer.contradicted(decision.gaps)
     return Checked(decision, problems)

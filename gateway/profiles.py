@@ -1,6 +1,7 @@
 """Profiles: what we know of engines, failures and machines, as YAML and JSON that a user can read and extend.
 
     engines/KIND/VERSION.yaml   -> Engine
+    asked/KIND/VERSION.yaml     -> Likeness: an engine version without rules, by what it has otherwise than one that has them
     failures.yaml               -> Signature list
     gpus.yaml                   -> GpuTable: what follows from a GPU's capability
     facts.yaml                  -> Fact list: what passes every rule and still fails
@@ -26,6 +27,7 @@ from gateway.core.engines.registry import KINDS
 from gateway.core.engines.vllm_engine import VllmRules
 from gateway.core.kernels.gpus import GpuTable
 from gateway.domain import Engine, Fact, Hardware, Value
+from gateway.domain.likeness import Likeness, different
 from gateway.domain.release import release
 from gateway.errors import BadRequest, NotFound, SettingsError
 from gateway.yaml_cache import Documents
@@ -65,20 +67,33 @@ class Profiles:
 
     @cached_property
     def engine_files(self) -> dict[str, Path]:
-        """`kind==version` -> file, newest version of each kind first."""
+        """`kind==version` -> file, newest version of each kind first: those that are considered where no version is named."""
+        return self._files("engines")
+
+    @cached_property
+    def asked_files(self) -> dict[str, Path]:
+        """The same, of versions that are told by what they have otherwise than a known one: considered where they are named."""
+        return {ref: path for ref, path in self._files("asked").items() if ref not in self.engine_files}
+
+    def _files(self, folder: str) -> dict[str, Path]:
         files: dict[str, Path] = {}
         for root in self.roots:
-            for path in (root / "engines").glob("*/*.yaml"):
+            for path in (root / folder).glob("*/*.yaml"):
                 files.setdefault(f"{path.parent.name}=={path.stem}", path)
         return dict(sorted(files.items(), key=lambda item: _version_key(item[0]), reverse=True))
 
     def engine(self, ref: str) -> Engine:
         """The engine `kind==version`. Raises NotFound naming the nearest known one."""
         if ref not in self._engines:
-            if ref not in self.engine_files:
-                raise NotFound(f"There is no profile for the engine {ref}.", hint=_nearest(ref, self.engine_files))
-            path = self.engine_files[ref]
-            engine = _validate(path, Engine, self._merged(path))
+            path = self.engine_files.get(ref) or self.asked_files.get(ref)
+            if path is None:
+                known = sorted([*self.engine_files, *self.asked_files], key=_version_key, reverse=True)
+                raise NotFound(f"There is no profile for the engine {ref}.", hint=_nearest(ref, known))
+            if ref in self.engine_files:
+                engine = _validate(path, Engine, self._merged(path))
+            else:
+                told = _validate(path, Likeness, self._yaml(path))
+                engine = different(self.engine(told.guessed_from), told)
             if engine.ref != ref:
                 raise SettingsError(
                     f"The profile {path} says {engine.ref} and is named {ref}.",
@@ -105,7 +120,7 @@ class Profiles:
         if ref not in self._known_rules:
             # A version without rules of its own is forecast by those of the version nearest to it, where its profile says so.
             ruled = self.engine(ref).guessed_from or ref
-            folder = self.engine_files.get(ruled, self.engine_files[ref]).with_suffix("")
+            folder = (self.engine_files.get(ruled) or self.engine_files[ref]).with_suffix("")
             # A kind that is not registered may have the rules of vLLM, which it then is a fork of.
             kind = KINDS.get(ref.partition("==")[0], VllmRules)
             found: dict[str, Any] = {
@@ -147,7 +162,15 @@ class Profiles:
     @cached_property
     def images(self) -> frozenset[str]:
         """The image of every engine."""
-        return frozenset(str(self._head(ref).get("image")) for ref in self.engine_files)
+        known = {ref: str(self._head(ref).get("image")) for ref in self.engine_files}
+        # Versions of a kind have images of one name.
+        others = {
+            image.replace(ref.partition("==")[2], one.partition("==")[2])
+            for one in self.asked_files
+            for ref, image in known.items()
+            if ref.partition("==")[0] == one.partition("==")[0]
+        }
+        return frozenset(known.values()) | others
 
     def _head(self, ref: str) -> dict[str, Any]:
         """What stands before the generated part of an engine's file."""

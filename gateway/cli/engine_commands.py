@@ -32,10 +32,10 @@ def engine_install(
 
         device = "cuda" if look(settings.data).gpus else "cpu"
         engine = next(one.ref for one in profiles.engines(device=device) if one.install is not None)
-    if engine in profiles.engine_files:
+    if engine in profiles.engine_files or engine in profiles.asked_files:
         wanted = profiles.engine(engine)
     else:  # a version that nobody described is installed as the nearest one is
-        from gateway.inquiry.learned import like
+        from gateway.domain.likeness import like
 
         near = profiles.nearest(engine)
         say(f"{engine} has no rules here; the nearest known one is {near.ref}, and it is installed in the same way.", err=True)
@@ -54,8 +54,9 @@ def engine_learn(
 
     from gateway.cli.asking import inquirer
     from gateway.domain import EngineRef
+    from gateway.domain.likeness import like
     from gateway.inquiry.document import StatedGpus
-    from gateway.inquiry.learned import keep, like, profile_of
+    from gateway.inquiry.learned import keep, profile_of
     from gateway.profiles import Profiles
     from gateway.settings import load_settings
 
@@ -76,6 +77,29 @@ def engine_learn(
 _LEARN_S = 300.0
 
 
+@app.command("gaps")
+def engine_gaps(as_json: Json = False) -> None:
+    """Print where engines that were asked contradict the rules, for a report: no name of a model, no path."""
+    from gateway.inquiry.gap_book import GapBook
+    from gateway.settings import load_settings
+    from gateway.version import __version__
+
+    gaps = GapBook(load_settings().data / "answers/gaps").known()
+    if as_json:
+        say(json.dumps([gap.model_dump(mode="json") for gap in gaps], indent=2))
+        return
+    if not gaps:
+        say("No engine that was asked contradicts the rules. `fitserve plan MODEL --check` asks one.")
+        return
+    say(f"fitserve {__version__}: {len(gaps)} differences between its rules and engines that were asked")
+    for gap in gaps:
+        rules = "its rules" if gap.rules == gap.engine else f"the rules of {gap.rules}"
+        where = f"compute capability {gap.capability}" if gap.capability else "a CPU"
+        say(f"\n### {gap.engine} on {where}: {gap.about}")
+        say(f"- {rules} say: {gap.forecast}\n- it says itself: {gap.answer}")
+        say(f"- model: {gap.model}\n- asked: `{' '.join(gap.argv)}`\n- answered by: {gap.source}")
+
+
 @app.command("ls")
 def engine_ls(as_json: Json = False) -> None:
     """List the engines that profiles know, and which are installed."""
@@ -86,7 +110,7 @@ def engine_ls(as_json: Json = False) -> None:
     settings = load_settings()
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     rows = []
-    for ref in profiles.engine_files:
+    for ref in (*profiles.engine_files, *profiles.asked_files):
         engine = profiles.engine(ref)
         rows.append(
             {

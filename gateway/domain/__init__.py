@@ -26,6 +26,7 @@ from gateway.domain.plan import (
     Question,
     Refusal,
     Rejected,
+    RuleGap,
     StrChoice,
 )
 from gateway.domain.running import Attempt, AttemptState, Instance, LaunchSpec, Mount, Observation
@@ -80,6 +81,7 @@ __all__ = [
     "Recurrent",
     "Refusal",
     "Rejected",
+    "RuleGap",
     "Scalar",
     "Settled",
     "Shard",

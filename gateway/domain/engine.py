@@ -91,6 +91,10 @@ class Engine(Value):
     process_command: tuple[str, ...] = Field(description="`{env}` stands for the engine's virtual environment")
     install: Install | None = None
     min_capability: str | None = None
+    compiled: tuple[str, ...] = Field(
+        (),
+        description="GPU architectures that all its main extensions hold code for: sm_90a, and as PTX compute_80; empty: not known",
+    )
     default_utilization: float = 0.9
     default_batched_tokens: int = 2048
     default_seqs: int = 256

@@ -170,6 +170,24 @@ class Rejected(Value):
     question: Question | None = Field(None, description="whose answer could overrule the refusal; None: no answer could")
 
 
+class RuleGap(Value):
+    """Where an engine's own answer contradicts the rules that forecast for it: what the engine said wins.
+
+    rules: the version whose rules they are. source: what answered. model: its architecture and shapes. about: what they say
+    differently: a refusal, a kernel, a backend, bytes.
+    """
+
+    engine: str
+    rules: str
+    source: str
+    capability: str | None
+    model: str
+    argv: tuple[str, ...]
+    about: str
+    forecast: str
+    answer: str
+
+
 class Decision(Value):
     """The planner's whole answer (schema fitserve.plan/1): plans best first, and what was ruled out."""
 
@@ -178,6 +196,7 @@ class Decision(Value):
     hardware: str
     plans: tuple[Plan, ...] = ()
     rejected: tuple[Rejected, ...] = ()
+    gaps: tuple[RuleGap, ...] = Field((), description="where engines that were asked contradict the rules")
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)
 

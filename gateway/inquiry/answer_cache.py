@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from gateway.domain import EngineAnswer, Question
 from gateway.inquiry.document import ModelFiles, StatedGpus
+from gateway.inquiry.gap_book import GapBook
 from gateway.inquiry.script import packed
 from gateway.store import atomic_file
 
@@ -20,9 +21,10 @@ _MOST_FILES = 2000
 
 
 class AnswerCache:
-    """`source` names what answered: an image's digest, or an environment; with another one nothing is known."""
+    """`source` names what answered: an image's digest, or an environment; with another one nothing is known. gaps: what the answers contradicted."""
 
     def __init__(self, folder: Path) -> None:
+        self.gaps = GapBook(folder / "gaps")
         self._folder = folder
         self._script = hashlib.sha256(packed()).hexdigest()
 

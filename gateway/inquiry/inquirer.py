@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.domain import EngineAnswer, EngineRef, Question
+from gateway.domain import EngineAnswer, EngineRef, Question, RuleGap
 from gateway.errors import HostError
 from gateway.inquiry.answer_cache import AnswerCache
 from gateway.inquiry.document import BadAnswer, ModelFiles, StatedGpus, document, read_answers, read_version
@@ -59,6 +59,10 @@ class Inquirer:
             await asyncio.to_thread(self._cache.keep, fresh, source, gpus, model)
             found |= fresh
         return found
+
+    async def contradicted(self, gaps: Iterable[RuleGap]) -> None:
+        """Remember where answers were not what the rules said."""
+        await asyncio.to_thread(self._cache.gaps.keep, gaps)
 
     async def version(self, engine: EngineRef, gpus: StatedGpus | None, limit_s: float) -> tuple[Mapping[str, Any], str]:
         """What the engine says of its version, and the identity of what said it. Raises HostError."""

@@ -10,28 +10,15 @@ import yaml
 from pydantic import ValidationError
 
 from gateway.domain import Engine
+from gateway.domain.likeness import like
 from gateway.errors import HostError
 from gateway.inquiry.open_flags import flag, user_env
 from gateway.store import atomic_file
 
+# The oldest driver that runs a CUDA version, by its major number: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1.
+_DRIVERS = {"12": "525", "13": "580"}
 # What a version says of itself beside its flags, by the names of Engine.
 _OWN = ("default_utilization", "default_batched_tokens", "default_seqs", "block_size")
-
-
-def like(near: Engine, version: str, image: str | None = None) -> Engine:
-    """Another version of the known one's kind, as far as that can be told without asking it: how it is installed and started."""
-    recipe = near.install
-    if recipe is not None:
-        packages = tuple(package.replace(f"=={near.version}", f"=={version}") for package in recipe.packages)
-        recipe = recipe.evolve(packages=packages or (f"{near.kind}=={version}",), lock=None)
-    made: Engine = near.evolve(
-        version=version,
-        image=image or near.image.replace(near.version, version),
-        install=recipe,
-        advisories=(),
-        guessed_from=near.guessed_from or near.ref,
-    )
-    return made
 
 
 def profile_of(near: Engine, version: str, image: str | None, said: Mapping[str, Any], identity: str) -> Engine:
@@ -48,13 +35,15 @@ def profile_of(near: Engine, version: str, image: str | None, said: Mapping[str,
             **{name: said[name] for name in _OWN if name in said},
         }
         held = like(near, version, image).model_dump(exclude={"sources", "head_dims"})
-        cuda = said.get("cuda")
+        cuda = _cuda(near, said)
         return Engine.model_validate(
             {
                 **held,
                 **asked,
                 "cuda": cuda,
-                "min_driver": near.min_driver if cuda == near.cuda else None,
+                "min_driver": _DRIVERS.get(str(cuda).partition(".")[0]),
+                # What its own extensions hold says more than a limit that somebody read of another version.
+                **({"compiled": said["compiled"], "min_capability": None} if said.get("compiled") else {}),
                 "sources": {"flags": f"asked of {identity}", "rules": f"those of {near.ref}"},
             }
         )
@@ -63,6 +52,15 @@ def profile_of(near: Engine, version: str, image: str | None, said: Mapping[str,
             f"What {near.kind}=={version} says of itself is no profile: {str(error).splitlines()[0]}.",
             hint="See whether the image is what it says it is.",
         ) from None
+
+
+def _cuda(near: Engine, said: Mapping[str, Any]) -> str | None:
+    """torch's CUDA, where the engine's extensions are for the same; else theirs, as exactly as that is known."""
+    runtime, torch = said.get("cuda_runtime"), said.get("cuda")
+    if runtime is None:
+        return torch
+    known = next((one for one in (torch, near.cuda) if one and one.partition(".")[0] == str(runtime)), None)
+    return known or f"{runtime}.0"
 
 
 def keep(profile: Engine, folder: Path) -> Path:

@@ -78,24 +78,33 @@ def padded_vocab(rows: int) -> int:
     return round_up(rows, 64)
 
 
+# What a model that also sees or hears calls its language model.
+_LANGUAGE = "language_model."
+
+
 @lru_cache(maxsize=64)
 def stage(built: BuiltModel, stages: int) -> BuiltModel:
-    """The fullest of `stages` stages: its share of the layers rounded up, and one of embedding and output head.
+    """The fullest of `stages` stages: its share of the language model's layers rounded up, what sees or hears whole, and one of
+    embedding and output head.
 
     Source: get_pp_indices in vllm/distributed/utils.py deals the layers out evenly; the embedding is on the first rank, the
-    head on the last.
+    head on the last. Of Qwen3-Next and Qwen3.5 every rank has the embedding (qwen3_next.py, qwen3_5.py).
     """
     if stages == 1:
         return built
+    within = any(layer.name.startswith(_LANGUAGE) for layer in built.linears)
 
-    def share(count: int) -> int:
-        return -(-count // stages)
+    def share(name: str, count: int) -> int:
+        return count if within and not name.startswith(_LANGUAGE) else -(-count // stages)
 
     heads = [tensor for tensor in built.others if tensor.shard == "vocab"]
-    kept = sorted(heads, key=lambda tensor: tensor.shape)[-1:]
+    repeated = any(".linear_attn." in layer.name for layer in built.linears)
+    kept = heads if repeated else sorted(heads, key=lambda tensor: tensor.shape)[-1:]
     return replace(
         built,
-        linears=tuple(replace(layer, count=share(layer.count)) for layer in built.linears),
-        others=tuple(t.evolve(count=share(t.count)) for t in built.others if t.shard != "vocab") + tuple(kept),
-        attention=tuple(group.evolve(layers=share(group.layers)) for group in built.attention),
+        linears=tuple(replace(layer, count=share(layer.name, layer.count)) for layer in built.linears),
+        others=tuple(t.evolve(count=share(t.name, t.count)) for t in built.others if t.shard != "vocab") + tuple(kept),
+        attention=tuple(
+            group if group.kind == "vision" else group.evolve(layers=-(-group.layers // stages)) for group in built.attention
+        ),
     )

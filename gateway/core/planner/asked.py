@@ -1,14 +1,38 @@
-"""Which questions a decision leaves open, and what an engine's own answer makes of the evidence that the rules forecast. Pure."""
+"""Which questions a decision leaves open, what an engine's own answer makes of the evidence that the rules forecast, and where the two
+contradict each other. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from gateway.core.engines.candidate import Candidate
 from gateway.core.engines.evidence import Evidence
-from gateway.domain import AskedKernel, Decision, EngineAnswer, EngineRef, LayerAttention, LayerKernel, Question
+from gateway.core.engines.refusal import Refused
+from gateway.core.planner.sizing import weights
+from gateway.domain import (
+    AskedAttention,
+    AskedKernel,
+    Decision,
+    EngineAnswer,
+    EngineRef,
+    LayerAttention,
+    LayerKernel,
+    Question,
+    RuleGap,
+)
 
 # Plans, and refusals, of one engine version that are asked about together: its import is what costs.
 _AT_ONCE = 4
+# Sizes nearer than this are alike: of stages the rules take the fullest that could be.
+_ALIKE = 0.005
+_PATH = re.compile(r"(?<![\w.:/])~?/(?:[\w.@+-]+/)*[\w.@+-]+")
+# What of config.json decides what an engine makes of a model. It names nobody's files.
+_SHAPES = (
+    *("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "sliding_window", "num_experts", "n_routed_experts", "num_local_experts", "moe_intermediate_size"),
+    "kv_lora_rank",
+)
 
 
 def open_questions(decision: Decision, dead: Collection[str] = ()) -> tuple[EngineRef, list[Question]] | None:
@@ -63,3 +87,108 @@ def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> L
         padded_to=known.padded_to if known else None,
         note=known.note if known else "",
     )
+
+
+def gaps(question: Question, forecast: Candidate, refusal: Refused | None, answer: EngineAnswer) -> tuple[RuleGap, ...]:
+    """What the rules said otherwise than the engine of one variant. refusal: why the rules forecast nothing of it."""
+    found = _differences(forecast, refusal, answer)
+    return tuple(
+        RuleGap(
+            engine=question.engine,
+            rules=forecast.engine.guessed_from or forecast.engine.ref,
+            source=answer.source,
+            capability=question.capability,
+            model=signature(forecast),
+            argv=tuple(_without_paths(one) for one in (*(f"{name}={value}" for name, value in question.env), *question.argv)),
+            about=about,
+            forecast=_without_paths(said),
+            answer=_without_paths(asked),
+        )
+        for about, said, asked in found
+    )
+
+
+def _differences(forecast: Candidate, refusal: Refused | None, answer: EngineAnswer) -> Iterator[tuple[str, str, str]]:
+    """What about, what the rules said, what the engine said."""
+    evidence = forecast.evidence
+    none = [f"no kernel for {row.layer}" for row in evidence.kernels if row.status == "none"]
+    none += [f"no backend for {row.kind} attention" for row in evidence.attention if row.status == "none"]
+    ruled_out = str(refusal) if refusal else "; ".join(none)
+    if ruled_out or answer.refused:
+        if bool(ruled_out) != bool(answer.refused):
+            yield "refusal", ruled_out or "loads", answer.refused or "loads"
+        return
+    known = {_layer(row.layer) for row in evidence.kernels if row.status != "unknown"}
+    yield from _unlike("kernel", _kernels(evidence.kernels), _kernels(answer.kernels), known)
+    known = {_kind(row) for row in evidence.attention if row.status != "unknown"}
+    yield from _unlike("attention", _backends(evidence.attention), _backends(answer.attention), known)
+    if evidence.kernels or not forecast.given.spec.quant:
+        yield from _sizes(forecast, answer)
+
+
+def _sizes(forecast: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, str, str]]:
+    try:
+        held = weights(forecast) - forecast.speculation.weights_bytes
+        cache = forecast.cache
+    except Refused:  # the rules say nothing of it, so that nothing is contradicted
+        return
+    online = (
+        forecast.variant.quantization and forecast.given.spec.quant is None
+    )  # the engine's parameters are those from before
+    if not online and _differ(held, answer.weights):
+        yield "weights", f"{held} bytes on a rank", f"{answer.weights} bytes on a rank"
+    for length, needed in answer.kv.needed if answer.kv else ():
+        batched = answer.settled.max_num_batched_tokens if answer.settled else 0
+        if _differ(said := cache.bytes_for(length, batched), needed):
+            yield "KV cache", f"{said} bytes for a request of {length} tokens", f"{needed} bytes"
+            return
+
+
+def _differ(said: int, asked: int) -> bool:
+    return abs(said - asked) > _ALIKE * max(said, asked)
+
+
+def _unlike(
+    about: str, said: dict[str, set[str]], asked: dict[str, set[str]], known: set[str]
+) -> Iterator[tuple[str, str, str]]:
+    for name in sorted(known & asked.keys()):
+        # Of a tower the engine names the backend without its version.
+        if said[name] != asked[name] and {one.rstrip("234") for one in said[name]} != asked[name]:
+            yield f"{about} of {name}", ", ".join(sorted(said[name])), ", ".join(sorted(asked[name]))
+
+
+def _kernels(rows: Iterable[LayerKernel | AskedKernel]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        found.setdefault(_layer(row.layer), set()).add(row.kernel or "none")
+    return found
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _backends(rows: Iterable[LayerAttention | AskedAttention]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        found.setdefault(_kind(row), set()).add(f"{row.backend}{row.version or ''}")
+    return found
+
+
+def _kind(row: LayerAttention | AskedAttention) -> str:
+    return f"{row.kind} layers of head size {row.head_dim}"
+
+
+def signature(forecast: Candidate) -> str:
+    """The model as far as an engine's choices follow from it, without its name and its place."""
+    spec = forecast.given.spec
+    config = {**spec.config, **(spec.config.get("text_config") or {})}
+    shapes = [f"{name}={config[name]}" for name in _SHAPES if isinstance(config.get(name), (int, str)) and config[name]]
+    quant = [
+        f"{name}={value}" for name, value in (spec.quant.config if spec.quant else {}).items() if isinstance(value, (int, str))
+    ]
+    return ", ".join([spec.architecture, *shapes, *([f"quantized: {spec.quant.method}"] if spec.quant else []), *quant])
+
+
+def _without_paths(words: str) -> str:
+    return _PATH.sub("PATH", words)

@@ -21,7 +21,7 @@ from gateway.core.planner.flags import check_args, check_env
 from gateway.core.planner.search import Search, Shared, rejection
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT
 from gateway.core.speculative.drafter import Drafter
-from gateway.domain import Decision, Engine, EngineAnswer, Fact, Hardware, ModelSpec, Plan, Question, Rejected, Wish
+from gateway.domain import Decision, Engine, EngineAnswer, Fact, Hardware, ModelSpec, Plan, Question, Rejected, RuleGap, Wish
 from gateway.errors import BadFlag
 
 # A context that is shorter than this, and than what was wished for, helps nobody to keep the weights as they are.
@@ -52,6 +52,7 @@ def decide(
     given = PlanningInput(spec, hardware, wish, KnownFacts(facts), claims or {}, gpus, answers or {})
     plans: list[Plan] = []
     rejected: list[Rejected] = []
+    gaps: list[RuleGap] = []
     wrong_flags: list[BadFlag] = []
     shared = Shared(given)
     for engine in engines:
@@ -66,12 +67,15 @@ def decide(
         search.run()
         plans += search.plans
         rejected += search.rejected
+        gaps += search.gaps
     if wrong_flags and len(wrong_flags) == len(engines):
         raise wrong_flags[0]
     order = {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
     plans.sort(key=lambda plan: _preference(given, plan, order))
     ranked = tuple(plan.evolve(rank=index) for index, plan in enumerate(plans, start=1))
-    return Decision(model=spec.source, hardware=hardware_name, plans=ranked, rejected=tuple(rejected))
+    return Decision(
+        model=spec.source, hardware=hardware_name, plans=ranked, rejected=tuple(rejected), gaps=tuple(dict.fromkeys(gaps))
+    )
 
 
 def _preference(given: PlanningInput, plan: Plan, order: Mapping[str, tuple[bool, int]]) -> tuple[Any, ...]:

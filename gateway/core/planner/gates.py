@@ -15,6 +15,7 @@ from gateway.core.engines.refusal import Refused
 from gateway.core.engines.variant import Variant
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.facts.peers import NCCL, failing
+from gateway.core.kernels.compiled import capabilities, runs
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.planner.flags import spelled
 from gateway.core.planner.layer_kernels import Seen
@@ -207,6 +208,10 @@ def gate_devices(
             f"{engine.ref} needs compute capability {engine.min_capability}, {group[0].name} has {capability}",
             f"profile {engine.ref}",
         )
+    if engine.compiled and capability and runs(engine.compiled, capability) == "no":
+        made = ", ".join(capabilities(engine.compiled))
+        reason = f"{engine.ref} is compiled for compute capability {made}; {group[0].name} has {capability}"
+        raise Refused("no_kernel", reason, engine.sources.get("compiled", f"profile {engine.ref}"))
     return group
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from gateway.core.engines.candidate import Candidate
 from gateway.core.facts.peers import CUSTOM, P2P, P2P_OFF, failing
+from gateway.core.kernels.compiled import runs
 from gateway.core.kernels.linear import DISABLED
 from gateway.core.model.scheme import Scheme
 from gateway.core.planner.flags import spelled
@@ -160,6 +161,12 @@ def _warnings(candidate: Candidate) -> list[str]:
     if not built.known and evidence.answer is None:
         sizes = "sizes are those of its files, kernels are not predicted"
         warnings.append(f"The family {spec.model_type} is not known here: {sizes}.")
+    capability = candidate.group[0].capability if candidate.group else None
+    if candidate.engine.compiled and capability and runs(candidate.engine.compiled, capability) == "ptx":
+        warnings.append(
+            f"{candidate.engine.ref} holds no code for compute capability {capability}: the driver compiles what has PTX when it "
+            "starts, and what has none fails."
+        )
     if (near := candidate.engine.guessed_from) and evidence.answer is None:
         warnings.append(
             f"{candidate.engine.ref} has no rules of its own: this is what {near} would do. Its own code was not asked."

@@ -15,7 +15,7 @@ from gateway.core.layers.build import asked, build
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.model.experts import expert_traits
 from gateway.core.model.rank import Rank
-from gateway.core.planner.asked import evidence_of
+from gateway.core.planner.asked import evidence_of, gaps
 from gateway.core.planner.flags import canonical
 from gateway.core.planner.gates import (
     gate_devices,
@@ -48,6 +48,7 @@ from gateway.domain import (
     Plan,
     Quant,
     Rejected,
+    RuleGap,
     Scalar,
     StrChoice,
 )
@@ -79,7 +80,7 @@ class Shared:
 
 
 class Search:
-    """The search of one engine version: `run` fills `plans` and `rejected`.
+    """The search of one engine version: `run` fills `plans`, `rejected` and `gaps`.
 
     args: the user's checked flags by this engine's names; `canonical` are the same by the planner's names.
     """
@@ -100,6 +101,7 @@ class Search:
         self.traits = asked(given.spec, engine.traits)
         self.plans: list[Plan] = []
         self.rejected: list[Rejected] = []
+        self.gaps: list[RuleGap] = []
         self._seen: dict[str, Seen] = {}
         self._backends: dict[Hashable, tuple[LayerAttention, ...]] = {}
 
@@ -155,12 +157,15 @@ class Search:
         bare = self._laid_out(variant)
         asked = question(bare, batch_of(bare), self._environment(variant))
         answer = self.given.answers.get(asked)
+        refusal: Refused | None = None
         try:
             candidate = self._forecast(bare)
         except Refused as error:
             if answer is None:
                 raise error.open(asked) from None
-            candidate = bare
+            candidate, refusal = bare, error
+        if answer is not None:
+            self.gaps += gaps(asked, candidate, refusal, answer)
         if answer is not None and not answer.refused:
             return self._sized(replace(candidate, evidence=evidence_of(answer, candidate.evidence)))
         try:

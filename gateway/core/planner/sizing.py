@@ -59,13 +59,15 @@ def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
     graphs = not batch.eager.value and candidate.engine.device == "cuda"
     runner = candidate.rules.runner(candidate)
     load = Workload(candidate.engine.device, candidate.rank, batch.tokens.value, batch.seqs.value, graphs, runner)
-    return Footprint(candidate, _weights(candidate), candidate.cache, load)
+    return Footprint(candidate, weights(candidate), candidate.cache, load)
 
 
-def _weights(candidate: Candidate) -> int:
+def weights(candidate: Candidate) -> int:
     """Bytes of weights on one rank, padded as the chosen kernels pad, or as the engine said. Raises Refused where the cut or a
     scheme is not known."""
-    if candidate.evidence.answer is not None:
+    # Weights that become smaller while they load: the engine's parameters are those from before.
+    online = candidate.variant.quantization and candidate.given.spec.quant is None
+    if candidate.evidence.answer is not None and not online:
         return candidate.evidence.answer.weights + candidate.speculation.weights_bytes
     rows = {(row.layer, row.scheme): row.padded_to for row in candidate.evidence.kernels if row.padded_to}
     padded = {

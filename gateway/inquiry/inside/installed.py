@@ -17,6 +17,5 @@ def installed() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
-        "compiled_for": sorted(torch.cuda.get_arch_list()),
         "packages": dict(sorted(found.items())),
     }

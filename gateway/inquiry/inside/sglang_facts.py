@@ -9,10 +9,12 @@ import argparse
 import ast
 import tempfile
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from .compiled import common, compiled, cuda_major
 from .installed import installed
 
 # A flag whose action only warns that it does nothing any more.
@@ -26,6 +28,7 @@ def facts() -> dict[str, Any]:
     arguments.add_cli_args(parser)
     methods = import_module("sglang.srt.layers.quantization").QUANTIZATION_METHODS
     package = import_module("sglang")
+    kernels = _kernels()
     return {
         "version": str(package.__version__),
         "device": "cuda",
@@ -33,8 +36,17 @@ def facts() -> dict[str, Any]:
         "architectures": {"by file": _architectures(Path(package.__path__[0], "srt/models"))},
         "quantizations": {name: _method(name, kind) for name, kind in methods.items()},
         "environment": _environment(import_module("sglang.srt.environ")),
+        "compiled": common(held for name, held in compiled(kernels).items() if name.endswith("common_ops")) if kernels else [],
+        "cuda_runtime": cuda_major(kernels) if kernels else None,
         **installed(),
     }
+
+
+def _kernels() -> Path | None:
+    """The folder of SGLang's extensions, a package of its own; None: it is not here, or a stand-in."""
+    found = find_spec("sgl_kernel")
+    folder = next(iter(found.submodule_search_locations or ()), "") if found else ""
+    return Path(folder) if folder and Path(folder).is_dir() else None
 
 
 def _method(name: str, kind: Any) -> dict[str, Any]:

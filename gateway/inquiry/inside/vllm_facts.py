@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from . import vllm_boot
+from .compiled import common, compiled, cuda_major
 from .installed import installed
 from .vllm_model import parser
 
@@ -30,6 +31,7 @@ def facts() -> dict[str, Any]:
     quantizations = import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS
     batched, seqs = args.EngineArgs.get_batch_defaults(1)
     device = "cuda" if import_module("vllm.platforms").current_platform.is_cuda() else "cpu"
+    package = Path(import_module("vllm").__path__[0])
     said = {
         "version": str(import_module("vllm").__version__),
         "device": device,
@@ -37,6 +39,8 @@ def facts() -> dict[str, Any]:
         "architectures": _architectures(),
         "quantizations": {name: _method(name) for name in sorted(quantizations)},
         "environment": _environment(),
+        "compiled": common(held for name, held in compiled(package).items() if name.startswith(("_C", "_moe_C"))),
+        "cuda_runtime": cuda_major(package),
         "default_utilization": cache().gpu_memory_utilization,
         "default_batched_tokens": batched[usage],
         "default_seqs": seqs[usage],
@@ -84,9 +88,9 @@ def _dtypes(kind: Any) -> list[Any]:
 def _online(name: str) -> Any:
     """What the engine makes of the method for weights that are not quantized; None where it refuses."""
     load = import_module("vllm.model_executor.model_loader.weight_utils").get_quant_config
-    try:
+    try:  # early versions have no names for this: 0.20 has the module without the function, 0.18 neither
         resolve = import_module("vllm.config.quantization").resolve_quantization_config
-    except ImportError:  # up to 0.18 there are no names for this
+    except (ImportError, AttributeError):
         resolve = lambda *_: None  # noqa: E731
     with tempfile.TemporaryDirectory() as folder:
         model = SimpleNamespace(

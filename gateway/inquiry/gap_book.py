@@ -1,0 +1,46 @@
+"""Where engines contradicted the rules, in DATA/answers/gaps/: one file for each gap, found once however often it is met."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gateway.domain import RuleGap
+from gateway.store import atomic_file
+
+# Of more gaps the oldest are forgotten.
+_MOST_FILES = 500
+
+
+class GapBook:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keep(self, gaps: Iterable[RuleGap]) -> None:
+        """Never raises: what cannot be kept will be met again."""
+        try:
+            for gap in gaps:
+                text = gap.model_dump_json().encode()
+                path = self._folder / f"{hashlib.sha256(text).hexdigest()[:40]}.json"
+                if not path.exists():
+                    atomic_file.write(path, text)
+            for path in self._files()[:-_MOST_FILES]:
+                path.unlink(missing_ok=True)
+        except OSError:
+            return
+
+    def known(self) -> list[RuleGap]:
+        """The oldest first; what cannot be read is left out."""
+        found = []
+        for path in self._files():
+            try:
+                found.append(RuleGap.model_validate_json(path.read_bytes()))
+            except (OSError, ValidationError):
+                continue
+        return found
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("*.json"), key=lambda path: (path.stat().st_mtime, path.name))

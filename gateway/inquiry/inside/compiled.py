@@ -1,0 +1,90 @@
+"""The GPU architectures that an engine's extensions hold code for, read in their files: no driver, no CUDA, nothing is loaded.
+
+A section .nv_fatbin is a row of fat binaries, and each of these a row of entries, one for a kernel file and an architecture.
+cuobjdump --list-elf and --list-ptx print the same.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_MAGIC = b"\x50\xed\x55\xba"
+_PTX, _ELF = 1, 2
+# Bits of an entry's flags: code for this architecture alone ("a"), and for its family ("f").
+_ALONE, _FAMILY = 0x100000, 0x200000
+# A damaged file may say anything of its own length.
+_MOST_ENTRIES = 100_000
+
+
+def compiled(folder: Path) -> dict[str, list[str]]:
+    """Extension of this package -> what it holds: sm_90a is code for a GPU, compute_80 is PTX, which later GPUs compile for themselves.
+    Extensions without code for GPUs are left out."""
+    found = {}
+    for path in sorted(folder.rglob("*.so")):
+        if held := sorted(_held(path), key=lambda one: (one[0], int(re.sub(r"\D", "", one)), one)):
+            found[str(path.relative_to(folder)).partition(".")[0]] = held
+    return found
+
+
+def common(extensions: Iterable[list[str]]) -> list[str]:
+    """What every one of these holds; nothing where there is none."""
+    found = [*extensions]
+    return [one for one in found[0] if all(one in held for held in found)] if found else []
+
+
+def cuda_major(folder: Path) -> int | None:
+    """The CUDA runtime that the extensions ask the loader for; None: none does."""
+    for path in sorted(folder.rglob("*.so")):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if match := re.search(rb"libcudart\.so\.(\d+)", data):
+                return int(match[1])
+    return None
+
+
+def _held(path: Path) -> set[str]:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return {
+                name
+                for start, size in _sections(data, b".nv_fatbin")
+                for name in _entries(data, start, min(start + size, len(data)))
+            }
+    except (OSError, ValueError, struct.error):  # not an ELF file, or a damaged one
+        return set()
+
+
+def _sections(data: mmap.mmap, wanted: bytes) -> Iterator[tuple[int, int]]:
+    """Offset and size of each section of this name in a 64-bit ELF file."""
+    if data[:5] != b"\x7fELF\x02":
+        return
+    (table,) = struct.unpack_from("<Q", data, 0x28)
+    size, count, names = struct.unpack_from("<HHH", data, 0x3A)
+    rows = [struct.unpack_from("<IIQQQQ", data, table + number * size) for number in range(count)]
+    for name, _, _, _, offset, length in rows:
+        start = rows[names][4] + name
+        if data[start : start + len(wanted) + 1] == wanted + b"\0":
+            yield offset, length
+
+
+def _entries(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
+    for _ in range(_MOST_ENTRIES):
+        start = data.find(_MAGIC, start, end)
+        if start < 0:
+            return
+        _, header, length = struct.unpack_from("<HHQ", data, start + 4)
+        entry, start = start + header, start + header + length
+        while entry < min(start, end):
+            kind, _, header, length = struct.unpack_from("<HHIQ", data, entry)
+            (architecture,) = struct.unpack_from("<I", data, entry + 28)
+            (flags,) = struct.unpack_from("<Q", data, entry + 40)
+            if kind == _ELF:
+                yield f"sm_{architecture}{'a' if flags & _ALONE else 'f' if flags & _FAMILY else ''}"
+            elif kind == _PTX:
+                yield f"compute_{architecture}{'a' if flags & _ALONE else 'f' if flags & _FAMILY else ''}"
+            if not header + length:
+                return
+            entry += header + length
