@@ -1,6 +1,6 @@
 """Where forecast and inquiry agree: every model of tests/models, by the rules and by the engine's own code, for versions and capabilities.
 
-    python benchmarks/agreement.py [--version 0.33.0 ...] [--capability 8.6 ...] [--model NAME ...]
+    python benchmarks/agreement.py [--version 0.33.0 ...] [--capability 8.6 ...] [--model NAME ...] [--rules 0.26.0]
 
 For each version and capability one process builds the models on 1, on 2 and on 2 x 2 GPUs (large ones: memory refuses nothing) as the
 planner's command lines say. It prints a row for each version, and each gap once, with how often it was met. The engines' sources and the
@@ -25,9 +25,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from gateway.checking import model_files  # noqa: E402
+from gateway.core.engines.candidate import EngineRules  # noqa: E402
 from gateway.core.model.spec import read_model  # noqa: E402
 from gateway.core.planner.decide import decide  # noqa: E402
-from gateway.domain import Decision, EngineAnswer, Hardware, ModelSpec, Question, RuleGap, Wish  # noqa: E402
+from gateway.domain import Decision, Engine, EngineAnswer, Hardware, ModelSpec, Question, RuleGap, Wish  # noqa: E402
 from gateway.errors import BadModel  # noqa: E402
 from gateway.inquiry import script  # noqa: E402
 from gateway.inquiry.document import StatedGpus, document, read_answers  # noqa: E402
@@ -60,6 +61,13 @@ class Case(NamedTuple):
     questions: list[Question]
 
 
+class Forecaster(NamedTuple):
+    """A version, and the rules that forecast for it."""
+
+    engine: Engine
+    rules: EngineRules
+
+
 class Tally(NamedTuple):
     """Of one version on one capability: questions that agree, that do not, that nobody answered; models that were not asked about."""
 
@@ -68,7 +76,7 @@ class Tally(NamedTuple):
     silent: list[str]
 
 
-def cases(profiles: Profiles, ref: str, machine: Hardware, wanted: list[str]) -> Iterator[Case | str]:
+def cases(profiles: Profiles, by: Forecaster, machine: Hardware, wanted: list[str]) -> Iterator[Case | str]:
     """For each model the case, or why there is nothing to ask."""
     for path in sorted((ROOT / "tests/models").glob("*.json")):
         for quant in ("", *QUANTIZED.get(path.stem, ())):
@@ -81,7 +89,7 @@ def cases(profiles: Profiles, ref: str, machine: Hardware, wanted: list[str]) ->
             except BadModel as error:
                 yield f"{name}: {error.message}"
                 continue
-            forecast = decided(profiles, ref, machine, spec, {})
+            forecast = decided(profiles, by, machine, spec, {})
             rows = [(one.tensor_parallel.value, one.pipeline_parallel.value, one.question) for one in forecast.plans]
             rows += [(one.tensor_parallel, one.pipeline_parallel, one.question) for one in forecast.rejected]
             asked = [question for tp, pp, question in rows if question is not None and (tp, pp) in LAYOUTS]
@@ -92,25 +100,33 @@ def cases(profiles: Profiles, ref: str, machine: Hardware, wanted: list[str]) ->
 
 
 def decided(
-    profiles: Profiles, ref: str, machine: Hardware, spec: ModelSpec, answers: dict[Question, EngineAnswer]
+    profiles: Profiles, forecaster: Forecaster, machine: Hardware, spec: ModelSpec, answers: dict[Question, EngineAnswer]
 ) -> Decision:
-    engines = [profiles.engine(ref)]
-    rules = profiles.rules(engines)
-    return decide(spec, machine, engines, Wish(name="m", source="m"), rules=rules, gpus=profiles.gpus, answers=answers)
+    engine, rules = forecaster
+    wish = Wish(name="m", source="m")
+    return decide(spec, machine, [engine], wish, rules={engine.ref: rules}, gpus=profiles.gpus, answers=answers)
 
 
-def tally(profiles: Profiles, kept: Kept, version: str, capability: str, wanted: list[str]) -> Tally:
-    ref = f"vllm=={version}"
+def forecaster(profiles: Profiles, ref: str, other: str | None) -> Forecaster:
+    """The version with its own rules, or with those of another version in their place."""
+    engine = profiles.engine(ref)
+    ruled = profiles.engine(f"vllm=={other}") if other else engine
+    rules = profiles.rules([ruled])[ruled.ref]
+    return Forecaster(engine.evolve(traits=ruled.traits, method_rules=ruled.method_rules), rules)
+
+
+def tally(profiles: Profiles, kept: Kept, version: str, capability: str, wanted: list[str], rules: str | None) -> Tally:
+    by = forecaster(profiles, f"vllm=={version}", rules)
     whole = profiles.hardware("8xh100")
     cards = [gpu.evolve(capability=capability, total_bytes=_MEMORY, free_bytes=_MEMORY, name="GPU") for gpu in whole.gpus]
     machine = whole.evolve(gpus=tuple(cards))
-    found = list(cases(profiles, ref, machine, wanted))
+    found = list(cases(profiles, by, machine, wanted))
     silent = [one for one in found if isinstance(one, str)]
     asked = [one for one in found if not isinstance(one, str)]
     counts, gaps = Counter({"not asked": len(silent)}), []
     for case, answers in zip(asked, ask(kept, version, StatedGpus(capability, _MEMORY, 8, "GPU"), asked), strict=True):
         contradicted: dict[tuple[str, ...], list[RuleGap]] = {}
-        for gap in decided(profiles, ref, machine, case.spec, answers).gaps:
+        for gap in decided(profiles, by, machine, case.spec, answers).gaps:
             contradicted.setdefault(gap.argv, []).append(gap)
         for question in case.questions:
             if question not in answers:
@@ -158,6 +174,7 @@ def main() -> None:
     parser.add_argument("--version", action="append", help=f"default: {', '.join(VERSIONS)}")
     parser.add_argument("--capability", action="append", help=f"default: {', '.join(CAPABILITIES)}")
     parser.add_argument("--model", action="append", default=[], help="of tests/models; default: all")
+    parser.add_argument("--rules", help="the version whose rules forecast, in place of each version's own")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time, of 1 GB of memory each")
     parser.add_argument("--folder", type=Path, default=ROOT / ".cache/engines")
     args = parser.parse_args()
@@ -169,7 +186,7 @@ def main() -> None:
 
     def one(pair: tuple[str, str]) -> tuple[tuple[str, str], Tally, float]:
         began = time.monotonic()
-        return pair, tally(profiles, kept, *pair, args.model), time.monotonic() - began
+        return pair, tally(profiles, kept, *pair, args.model, args.rules), time.monotonic() - began
 
     pairs = [(version, capability) for version in args.version or VERSIONS for capability in args.capability or CAPABILITIES]
     with ThreadPoolExecutor(args.jobs) as pool:
