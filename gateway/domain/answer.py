@@ -30,15 +30,16 @@ class AskedAttention(Value):
 
 class AskedCache(Value):
     """What one rank keeps of sequences. block_bytes: one block of the pool; aside: blocks that must be free beside those of the longest
-    request; needed: (tokens, bytes of one request of this length)."""
+    request; fixed: bytes beside the pool, for no request; needed: (tokens, bytes of one request of this length)."""
 
     block_bytes: int = Field(gt=0)
     aside: int = 0
+    fixed: int = Field(0, ge=0)
     needed: tuple[tuple[int, int], ...]
 
 
 class Settled(Value):
-    """What the engine resolved by itself."""
+    """What the engine resolved by itself. static_fraction: the share of a GPU for weights and pools; None: it has no such share."""
 
     architecture: str
     dtype: str
@@ -49,6 +50,7 @@ class Settled(Value):
     max_num_batched_tokens: int
     enforce_eager: bool
     runner: str
+    static_fraction: float | None = None
 
 
 class EngineAnswer(Value):

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import pkgutil
 import tempfile
-import types
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gateway.inquiry.inside import sglang_attention, sglang_boot, sglang_model
 from tests.support.paths import MODELS
 from tests.support.versions import since
 
@@ -125,45 +125,9 @@ def questions(version: str) -> Iterator[Question]:
 
 
 def answers(version: str) -> list[Any]:
-    for name in ("server_args", "arg_groups.memory_hook", "arg_groups.model_overrides.qwen3_vl", "utils.common"):
-        try:
-            module: Any = importlib.import_module(f"sglang.srt.{name}")
-        except ModuleNotFoundError:
-            continue
-        if hasattr(module, "get_device_memory_capacity"):
-            module.get_device_memory_capacity = lambda *_, **__: float(_GPU["mib"])
-    record_backends()
+    sglang_attention.record_backends()
     with tempfile.TemporaryDirectory() as folder:
         return [_answer(Path(folder), question) for question in questions(version)]
-
-
-_GPU = {"mib": MIB}
-
-
-class Recorded:
-    """Stands for an attention backend, and remembers the backends that it is made of."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.parts = [part for part in (*args, *kwargs.values()) if isinstance(part, Recorded)]
-
-    def names(self) -> list[str]:
-        return [type(self).__name__, *(name for part in self.parts for name in part.names())]
-
-
-def record_backends() -> None:
-    """Put a recording class into the place of every attention backend."""
-    for folder in ("sglang.srt.layers.attention", "sglang.srt.layers.attention.linear"):
-        package: Any = importlib.import_module(folder)
-        for found in pkgutil.iter_modules(package.__path__, f"{folder}."):
-            if not found.name.endswith("_backend"):
-                continue
-            try:
-                module = importlib.import_module(found.name)
-            except ImportError:
-                continue  # of other platforms, or a package that the image does not have
-            for name, value in list(vars(module).items()):
-                if isinstance(value, type) and name.endswith("Backend"):
-                    setattr(module, name, type(name, (Recorded,), {}))
 
 
 def _answer(folder: Path, q: Question) -> Any:
@@ -171,7 +135,7 @@ def _answer(folder: Path, q: Question) -> Any:
     if not model.is_dir():
         model.mkdir()
         (model / "config.json").write_text(json.dumps(config_of(q.model)))
-    _GPU["mib"] = q.gpu_mib
+    sglang_boot.state_memory(q.gpu_mib)
     given: dict[str, Any] = {
         "attention_backend": q.attention,
         "prefill_attention_backend": q.prefill,
@@ -188,63 +152,21 @@ def _answer(folder: Path, q: Question) -> Any:
             kv_cache_dtype=q.kv_dtype,
             **given,
         )
-        return _resolved(args, q) if hasattr(args, "resolve_once") else _filled(args, q)
+        return _said(args, q)
     except (AssertionError, ValueError) as error:
         return f"{type(error).__name__}: {error}"[:120].replace(str(folder), "")
 
 
-def _filled(args: Any, q: Question) -> list[Any]:
-    """0.5.10: ServerArgs fills itself."""
-    runners: Any = importlib.import_module("sglang.srt.model_executor.model_runner")
+def _said(args: Any, q: Question) -> list[Any]:
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
-    linear: Any = importlib.import_module("sglang.srt.layers.attention.linear.utils")
-    runner = object.__new__(runners.ModelRunner)
-    runner.server_args, runner.model_config = args, models.ModelConfig.from_server_args(args)
-    runner.is_draft_worker, runner.init_new_workspace, runner.device = False, False, "cuda"
-    runner.use_mla_backend = runner.model_config.attention_arch == models.AttentionArch.MLA
-    runners.set_global_server_args_for_scheduler(args)
-    made = runner._get_attention_backend()
-    kernels = [linear.get_linear_attn_prefill_backend().value, linear.get_linear_attn_decode_backend().value]
-    recurrent = _recurrent(made, kernels, args.mamba_backend)
-    return [*args.get_attention_backends(), args.page_size, recurrent, bool(runner.model_config.is_hybrid_swa), _tower(q)]
-
-
-def _resolved(args: Any, q: Question) -> list[Any]:
-    """0.5.23: ServerArgs stays as it was given, and has a view of what follows."""
-    context: Any = importlib.import_module("sglang.srt.runtime_context")
-    setup: Any = importlib.import_module("sglang.srt.model_executor.model_runner_components.attention_backend_setup")
-    overrides: Any = importlib.import_module("sglang.srt.arg_groups.overrides")
-    models: Any = importlib.import_module("sglang.srt.configs.model_config")
-    hybrids: Any = importlib.import_module("sglang.srt.configs.hybrid_arch")
-    args.resolve_once()
-    context.publish(args, role="scheduler")
     try:
-        prefill, decode = overrides.attention_backends_of(overrides.resolved_view(args))
+        sglang_model.publish(args)
         model = models.ModelConfig.from_server_args(args)
-        runner = types.SimpleNamespace(
-            server_args=args, model_config=model, is_draft_worker=False, draft_attention_backend=None, kv_cache_dtype=None,
-            use_mla_backend=overrides.use_mla_backend(args), prefill_attention_backend_str=prefill,
-            decode_attention_backend_str=decode, device="cuda",
-        )  # fmt: skip
-        if hybrid := hybrids.mambaish_config(model):
-            state = types.SimpleNamespace(temporal=types.SimpleNamespace(dtype=hybrid.mamba2_cache_params.dtype.temporal))
-            pool = types.SimpleNamespace(mamba_cache=state)
-            runner.req_to_token_pool = types.SimpleNamespace(mamba_pool=pool)
-        made = setup.get_attention_backend(model_runner=runner)
-        said = args.resolved_dict()
-        linear = getattr(runner, "linear_attn_backends", None)
-        kernels = [linear.prefill.value, linear.decode.value] if linear else []
-        recurrent = _recurrent(made, kernels, said["mamba_backend"])
-        return [prefill, decode, said["page_size"], recurrent, bool(model.is_hybrid_swa), _tower(q)]
+        made = sglang_attention.backends_of(args, model)
+        return [made.prefill, made.decode, made.page, made.recurrent, bool(model.is_hybrid_swa), _tower(q)]
     finally:
-        context.reset_context()
-
-
-def _recurrent(made: Recorded, kernels: list[str], mamba: str | None) -> list[str] | None:
-    names = made.names()
-    if "HybridLinearAttnBackend" not in names[0]:
-        return None
-    return [names[-1], *([mamba or "triton"] * 2 if names[-1] == "Mamba2AttnBackend" else kernels)]
+        with suppress(ModuleNotFoundError):
+            importlib.import_module("sglang.srt.runtime_context").reset_context()
 
 
 def _tower(q: Question) -> str | None:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gateway.inquiry.inside import sglang_layers
+from gateway.inquiry.inside import sglang_layers, sglang_model
 from tests.conformance.moe_blocks import block as quantization_block
 from tests.support.paths import MODELS
 
@@ -146,7 +146,7 @@ def _answer(q: Question, config: Any) -> str:
     linear: Any = importlib.import_module("sglang.srt.layers.linear")
     given = {"bias": False, "quant_config": config, "prefix": "model.layers.0.mlp.down_proj"}
     try:
-        with sglang_layers.meta(q.dtype):
+        with sglang_model.meta(q.dtype):
             if q.cut == "row":
                 layer = linear.RowParallelLinear(q.k, q.n, **given)
             elif q.cut == "column":

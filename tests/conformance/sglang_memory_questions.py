@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gateway.inquiry.inside import sglang_boot, sglang_model
 from tests.support.paths import MODELS
 
 ENGINE = "sglang"
@@ -62,13 +63,7 @@ def _answer(folder: Path, question: tuple[str, int, int, int | None, bool]) -> A
         model.mkdir()
         (model / "config.json").write_text(json.dumps(config_of(name)))
     arguments: Any = importlib.import_module("sglang.srt.server_args")
-    for module in ("server_args", "arg_groups.memory_hook", "arg_groups.model_overrides.qwen3_vl", "utils.common"):
-        try:
-            found: Any = importlib.import_module(f"sglang.srt.{module}")
-        except ModuleNotFoundError:
-            continue
-        if hasattr(found, "get_device_memory_capacity"):
-            found.get_device_memory_capacity = lambda *_, **__: float(memory)
+    sglang_boot.state_memory(memory)
     given: dict[str, Any] = {"max_running_requests": seqs} if seqs else {}
     given |= {"disable_cuda_graph": True} if eager else {}
     try:
@@ -77,11 +72,10 @@ def _answer(folder: Path, question: tuple[str, int, int, int | None, bool]) -> A
         )
         if hasattr(resolved, "resolve_once"):
             resolved.resolve_once()
-            said = resolved.resolved_dict()
-            batch = said["cuda_graph_config"]["decode"]["max_bs"]
+            batch = sglang_model.said(resolved, "cuda_graph_config")["decode"]["max_bs"]
         else:
-            said = vars(resolved)
-            batch = said["cuda_graph_max_bs"]
-        return [said["chunked_prefill_size"], batch, round(said["mem_fraction_static"], 6)]
+            batch = resolved.cuda_graph_max_bs
+        chunk, share = (sglang_model.said(resolved, name) for name in ("chunked_prefill_size", "mem_fraction_static"))
+        return [chunk, batch, round(share, 6)]
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:200].replace(str(folder), "")

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gateway.inquiry.inside import sglang_layers
+from gateway.inquiry.inside import sglang_layers, sglang_model
 from tests.conformance.moe_blocks import block as quantization_block
 from tests.support.paths import MODELS
 from tests.support.versions import since
@@ -162,7 +162,7 @@ def _answer(q: Question) -> Any:
     except sglang_layers.REFUSALS as error:
         return sglang_layers.refused("method", error)
     try:
-        with sglang_layers.meta(q.dtype):
+        with sglang_model.meta(q.dtype):
             model = sglang_layers.model(made)
         layer = next(module for module in model.modules() if hasattr(module, "moe_runner_config"))
         return sglang_layers.experts(layer)

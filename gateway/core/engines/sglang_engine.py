@@ -140,9 +140,9 @@ class SglangRules:
         return memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
 
     def _static(self, footprint: Footprint) -> StaticMemory:
-        """What SGLang itself would choose on these GPUs."""
+        """What SGLang itself would choose on these GPUs, or said that it chooses."""
         candidate, load = footprint.candidate, footprint.load
-        return static_memory(
+        forecast = static_memory(
             self._memory_rules(candidate),
             candidate.gpu_bytes / MIB,
             model_of(candidate.given.spec),
@@ -152,6 +152,9 @@ class SglangRules:
             chunked_prefill=load.batched_tokens,
             eager=not load.graphs,
         )
+        answer = candidate.evidence.answer
+        said = answer.settled.static_fraction if answer and answer.settled else None
+        return forecast if said is None else forecast.evolve(fraction=said)
 
     def _memory_rules(self, candidate: Candidate) -> MemoryRules:
         if self.memory is None:

@@ -41,9 +41,12 @@ class CountedCache:
     def largest(self, kv_bytes: int, batched_tokens: int, limit: int) -> int:
         if not self.asked.needed:
             return limit
-        room = (kv_bytes // self.asked.block_bytes - self.asked.aside) * self.asked.block_bytes
+        room = (self._blocks(kv_bytes) - self.asked.aside) * self.asked.block_bytes
         return longest(limit, lambda length: self.bytes_for(length, batched_tokens) <= room)
 
     def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:
         needed = self.bytes_for(length, batched_tokens)
-        return kv_bytes // self.asked.block_bytes / (needed / self.asked.block_bytes) if needed else math.inf
+        return self._blocks(kv_bytes) / (needed / self.asked.block_bytes) if needed else math.inf
+
+    def _blocks(self, kv_bytes: int) -> int:
+        return max(0, kv_bytes - self.asked.fixed) // self.asked.block_bytes

@@ -65,10 +65,11 @@ def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
 def weights(candidate: Candidate) -> int:
     """Bytes of weights on one rank, padded as the chosen kernels pad, or as the engine said. Raises Refused where the cut or a
     scheme is not known."""
-    # Weights that become smaller while they load: the engine's parameters are those from before.
-    online = candidate.variant.quantization and candidate.given.spec.quant is None
-    if candidate.evidence.answer is not None and not online:
-        return candidate.evidence.answer.weights + candidate.speculation.weights_bytes
+    answer = candidate.evidence.answer
+    # Of weights that are quantized while they load, the engine has said how large they are before.
+    shrunk = bool(candidate.variant.quantization) and candidate.given.spec.quant is None
+    if answer is not None and not shrunk:
+        return answer.weights + candidate.speculation.weights_bytes
     rows = {(row.layer, row.scheme): row.padded_to for row in candidate.evidence.kernels if row.padded_to}
     padded = {
         layer: rows[key]
@@ -76,6 +77,8 @@ def weights(candidate: Candidate) -> int:
         if isinstance(layer.scheme, Scheme) and (key := (layer.name, described(layer.scheme))) in rows
     }
     held = weights_bytes(candidate.stage, candidate.rank, frozenset(candidate.engine.traits), padded)
+    if held is None and answer is not None:
+        return answer.weights + candidate.speculation.weights_bytes
     if held is None:
         raise Refused("unsupported_quantization", "the size of its quantized weights is not known", candidate.source)
     return held + candidate.speculation.weights_bytes

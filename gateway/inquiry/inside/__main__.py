@@ -23,6 +23,7 @@ import importlib
 import json
 import os
 import sys
+import traceback
 from typing import Any, TextIO
 
 _WORDS = 2000
@@ -83,8 +84,9 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
 
 
 def words(error: BaseException) -> str:
-    """What the engine said, on one line, without what pydantic adds."""
-    text = f"{type(error).__name__}: {error}".split(" [type=")[0]
+    """What the engine said, on one line, without what pydantic adds; of an assertion without words, what it asserts."""
+    said = str(error) or next((frame.line or "" for frame in reversed(traceback.extract_tb(error.__traceback__))), "")
+    text = f"{type(error).__name__}: {said}".split(" [type=")[0]
     return " ".join(text.split())[:_WORDS]
 
 

@@ -1,8 +1,13 @@
-"""Building without memory and without other processes: the meta device, and groups of ranks of which only the size is real."""
+"""Building without memory, weights and other processes: a folder of a few files, the meta device, groups of ranks of which only the
+size is real, and the stages of a pipeline one after the other."""
 
 from __future__ import annotations
 
 import importlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -60,3 +65,30 @@ def meta_mode() -> Any:
             return function(*args, **kwargs)
 
     return Meta()
+
+
+@contextmanager
+def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
+    """A model folder that holds `files` alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            Path(folder, Path(name).name).write_bytes(content)
+        yield folder
+
+
+def of_stages(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One answer of those of all stages: kernels and backends are those of all, bytes those of the largest."""
+    largest = max(stages, key=lambda one: int(one["weights"]))
+    return {**largest, "kernels": _summed(stages, "kernels", "count"), "attention": _summed(stages, "attention", "layers")}
+
+
+def _summed(stages: Sequence[Mapping[str, Any]], rows: str, counted: str) -> list[dict[str, Any]]:
+    """Rows that are alike but for their counts, as one."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in (row for stage in stages for row in stage[rows]):
+        alike = str({name: value for name, value in row.items() if name != counted})
+        if alike in found:
+            found[alike][counted] += row[counted]
+        else:
+            found[alike] = dict(row)
+    return list(found.values())

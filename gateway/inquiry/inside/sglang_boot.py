@@ -6,6 +6,7 @@ What the official image has installed is an assumption of the lists below.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -54,16 +55,63 @@ OPS = {"sgl_kernel", "_C", "vllm"}
 
 
 def boot(
-    sources: str, capability: tuple[int, int], *, memory_bytes: int = 24 * GIB, count: int = 8, cuda: str = "13.0"
+    sources: str,
+    capability: tuple[int, int],
+    *,
+    memory_bytes: int = 24 * GIB,
+    count: int = 8,
+    cuda: str = "13.0",
+    name: str = "GPU",
 ) -> None:
     """Make `import sglang` mean these sources on `count` GPUs of this capability. Once per process."""
     os.environ.update(SGLANG_IS_FLASHINFER_AVAILABLE="true", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     sys.path.insert(0, sources)
     stubs.install(IMAGE_HAS | UNASKED, set(IMAGE_LACKS))
-    stubs.fake_cuda(capability, memory_bytes, count, cuda)
+    stubs.fake_cuda(capability, memory_bytes, count, cuda, name)
     stubs.fake_ops(OPS, {})
+    _ready(memory_bytes)
+
+
+def boot_installed(capability: tuple[int, int] | None, memory_bytes: int = 24 * GIB, count: int = 8, name: str = "GPU") -> None:
+    """Make the SGLang that is installed here answer for `count` GPUs of this capability; None: for the machine as it is.
+
+    What is installed and cannot be imported without a driver is a stand-in; every other package is the one that is installed.
+    """
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    if capability is None:
+        importlib.import_module("sglang")  # without it nothing here is an answer
+        return
+    missing = {name for name in IMAGE_HAS if _fails(name)}
+    if missing:
+        stubs.stand_in(missing)
+    stubs.fake_cuda(capability, memory_bytes, count, str(importlib.import_module("torch").version.cuda or "13.0"), name)
+    stubs.fake_ops(OPS, {})
+    stubs.fake_triton()
+    _ready(memory_bytes)
+
+
+def _fails(name: str) -> bool:
+    """Whether a package is installed that cannot be imported."""
+    if importlib.util.find_spec(name) is None:
+        return False
+    try:
+        importlib.import_module(name)
+    except Exception:  # an extension fails to load in many ways
+        return True
+    return False
+
+
+def _ready(memory_bytes: int) -> None:
+    """What SGLang asks as it is imported, once its GPUs are stated."""
     # Older transformers have AutoImageProcessor only where torchvision is; SGLang registers classes with it, whatever the model.
     dummy: Any = importlib.import_module("transformers.utils.import_utils").DummyObject
     dummy.__getattribute__ = lambda cls, name: type.__getattribute__(cls, name) if name[0] == "_" else stubs.Anything(name)
     importlib.import_module("sglang.srt.utils")
     logging.disable(logging.WARNING)
+    state_memory(memory_bytes / (1 << 20))
+
+
+def state_memory(mib: float) -> None:
+    """What `nvidia-smi` says a GPU has, from now on."""
+    common: Any = importlib.import_module("sglang.srt.utils.common")
+    common.get_nvgpu_memory_capacity = lambda: float(mib)

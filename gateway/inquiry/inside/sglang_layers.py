@@ -1,6 +1,6 @@
 """One layer as SGLang builds and computes it, on the meta device, up to the function that would multiply.
 
-`configured` resolves an engine's arguments for a model as its scheduler does. `product` prepares the weights of a dense layer, calls
+`configured` resolves an engine's arguments for a config.json. `product` prepares the weights of a dense layer, calls
 it, and says which function of DENSE it comes to; `experts` says which runner those of a model get.
 """
 
@@ -9,15 +9,14 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from .meta import Group, meta_mode
+from .sglang_model import Configured, configured_of, model_of
 
 # Functions that multiply, of either version.
 DENSE = (
@@ -108,35 +107,6 @@ def watch() -> None:
         torch.ops.sglang.__dict__[name] = stands[name]
 
 
-def _values() -> Any:
-    """Tensors on the meta device have no values: what is asked of one is taken for a scale of 1."""
-    torch: Any = importlib.import_module("torch")
-
-    class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = getattr(function, "__name__", "")
-            if name in ("item", "__float__"):
-                return 1.0
-            if name in ("__bool__", "allclose"):
-                return True
-            if name in ("unique", "_unique2", "_return_output"):
-                return args[0].flatten()[:1]
-            return function(*args, **(kwargs or {}))
-
-    return Values()
-
-
-@contextmanager
-def meta(dtype: str) -> Iterator[None]:
-    torch: Any = importlib.import_module("torch")
-    torch.set_default_dtype(getattr(torch, dtype))
-    try:
-        with meta_mode(), torch.device("meta"), _values():
-            yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 def product(layer: Any, inputs: int, dtype: str) -> str:
     """The product that a dense layer with its weights created comes to."""
     torch: Any = importlib.import_module("torch")
@@ -150,44 +120,11 @@ def product(layer: Any, inputs: int, dtype: str) -> str:
     raise LookupError(f"{type(layer.quant_method).__name__} multiplies with a function that is not in the list")
 
 
-def _ranks(tp: int, ep: int) -> None:
-    """Groups of which only the size is real."""
-    state: Any = importlib.import_module("sglang.srt.distributed.parallel_state")
-    for name in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:
-        if re.search(r"MOE_EP|MOE_TP", name):
-            setattr(state, name, Group(ep if "EP" in name else tp // ep))
-        elif re.search(r"TP|WORLD", name):
-            setattr(state, name, Group(tp))
-        elif re.search(r"PP|DP|CP", name):
-            setattr(state, name, Group(1))
-    attention: Any = importlib.import_module("sglang.srt.layers.dp_attention")
-    known = {"_ATTN_TP_RANK": 0, "_ATTN_TP_SIZE": tp, "_ATTN_DP_RANK": 0, "_ATTN_DP_SIZE": 1, "_LOCAL_ATTN_DP_SIZE": 1}
-    known |= {"_LOCAL_ATTN_DP_RANK": 0, "_ENABLE_DP_ATTENTION_FLAG": False}
-    for name, value in known.items():
-        setattr(attention, name, value)
-    attention._ATTN_TP_GROUP = Group(tp)
-    with suppress(ImportError):
-        context: Any = importlib.import_module("sglang.srt.runtime_context")
-        values: dict[str, Any] = {}
-        for field in context._parallel_fields():
-            if field.endswith("_group"):
-                size = {"moe_ep_group": ep, "moe_tp_group": tp // ep}.get(field, tp if re.search("tp|world", field) else 1)
-                values[field] = Group(size)
-            elif field.endswith("_rank"):
-                values[field] = 0
-        context.get_parallel().override_permanently(**values)
-
-
 @functools.cache
 def _folder(config: str) -> str:
     folder = tempfile.mkdtemp()
     Path(folder, "config.json").write_text(config)
     return folder
-
-
-class Configured(NamedTuple):
-    model: Any  # ModelConfig
-    quantization: Any  # QuantizationConfig, or None
 
 
 def configured(
@@ -199,28 +136,7 @@ def configured(
         model_path=_folder(json.dumps(config)), tp_size=tp, ep_size=ep, dtype=dtype, device="cuda", skip_tokenizer_init=True,
         load_format="dummy", **(arguments or {}),
     )  # fmt: skip
-    published = hasattr(given, "resolve_once")
-    if published:
-        given.resolve_once()
-        importlib.import_module("sglang.srt.runtime_context").get_parallel().clear_stamp()
-    server.set_global_server_args_for_scheduler(given)
-    model = importlib.import_module("sglang.srt.configs.model_config").ModelConfig.from_server_args(given)
-    _ranks(tp, ep)
-    steps = {"moe.utils": "moe", "quantization.fp8_utils": "fp8_gemm", "quantization.fp4_utils": "fp4_gemm"}
-    for module, name in (steps | {"quantization.unquant": "bf16_gemm"}).items():
-        start = getattr(importlib.import_module(f"sglang.srt.layers.{module}"), f"initialize_{name}_config", None)
-        if start is not None:
-            start() if published else start(given)
-    importlib.import_module("sglang.srt.model_loader.utils").get_model_architecture(model)  # imports the models
-    return Configured(model, _loader()._get_quantization_config(model, _load()))
-
-
-def _loader() -> Any:
-    return importlib.import_module("sglang.srt.model_loader.loader")
-
-
-def _load() -> Any:
-    return importlib.import_module("sglang.srt.configs.load_config").LoadConfig(load_format="dummy")
+    return configured_of(given)
 
 
 def model(made: Configured) -> Any:
@@ -229,7 +145,7 @@ def model(made: Configured) -> Any:
     if not hasattr(linear, "whole"):
         linear.whole = linear.__init__
         linear.__init__ = lambda self, *args, **kwargs: linear.whole(self, *args[:4], **{**kwargs, "quant_config": None})
-    return _loader()._initialize_model(made.model, _load(), made.quantization)
+    return model_of(made)
 
 
 def experts(layer: Any) -> list[str | None]:
@@ -248,8 +164,13 @@ def experts(layer: Any) -> list[str | None]:
 REFUSALS = (ValueError, AssertionError, RuntimeError, ImportError, TypeError, AttributeError, KeyError, NameError)
 
 
+def of_a_stand_in(error: BaseException) -> bool:
+    """Whether only a stand-in, or a tensor without values, brings this about: that is no refusal."""
+    return "Anything" in str(error) or "meta" in str(error)
+
+
 def refused(answer: str, error: BaseException) -> str:
-    """The answer for what the engine refuses; what only a stand-in or a tensor without values brings about is no refusal."""
-    if "Anything" in str(error) or "meta" in str(error):
+    """The answer for what the engine refuses."""
+    if of_a_stand_in(error):
         raise error
     return answer

@@ -177,6 +177,11 @@ def install(present: set[str], absent: set[str]) -> None:
     triton.next_power_of_2 = lambda n: 1 << max(0, (n - 1).bit_length())
     backends: Any = importlib.import_module("triton.backends")
     backends.backends = {"nvidia": types.SimpleNamespace(driver=types.SimpleNamespace(is_active=lambda: True))}
+    fake_triton()
+
+
+def fake_triton() -> None:
+    """Triton has a driver, for whoever looks before a kernel is compiled."""
     runtime: Any = importlib.import_module("triton.runtime")
     limits = {"multiprocessor_count": 80, "max_shared_mem": 101376}
     runtime.driver = types.SimpleNamespace(

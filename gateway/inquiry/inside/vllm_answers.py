@@ -23,7 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .vllm_model import arguments_of, built_of, folder_of, prepare
+from .meta import folder_of, of_stages
+from .vllm_model import arguments_of, built_of, prepare
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # Blocks of a request, dense enough that a straight line between two of them is the engine's own count but for windows.
@@ -279,17 +280,4 @@ def asked(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:
         for stage in range(arguments_of(folder, argv).pipeline_parallel_size):
             with built_of(arguments_of(folder, argv), stage) as (made, whole):
                 stages.append(answer(made, whole))
-    largest = max(stages, key=lambda one: int(one["weights"]))
-    return {**largest, "kernels": _summed(stages, "kernels", "count"), "attention": _summed(stages, "attention", "layers")}
-
-
-def _summed(stages: Sequence[Mapping[str, Any]], rows: str, counted: str) -> list[dict[str, Any]]:
-    """Rows that are alike but for their counts, as one."""
-    found: dict[str, dict[str, Any]] = {}
-    for row in (row for stage in stages for row in stage[rows]):
-        alike = str({name: value for name, value in row.items() if name != counted})
-        if alike in found:
-            found[alike][counted] += row[counted]
-        else:
-            found[alike] = dict(row)
-    return list(found.values())
+    return of_stages(stages)

@@ -9,13 +9,11 @@ import functools
 import importlib
 import json
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
-from .meta import Group, meta_mode
+from .meta import Group, folder_of, meta_mode
 
 # What the inquiry says itself: no weights, no tokenizer, and no process beside this one.
 _WITHOUT_WEIGHTS = {"load_format": "dummy", "skip_tokenizer_init": True, "distributed_executor_backend": "mp"}
@@ -63,15 +61,6 @@ def prepare() -> None:
         layers |= {
             new: layers[old] for new, old in (("linear_attention", "mamba"), ("full_attention", "attention")) if old in layers
         }
-
-
-@contextmanager
-def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
-    """A model folder that holds `files` alone."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            Path(folder, Path(name).name).write_bytes(content)
-        yield folder
 
 
 def _refuse(message: str) -> None:

@@ -213,3 +213,23 @@ def test_a_version_without_rules_names_whose_rules_were_wrong() -> None:
     forecast = decided({}, engine="vllm==0.28.0").plans[0]
     (gap,) = decided({asked(forecast): answer(forecast, weights=1)}, engine="vllm==0.28.0").gaps
     assert (gap.engine, gap.rules) == ("vllm==0.28.0", "vllm==0.26.0")
+
+
+def test_sglangs_own_share_of_the_gpu_wins_over_ours() -> None:
+    forecast = decided({}, engine="sglang==0.5.23").plans[0]
+    said = answer(forecast)
+    assert said.settled is not None
+    assert said.kv is not None
+    less = said.evolve(settled=said.settled.evolve(static_fraction=0.5), kv=said.kv.evolve(aside=0))
+    best = next(plan for plan in decided({asked(forecast): less}, engine="sglang==0.5.23").plans if plan.grade == "checked")
+    assert "--mem-fraction-static=0.5" in best.argv
+    assert best.memory.kv_bytes < forecast.memory.kv_bytes
+
+
+def test_what_is_quantized_while_it_loads_has_the_size_that_it_gets() -> None:
+    """An engine is asked before it loads: then such weights are still in 16 bits."""
+    args = {"quantization": "fp8"}
+    forecast = decided({}, args=args).plans[0]
+    whole = answer(forecast, weights=2 * forecast.memory.weights_bytes)
+    best = next(plan for plan in decided({asked(forecast): whole}, args=args).plans if plan.grade == "checked")
+    assert best.memory.weights_bytes == forecast.memory.weights_bytes
