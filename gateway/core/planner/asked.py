@@ -74,17 +74,19 @@ def evidence_of(answer: EngineAnswer, forecast: Evidence) -> Evidence:
 
 def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> LayerKernel:
     """The row, with what the rules know of this kernel beyond its choice: that it crashes at the first request, or is slow."""
-    same = next((one for one in forecast if one.layer.rpartition(".")[2] == row.layer.rpartition(".")[2]), None)
-    known = same if same is not None and same.kernel == row.kernel else None
+    same = [one for one in forecast if _name(one.layer) == _name(row.layer)]
+    alike = [one for one in same if one.kernel == row.kernel]
+    # Of the two products of experts, which are one row here, the one that fails counts.
+    known = next((one for one in alike if one.status != "ok"), alike[0] if alike else None)
     return LayerKernel(
         layer=row.layer,
         count=row.count,
         k=row.k,
         n=row.n,
-        scheme=same.scheme if same else loaded,
+        scheme=same[0].scheme if same else loaded,
         kernel=row.kernel,
         status=known.status if known else "ok",
-        padded_to=known.padded_to if known else None,
+        padded_to=known.padded_to if known and not row.experts else None,
         note=known.note if known else "",
     )
 
@@ -192,3 +194,7 @@ def signature(forecast: Candidate) -> str:
 
 def _without_paths(words: str) -> str:
     return _PATH.sub("PATH", words)
+
+
+def _name(layer: str) -> str:
+    return layer.removesuffix(".w13").removesuffix(".w2").rpartition(".")[2]

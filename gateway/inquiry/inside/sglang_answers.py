@@ -137,8 +137,9 @@ def attention(whole: Any, made: Configured, backends: Backends) -> list[dict[str
             head = getattr(module, "head_size", 0) or module.head_dim
             found["vision", int(head), next(one for one, kind in towers.items() if type(tower) is kind)] += 1
     if backends.recurrent is not None:
+        states = backends.hybrid.mamba2_cache_params.layers
         stage = range(getattr(whole, "start_layer", 0), getattr(whole, "end_layer", made.model.num_hidden_layers))
-        found["recurrent", 0, _joined(*backends.recurrent[1:])] += sum(layer in stage for layer in backends.states)
+        found["recurrent", 0, _joined(*backends.recurrent[1:])] += sum(layer in stage for layer in states)
     return [
         {"kind": kind, "head_dim": head, "backend": backend, "version": _version(backend), "layers": count}
         for (kind, head, backend), count in sorted(found.items())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import types
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .sglang_model import said
@@ -19,7 +18,7 @@ class Backends(NamedTuple):
     decode: str
     page: int
     recurrent: list[str] | None  # class, kernels of the prefill, kernels of decoding; None: the model has no such layers
-    states: Sequence[int]  # which layers keep a state
+    hybrid: Any  # the configuration that says which layers keep a state; None, where no layer does
 
 
 class Recorded:
@@ -66,7 +65,7 @@ def _filled(arguments: Any, model: Any) -> Backends:
     kernels = [linear.get_linear_attn_prefill_backend().value, linear.get_linear_attn_decode_backend().value]
     recurrent = _recurrent(made, kernels, arguments.mamba_backend)
     prefill, decode = arguments.get_attention_backends()
-    return Backends(prefill, decode, arguments.page_size, recurrent, _states(runner.mambaish_config))
+    return Backends(prefill, decode, arguments.page_size, recurrent, runner.mambaish_config or None)
 
 
 def _resolved(arguments: Any, model: Any) -> Backends:
@@ -89,11 +88,7 @@ def _resolved(arguments: Any, model: Any) -> Backends:
     linear = getattr(runner, "linear_attn_backends", None)
     kernels = [linear.prefill.value, linear.decode.value] if linear else []
     recurrent = _recurrent(made, kernels, said(arguments, "mamba_backend"))
-    return Backends(prefill, decode, said(arguments, "page_size"), recurrent, _states(hybrid))
-
-
-def _states(hybrid: Any) -> Sequence[int]:
-    return tuple(hybrid.mamba2_cache_params.layers) if hybrid else ()
+    return Backends(prefill, decode, said(arguments, "page_size"), recurrent, hybrid or None)
 
 
 def _recurrent(made: Recorded, kernels: list[str], mamba: str | None) -> list[str] | None:

@@ -138,6 +138,33 @@ def test_what_a_kernel_does_later_is_still_known_once_it_was_chosen() -> None:
     assert any(one.verdict == "known_bad" and kernel in one.reasons[0] for one in decision.rejected)
 
 
+def test_that_the_kernel_of_experts_crashes_is_still_known_once_it_was_chosen() -> None:
+    engines = [PROFILES.engine("sglang==0.5.23")]
+    here, rules, model = (
+        PROFILES.hardware("2x3090"),
+        PROFILES.rules(engines),
+        published("mixtral-8x7b", quantization_config=QUANTS["fp8"]),
+    )
+
+    def outcome(answers: dict[Question, EngineAnswer]) -> Decision:
+        return decide(model, here, engines, wish(tensor_parallel=2), rules=rules, answers=answers)
+
+    foreseen = outcome({}).rejected[0]
+    assert (foreseen.verdict, foreseen.question is None) == ("runtime_fail", False)
+    assert foreseen.question is not None
+    experts = next(row for row in foreseen.kernels if row.layer.endswith(".experts.w2"))
+    row = AskedKernel(
+        layer=experts.layer.removesuffix(".w2"),
+        kernel="triton",
+        k=experts.n or 0,
+        n=experts.k or 0,
+        experts=8,
+        count=experts.count,
+    )
+    said = EngineAnswer(kernels=(row,), weights=1 << 30, source=SOURCE)
+    assert outcome({foreseen.question: said}).rejected[0].verdict == "runtime_fail"
+
+
 def test_one_engine_is_asked_at_a_time_until_the_best_plan_was_checked() -> None:
     forecast = decided({})
     found = open_questions(forecast)
