@@ -1,0 +1,239 @@
+"""Whole models: what `decide` says of kernels, backends, weights and KV cache is what each SGLang version builds.
+
+The golden answers are made anew by scripts/engine-answers (tests/conformance/sglang_model_questions.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache, lru_cache
+from typing import Any
+
+from gateway.core.model.spec import read_model
+from gateway.core.planner.decide import decide
+from gateway.domain import Decision, Gpu, Hardware, Plan, Rejected
+from gateway.profiles import Profiles
+from tests.conformance import sglang_model_questions as asked
+from tests.conformance.golden import pairs
+from tests.conformance.model_cases import ONLINE, pooling
+from tests.support.makers import wish
+from tests.support.versions import SGLANG
+
+PROFILES = Profiles()
+ENGINES = {version: PROFILES.engine(f"sglang=={version}") for version in SGLANG}
+RULES = PROFILES.rules(list(ENGINES.values()))
+_ROW = re.compile(r"\S+ (.+) (\d+x\d+) (\d+)( \d+)?")
+Outcome = Plan | Rejected
+
+
+def machine(capability: str) -> Hardware:
+    gpus = tuple(
+        Gpu(index=index, uuid=f"GPU-{index}", name="GPU", capability=capability, total_bytes=asked.GPU_BYTES)
+        for index in range(8)
+    )
+    return Hardware(arch="x86_64", cpu_cores=8, ram_total_bytes=1 << 40, ram_available_bytes=1 << 40, gpus=gpus)
+
+
+@lru_cache(maxsize=4)
+def decision(model: str, quant: str, capability: str, tp: int) -> Decision:
+    """Of all versions at once."""
+    config = asked.config_of(model, quant)
+    spec = read_model("m", None, config, None, None, (), "embed" if pooling(model) else None)
+    args = {"quantization": "fp8"} if quant == ONLINE else {}
+    return decide(spec, machine(capability), list(ENGINES.values()), wish(args=args, tensor_parallel=tp), rules=RULES)
+
+
+def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> Outcome:
+    """What became of the way in which nothing is changed."""
+    decided = decision(model, quant, capability, tp)
+    plain = [plan for plan in decided.plans if plan.engine.version == version and plan.cost == 0]
+    refused = [one for one in decided.rejected if one.engine.version == version]
+    found: list[Outcome] = [*plain, *refused]
+    return found[0]
+
+
+def products_of(answer: dict[str, Any]) -> Counter[str]:
+    """ "KERNEL KxN" of all layers that are quantized, and "KERNEL KxN EXPERTS" of experts."""
+    found: Counter[str] = Counter()
+    for row in answer["layers"]:
+        read = _ROW.fullmatch(row)
+        assert read is not None, row
+        kernel, size, count, experts = read.groups()
+        if kernel != "torch":
+            found[f"{kernel} {size}{' experts' if experts else ''}"] += int(count)
+    return found
+
+
+def products_ours(mine: Outcome) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for row in mine.kernels:
+        if row.layer.endswith(".w13"):
+            continue
+        kernel = row.kernel or row.status
+        if row.layer.endswith(".experts.w2"):
+            found[f"{kernel} {row.n}x{row.k} experts"] += row.count
+        elif kernel != "torch":
+            found[f"{kernel} {row.k}x{row.n}"] += row.count
+    return found
+
+
+def attention_ours(mine: Outcome) -> list[str]:
+    found: Counter[tuple[str, int, str]] = Counter()
+    for row in mine.attention:
+        found[row.kind, 0 if row.kind == "recurrent" else row.head_dim, row.backend or row.status] += row.layers
+    return [" ".join(map(str, (*row, count))) for row, count in sorted(found.items())]
+
+
+def differences(version: str, case: tuple[str, str, str], tp: int, answer: Any) -> list[str]:
+    """What the planner says otherwise than the engine."""
+    mine = outcome(version, *case, tp)
+    if isinstance(answer, str):
+        return [] if isinstance(mine, Rejected) else [f"the engine refuses: {answer}"]
+    if isinstance(mine, Rejected) and mine.verdict == "runtime_fail":
+        return []  # what the rules know beyond the choice of a kernel
+    if isinstance(mine, Rejected) and mine.verdict != "no_memory":
+        return [f"the rules refuse: {mine.verdict}: {mine.reasons[0]}"]
+    found = []
+    theirs, own = products_of(answer), products_ours(mine)
+    if theirs != own:
+        found.append(f"kernels: theirs {dict(theirs - own)}, ours {dict(own - theirs)}")
+    if answer["attention"] != attention_ours(mine):
+        found.append(f"attention: theirs {answer['attention']}, ours {attention_ours(mine)}")
+    memory = mine.memory
+    if memory is None:
+        return [*found, "no sizes: "]
+    if case[1] != ONLINE and abs(memory.weights_bytes - answer["weights"]) > 0.005 * answer["weights"]:
+        found.append(f"weights: theirs {answer['weights']}, ours {memory.weights_bytes}")
+    _, _, tokens, size = answer["kv"]
+    ours = memory.kv_bytes_per_token * tokens
+    if abs(ours - size) > 0.01 * size:
+        found.append(f"KV cache: theirs {size / tokens:.0f} a token, ours {memory.kv_bytes_per_token}")
+    return found
+
+
+@cache
+def compared() -> tuple[int, dict[tuple[str, str], list[str]]]:
+    """How many answers there are, and of (what differs, model and quantization) what the two say."""
+    told: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for version in SGLANG:
+        for capability in asked.CAPABILITIES:
+            for case, answer in pairs(asked, version, capability):
+                if answer is not None:
+                    told.setdefault(case, {})[version] = answer
+    count, found = 0, dict[tuple[str, str], list[str]]()
+    for case, answers in told.items():
+        for place, tp in enumerate(asked.RANKS):
+            for version, answer in answers.items():
+                count += 1
+                for one in differences(version, case, tp, answer[place]):
+                    key = one.partition(":")[0], " ".join(case[:2])
+                    found.setdefault(key, []).append(f"{version} sm {case[2]} tp={tp}: {one}")
+    return count, found
+
+
+# What is known to differ: (what, models with quantizations), and why. The engine's answer wins wherever there is one.
+GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    # The router is never quantized, experts that every token takes are among the others, and projections are one layer which no pattern
+    # for a part of it names; towers stay as they are.
+    (
+        "kernels",
+        (
+            "deepseek-v3 fp8-block", "deepseek-v3 nvfp4", "gemma-2-9b fp8-dynamic", "gemma-3-27b fp8-dynamic", "gemma-4-26b-a4b nvfp4",
+            "glm-4-32b fp8-dynamic", "glm-4.5-air fp8-dynamic", "glm-4.5-air nvfp4", "llama-3.1-8b fp8-dynamic",
+            "mistral-small-3.2-24b fp8-dynamic", "mistral-small-3.2-24b w4a16", "qwen1.5-moe-a2.7b gptq", "qwen2.5-7b fp8-block",
+            "qwen3-30b-a3b awq", "qwen3-30b-a3b fp8-block", "qwen3-30b-a3b nvfp4", "qwen3-30b-a3b w4a16", "qwen3-8b fp8-block",
+            "qwen3-embedding-0.6b fp8-dynamic", "qwen3-vl-8b fp8-block", "qwen3-vl-8b fp8-dynamic", "qwen3.6-35b-a3b gptq-language",
+        ),
+    ),
+    # Unknown to the rules.
+    ("kernels", ("gpt-oss-20b mxfp4", "llama-3.1-8b auto-round-awq", "llama-3.1-8b w4a8", "nemotron-3-nano-30b-a3b w4a16")),
+    # The same layers, in bytes.
+    (
+        "weights",
+        (
+            "gemma-2-9b fp8-dynamic", "gemma-3-27b fp8-dynamic", "glm-4-32b fp8-dynamic", "glm-4.5-air fp8-dynamic",
+            "llama-3.1-8b fp8-dynamic", "mistral-small-3.2-24b fp8-dynamic", "mistral-small-3.2-24b w4a16", "qwen1.5-moe-a2.7b gptq",
+            "qwen2.5-7b fp8-block", "qwen3-30b-a3b gptq", "qwen3-8b fp8-block", "qwen3-embedding-0.6b fp8-dynamic",
+            "qwen3-vl-8b fp8-block", "qwen3-vl-8b fp8-dynamic", "mixtral-8x7b gptq", "gemma-4-26b-a4b nvfp4",
+        ),
+    ),
+    # Embeddings and towers that every rank has whole.
+    (
+        "weights",
+        (
+            "bge-m3 none", "gemma-3-1b gptq", "gemma-3-1b none", "gemma-3-27b none", "gemma-4-26b-a4b none",
+            "gemma-4-31b auto-round-language", "gemma-4-31b none", "gemma-4-e4b none", "mistral-small-3.2-24b none",
+            "qwen3.5-9b auto-round-language", "qwen3.5-9b none", "qwen3.6-35b-a3b auto-round-language",
+            "qwen3.6-35b-a3b gptq-language", "qwen3.6-35b-a3b none",
+        ),
+    ),
+    # Experts that are left in 16 bits without a word, or stored otherwise.
+    (
+        "weights",
+        (
+            "gpt-oss-20b mxfp4", "nemotron-3-nano-30b-a3b fp8-dynamic", "nemotron-3-nano-30b-a3b modelopt-nvfp4",
+            "nemotron-3-nano-30b-a3b w4a16", "qwen3-30b-a3b modelopt-nvfp4",
+        ),
+    ),
+    # A window that the engine computes without.
+    (
+        "attention",
+        (
+            "mistral-7b-v0.1 awq", "mistral-7b-v0.1 gptq", "mistral-7b-v0.1 none", "phi-3.5-moe none", "phi-4-mini fp8-dynamic",
+            "phi-4-mini none", "phi-4-mini w4a16",
+        ),
+    ),
+    # A tower, or layers that read another layer's cache, which the rules do not know or count.
+    (
+        "attention",
+        (
+            "gemma-4-26b-a4b none", "gemma-4-26b-a4b nvfp4", "gemma-4-31b auto-round-language", "gemma-4-31b none",
+            "gemma-4-e4b none", "mistral-small-3.2-24b fp8-dynamic", "mistral-small-3.2-24b none", "mistral-small-3.2-24b w4a16",
+            "qwen3.5-9b auto-round-language", "qwen3.5-9b none", "qwen3.6-35b-a3b auto-round-language",
+            "qwen3.6-35b-a3b gptq-language", "qwen3.6-35b-a3b none",
+        ),
+    ),
+    # States come in whole ones, and what is left of their share goes to tokens; encoders get a pool too.
+    (
+        "KV cache",
+        (
+            "bge-m3 none", "gemma-4-e4b none", "granite-4.0-h-micro fp8-dynamic", "granite-4.0-h-micro none",
+            "granite-4.0-h-micro w4a16", "granite-4.0-h-small none", "granite-4.0-h-small w4a16", "nemotron-nano-9b-v2 none",
+            "qwen3.6-35b-a3b auto-round-language", "qwen3.6-35b-a3b gptq-language", "qwen3.6-35b-a3b none",
+        ),
+    ),
+    # Whole models that the rules do not know to be refused: by models that take a layer for an unquantized one, by layers that
+    # the rules believe unquantized, by a package that the image does not have, by a configuration that transformers reads otherwise.
+    (
+        "the engine refuses",
+        (
+            "deepseek-v3 w4a16", "gemma-3-1b bitsandbytes-4bit", "gemma-3-27b w4a16", "llama-3.1-8b bitsandbytes-4bit",
+            "llama-3.1-8b w4a8", "qwen3-next-80b-a3b awq", "qwen3-next-80b-a3b fp8-block", "qwen3-next-80b-a3b nvfp4",
+            "qwen3.5-9b auto-round-language", "qwen3.5-9b none",
+        ),
+    ),
+    # The index of sparse attention is not known to the rules; of the others a layer which the engine leaves unquantized.
+    (
+        "the rules refuse",
+        (
+            "deepseek-v3.2 fp8-block", "deepseek-v3.2 none", "gemma-4-31b fp8-dynamic", "glm-4.5-air fp8-dynamic",
+            "gpt-oss-20b mxfp4-ct", "qwen3-vl-8b fp8-block", "qwen3.5-9b auto-round-language",
+            "qwen3.6-35b-a3b auto-round-language", "qwen3.6-35b-a3b gptq-language",
+        ),
+    ),
+)  # fmt: skip
+
+
+def test_the_planner_differs_from_the_engine_where_that_is_known_and_nowhere_else() -> None:
+    _, found = compared()
+    known = {(what, name) for what, names in GAPS for name in names}
+    assert {key: said[0] for key, said in found.items() if key not in known} == {}
+    assert known - found.keys() == set()
+
+
+def test_most_of_many_answers_are_the_planners_own() -> None:
+    count, found = compared()
+    differing = {line.partition(": ")[0] + name for (_, name), said in found.items() for line in said}
+    assert count >= 660
+    assert count - len(differing) >= 390
