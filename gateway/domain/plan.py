@@ -50,10 +50,12 @@ class ModelRef(Value):
 
 
 class Refusal(Value):
-    """One kernel or backend that the engine passes over, and why."""
+    """One kernel or backend that the engine passes over, and why. at_start: it says so only when it starts, by compiled code or as was
+    seen in a start."""
 
     kernel: str
     reason: str
+    at_start: bool = False
 
 
 class LayerKernel(Value):

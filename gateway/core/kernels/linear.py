@@ -130,13 +130,15 @@ def choose(
     refused: list[Refusal] = []
     for name in names:
         kernel = rules.kernels[name]
-        why = first_refusal(kernel.requires, subject) or seen(name)
+        why = first_refusal(kernel.requires, subject)
+        at_start = why is None or ".cu" in kernel.source
+        why = why or seen(name)
         if why is None and name in disabled and path.disablable and kernel.disablable:
             why = DISABLED
         if why is None:
             padded = _padded(kernel.pads, shape)
             return KernelChoice(kernel=name, padded_to=padded, refused=tuple(refused), status="ok", note=kernel.slow)
-        refused.append(Refusal(kernel=name, reason=why))
+        refused.append(Refusal(kernel=name, reason=why, at_start=at_start and why != DISABLED))
     return _none(*refused)
 
 

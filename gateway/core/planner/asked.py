@@ -75,6 +75,12 @@ def evidence_of(answer: EngineAnswer, forecast: Evidence) -> Evidence:
 def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> LayerKernel:
     """The row, with what the rules know of this kernel beyond its choice: that it crashes at the first request, or is slow."""
     same = [one for one in forecast if _name(one.layer) == _name(row.layer)]
+    # Asked is Python code alone: what the rules know of refusals at a start holds for the kernel that the engine chose.
+    for one in same:
+        refused = one.status == "none" and any(no.at_start and no.kernel == row.kernel for no in one.refused)
+        if refused and (one.k, one.n) == (row.k, row.n):
+            known_refusal: LayerKernel = one.evolve(layer=row.layer, count=row.count)
+            return known_refusal
     alike = [one for one in same if one.kernel == row.kernel]
     # Of the two products of experts, which are one row here, the one that fails counts.
     known = next((one for one in alike if one.status != "ok"), alike[0] if alike else None)

@@ -165,6 +165,27 @@ def test_that_the_kernel_of_experts_crashes_is_still_known_once_it_was_chosen() 
     assert outcome({foreseen.question: said}).rejected[0].verdict == "runtime_fail"
 
 
+def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() -> None:
+    """Marlin's repacking takes 64 outputs at a time, which is said in a CUDA file: two GPUs have 32 each of this layer."""
+    engines = [PROFILES.engine("sglang==0.5.23")]
+    here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
+    model = published("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
+
+    def outcome(answers: dict[Question, EngineAnswer]) -> Decision:
+        return decide(model, here, engines, wish(tensor_parallel=2), rules=rules, answers=answers)
+
+    foreseen = outcome({}).rejected[0]
+    assert foreseen.question is not None
+    asked_row = AskedKernel(
+        layer="model.language_model.layers.*.linear_attn.in_proj_ba", kernel="apply_gptq_marlin_linear", k=2048, n=32, count=30
+    )
+    for kernel, verdict in (("apply_gptq_marlin_linear", "no_kernel"), ("another", "")):
+        row: AskedKernel = asked_row.evolve(kernel=kernel)
+        said = EngineAnswer(kernels=(row,), weights=1 << 30, source=SOURCE)
+        decision = outcome({foreseen.question: said})
+        assert [one.verdict for one in decision.rejected if one.question is None][:1] == ([verdict] if verdict else [])
+
+
 def test_one_engine_is_asked_at_a_time_until_the_best_plan_was_checked() -> None:
     forecast = decided({})
     found = open_questions(forecast)
