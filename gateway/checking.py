@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gateway.core.model.spec import Tensor
-from gateway.core.planner.asked import open_questions
-from gateway.domain import Decision, EngineAnswer, Hardware, Question
+from gateway.domain import Asked, EngineAnswer, Hardware, OpenQuestions, Question, RuleGap
 from gateway.errors import HostError
 from gateway.inquiry.document import ModelFiles, StatedGpus
 from gateway.inquiry.inquirer import Inquirer
@@ -17,12 +16,22 @@ from gateway.inquiry.inquirer import Inquirer
 LIMIT_S = 60.0
 """For all questions about one model: two imports of an engine, and some dozen command lines."""
 
+D = TypeVar("D")
 
-class Checked(NamedTuple):
-    """The decision; what could not be asked, by engine, in words."""
 
-    decision: Decision
-    problems: dict[str, str]
+class Forecast(NamedTuple, Generic[D]):
+    """A decision, what engines can be asked about it (`open_questions`), and where what they said contradicts the rules."""
+
+    decision: D
+    open: Sequence[OpenQuestions]
+    gaps: Sequence[RuleGap] = ()
+
+
+class Checked(NamedTuple, Generic[D]):
+    """The decision, and what came of asking."""
+
+    decision: D
+    asked: Asked
 
 
 def model_files(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> ModelFiles:
@@ -42,33 +51,33 @@ def model_files(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None)
 
 
 async def checked(
-    decide: Callable[[Mapping[Question, EngineAnswer]], Decision],
+    forecast: Forecast[D],
+    decide: Callable[[Mapping[Question, EngineAnswer]], Awaitable[Forecast[D]]],
     inquirer: Inquirer,
     machine: Hardware,
     model: ModelFiles,
     limit_s: float = LIMIT_S,
-) -> Checked:
-    """Decide, ask the engine of the best plan, decide again, until the best plan was checked or the time is over.
+    known_problems: Mapping[str, str] | None = None,
+) -> Checked[D]:
+    """Ask the engine of the best plan, decide again, until the best plan was checked or the time is over.
 
-    The forecast stands wherever an engine cannot be asked.
+    `decide` gets the answers so far. The forecast stands wherever an engine cannot be asked; those of `known_problems`, by name, are not.
     """
     answers: dict[Question, EngineAnswer] = {}
-    problems: dict[str, str] = {}
+    problems = dict(known_problems or {})
     end = time.monotonic() + limit_s
-    decision = decide(answers)
-    while (found := open_questions(decision, problems)) and time.monotonic() < end:
-        engine, questions = found
+    while found := next((one for one in forecast.open if str(one.engine) not in problems), None):
+        name, capability = str(found.engine), found.questions[0].capability
         try:
-            capability = questions[0].capability
             gpus = StatedGpus.of(machine, capability) if capability else None
-            fresh = await inquirer.answers(engine, gpus, model, questions, end - time.monotonic())
+            fresh = await inquirer.answers(found.engine, gpus, model, found.questions, max(0, end - time.monotonic()))
         except HostError as error:
-            problems[str(engine)] = str(error)
+            problems[name] = str(error)
             continue
-        if not fresh:
-            problems[str(engine)] = f"{engine} did not answer within {limit_s:g} s."
+        if not fresh.keys() - answers.keys():
+            problems[name] = f"{name} did not answer within {limit_s:g} s."
             continue
         answers |= fresh
-        decision = decide(answers)
-    await inquirer.contradicted(decision.gaps)
-    return Checked(decision, problems)
+        forecast = await decide(answers)
+    await inquirer.contradicted(forecast.gaps)
+    return Checked(forecast.decision, Asked(answers, problems))

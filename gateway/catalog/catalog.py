@@ -51,7 +51,11 @@ class Facts(NamedTuple):
 
 def load(source: str, *, revision: str | None = None, allow_remote_code: bool = False, hub: Hub) -> ModelSpec:
     """The spec of the model in the folder or repository `source`. Raises BadModel saying what to do."""
-    facts = gather(source, revision, allow_remote_code=allow_remote_code, hub=hub)
+    return spec_of(gather(source, revision, allow_remote_code=allow_remote_code, hub=hub))
+
+
+def spec_of(facts: Facts) -> ModelSpec:
+    """The spec of a model whose facts were gathered. Raises BadModel."""
     spec = read_model(*facts[:7])
     limit = facts.sentence_limit
     return spec if limit is None or limit >= spec.max_position else spec.evolve(max_position=limit)

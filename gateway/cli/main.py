@@ -108,6 +108,7 @@ def add(
     allow_remote_code: Annotated[
         bool, typer.Option("--allow-remote-code", help="Let the engine run the repository's code.")
     ] = False,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Ask the engine's own code before its start.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; add nothing.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when the model is ready (exit 0) or has no way to be (exit 3).")
@@ -120,6 +121,8 @@ def add(
     body |= {key: value for key, value in given.items() if value is not None}
     if allow_remote_code:
         body["policy"] = {"allow_remote_code": True}
+    if not check:
+        body["check"] = False
     if dry_run:
         from gateway.domain import Decision
 

@@ -17,7 +17,9 @@ def plan(
     hardware: Annotated[str | None, typer.Option(help="A snapshot (2x3090, a file) instead of this machine.")] = None,
     *,
     wished: dict[str, Any],
-    check: Annotated[bool, typer.Option("--check", help="Ask the code of engines that are here; about 20 s.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Ask the code of engines that are here; about 20 s.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show how MODEL would be served, and why; start nothing. Exit code 3 when there is no way."""
@@ -60,8 +62,8 @@ def _checked(wish: Any, hardware: str | None) -> Any:
 
     planner = OfflinePlanner.from_environment()
     name, machine = planner.machine(hardware)
-    decision, problems = asyncio.run(planner.check_on(wish, name, machine, inquirer()))
-    for problem in problems.values():
+    decision, asked = asyncio.run(planner.check_on(wish, name, machine, inquirer()))
+    for problem in asked.problems.values():
         say(f"not checked: {problem}", err=True)
     return decision
 

@@ -155,11 +155,17 @@ def _layers(title: str, head: tuple[str, ...], layers: Any) -> None:
 def show_model(view: Any) -> None:
     import datetime
 
-    from gateway.domain import Plan
+    from gateway.core.planner import explain
+    from gateway.domain import Plan, Rejected
 
     say(f"{view['name']}: {status_text(view)}")
     if view["plan"]:
         show_plan(Plan.model_validate(view["plan"]))
+    refused = [one for one in (view["decision"] or {}).get("rejected", ()) if one["verdict"] == "engine_refuses"]
+    if refused:
+        say("\nRefused by the engine itself, when it was asked")
+        for one in explain.rejections(tuple(Rejected.model_validate(one) for one in refused)):
+            print_paragraph(" ".join([f"{one.who}:", *(line.strip() for line in one.lines)]), indent=4, first="  ")
     if view["attempts"]:
         say("\nAttempts")
         for attempt in view["attempts"]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 
 import structlog
 
@@ -18,7 +18,7 @@ from gateway.controller.planner import Planner
 from gateway.controller.verify import verify
 from gateway.core.facts.learn import judged, learn, proved
 from gateway.core.reconcile import failures_in_a_row
-from gateway.domain import Attempt, Failure
+from gateway.domain import Asked, Attempt, Failure, Plan, Planned
 from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.store.running_engines import RunningEngine, RunningEngines
@@ -32,6 +32,10 @@ _LAST_WORDS, _TURN_S = 10, 0.1
 _PORT_TRIES = 100
 # Between two looks at whether a pull or a download still moves.
 _STALL_POLL_S = 5.0
+# For all questions about a plan before its start.
+_CHECK_S = 60.0
+
+Claims = Callable[[], Mapping[str, int]]
 
 
 class Effects:
@@ -56,35 +60,66 @@ class Effects:
         self,
         model: ManagedModel,
         replica: ReplicaState,
-        claims: Callable[[], Mapping[str, int]],
+        claims: Claims,
         ports: Callable[[], Collection[int]],
     ) -> None:
-        # One at a time: two plans made side by side would count on the same free memory.
-        async with self._planning:
-            facts = await asyncio.to_thread(self._store.fact_texts)
-            try:
-                planned = await self._planner.decide(model.wish, facts, claims())
-                model.decision, plan = planned.decision, planned.plan
-                if plan is None:
+        try:
+            # One at a time: two plans made side by side would count on the same free memory.
+            async with self._planning:
+                planned = await self._decide(model, claims)
+                if planned.plan is not None:
+                    await self._record(model, replica, planned.plan, ports)
+                    return
+            if not model.wish.check or not set(planned.open) - model.not_asked.keys():
+                raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages()]))
+            # What the rules refuse, the engines' own code may allow.
+            replica.progress = f"checking: {planned.open[0]} is asked about what its rules refuse"
+            async with self._checked(model, claims) as planned:
+                if planned.plan is None:
                     raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages()]))
-                if model.wish.replicas is None:
-                    model.replicas += [
-                        ReplicaState(replica.model, index) for index in range(len(model.replicas), plan.replicas.value)
-                    ]
-                # The host does not know the port of a start that was recorded and cut off. In containers all engines have the same port.
-                for _ in range(_PORT_TRIES):
-                    port = await self._launcher.host.allocate_port()
-                    if port not in ports():
-                        break
-                replica.attempt = await asyncio.to_thread(
-                    self._store.add_attempt, replica.model, replica.index, plan, port, time.time()
-                )
-                log.info("planned", model=replica.model, replica=replica.index, engine=str(plan.engine), plan=plan.fingerprint)
-            except FitserveError as error:
-                replica.block(str(error))
-                log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
+                await self._record(model, replica, planned.plan, ports)
+        except FitserveError as error:
+            replica.block(str(error))
+            log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
 
-    async def launch(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt) -> None:
+    async def _decide(self, model: ManagedModel, claims: Claims) -> Planned:
+        """By what is known now; that is shown. Raises BadModel and its kin."""
+        facts = await asyncio.to_thread(self._store.fact_texts)
+        planned = await self._planner.decide(model.wish, facts, claims(), answers=model.answers)
+        model.decision = planned.decision
+        return planned
+
+    async def _record(
+        self, model: ManagedModel, replica: ReplicaState, plan: Plan, ports: Callable[[], Collection[int]]
+    ) -> None:
+        if model.wish.replicas is None:
+            model.replicas += [ReplicaState(replica.model, index) for index in range(len(model.replicas), plan.replicas.value)]
+        # The host does not know the port of a start that was recorded and cut off. In containers all engines have the same port.
+        for _ in range(_PORT_TRIES):
+            port = await self._launcher.host.allocate_port()
+            if port not in ports():
+                break
+        replica.attempt = await asyncio.to_thread(
+            self._store.add_attempt, replica.model, replica.index, plan, port, time.time()
+        )
+        log.info("planned", model=replica.model, replica=replica.index, engine=str(plan.engine), plan=plan.fingerprint)
+
+    @contextlib.asynccontextmanager
+    async def _checked(self, model: ManagedModel, claims: Claims) -> AsyncGenerator[Planned]:
+        """What is planned once engines were asked; until the end no other plan is made. Nobody waits while they are asked: what was
+        promised to others meanwhile is looked at again."""
+        limit_s = min(_CHECK_S, self._launcher.settings.start_timeout_s / 2)
+        async with model.asking:
+            facts, before = await asyncio.to_thread(self._store.fact_texts), claims()
+            planned, asked = await self._planner.check(model.wish, facts, before, model.answers, model.not_asked, limit_s)
+            model.heard(asked)
+        async with self._planning:
+            if claims() != before:
+                planned = await self._decide(model, claims)
+            model.decision = planned.decision
+            yield planned
+
+    async def launch(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, claims: Claims) -> None:
         moved = time.monotonic()
 
         def report(progress: str) -> None:
@@ -93,29 +128,70 @@ class Effects:
                 moved, replica.progress = time.monotonic(), progress
 
         patience_s = self._launcher.settings.start_timeout_s
-        bringing: asyncio.Future[None] | None = None
+        bringing = asyncio.ensure_future(self._bring(model, replica, attempt, claims, report))
         try:
-            entry = RunningEngine(wish=model.wish, created_at=model.created_at, attempt=attempt)
-            await asyncio.to_thread(self._running.write, attempt.instance_name, entry)
-            launch = self._launcher.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
-            bringing = asyncio.ensure_future(launch)
             while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[0]:
                 if time.monotonic() - moved > patience_s:
-                    await self.fail(replica, attempt, _stalled(replica.progress, patience_s))
+                    await self.fail(replica, replica.attempt or attempt, _stalled(replica.progress, patience_s))
                     return
             await bringing
         except FitserveError as error:
-            kind = "host_error" if isinstance(error, HostError) else "download"
-            failure = Failure(
-                kind=kind, phase=replica.progress or "launching", message=error.message, advice=error.hint, proves="nothing"
-            )
-            if replica.attempt is attempt:
-                await self.fail(replica, attempt, failure)
+            # It may have got another plan before its start.
+            if replica.attempt is not None and replica.attempt.id == attempt.id:
+                if isinstance(error, NoPlan):
+                    await self._give_up(replica, replica.attempt, error)
+                else:
+                    await self.fail(replica, replica.attempt, _not_started(error, replica.progress))
         finally:
-            if bringing is not None:
-                bringing.cancel()
-                with contextlib.suppress(asyncio.CancelledError, FitserveError):
-                    await bringing
+            bringing.cancel()
+            with contextlib.suppress(asyncio.CancelledError, FitserveError):
+                await bringing
+
+    async def _bring(
+        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, claims: Claims, report: Callable[[str], None]
+    ) -> None:
+        """Check the plan, and start the engine. Raises HostError, BadModel and their kin; NoPlan where the engines refuse every plan."""
+        while model.wish.check and attempt.plan.question is not None and str(attempt.plan.engine) not in model.not_asked:
+            attempt = await self._settle(model, replica, attempt, claims, report)
+        entry = RunningEngine(wish=model.wish, created_at=model.created_at, attempt=attempt)
+        await asyncio.to_thread(self._running.write, attempt.instance_name, entry)
+        await self._launcher.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
+
+    async def _settle(
+        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, claims: Claims, report: Callable[[str], None]
+    ) -> Attempt:
+        """The same attempt, with the plan that is best once its engine was asked. Another engine may be to be asked about that one."""
+        engine = attempt.plan.engine
+        await self._launcher.host.prepare(engine, report)
+        try:
+            await self._launcher.host.identity(engine)
+        except HostError as error:
+            model.heard(Asked({}, {str(engine): str(error)}))
+            return await self._replan(model, replica, attempt, attempt.plan)
+        report(f"checking: {engine} is asked about the plan")
+        async with self._checked(model, claims) as planned:
+            if planned.plan is None:
+                raise NoPlan(planned.reason)
+            return await self._replan(model, replica, attempt, planned.plan)
+
+    async def _replan(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, plan: Plan) -> Attempt:
+        if plan.question is not None and (problem := model.not_asked.get(str(plan.engine))):
+            plan = plan.evolve(warnings=(*plan.warnings, f"Not checked by the engine's own code: {problem}"))
+        settled: Attempt = attempt.evolve(plan=plan, fingerprint=plan.fingerprint)
+        await asyncio.to_thread(self._store.save_plan, settled)
+        replica.attempt = settled
+        log.info("checked", model=replica.model, replica=replica.index, grade=plan.grade, plan=plan.fingerprint)
+        return settled
+
+    async def _give_up(self, replica: ReplicaState, attempt: Attempt, error: NoPlan) -> None:
+        """The engines refuse every plan, before a start was made: none has failed that could be tried again."""
+        failure = Failure(kind="engine_refuses", phase="checking", message=error.message, advice=error.hint, proves="nothing")
+        ended = attempt.evolve(state="stopped", ended_at=time.time(), failure=failure)
+        await asyncio.to_thread(self._store.save_attempt, ended)
+        replica.attempt = None
+        replica.history.append(ended)
+        replica.block(str(error))
+        log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
 
     async def verify(self, replica: ReplicaState, attempt: Attempt) -> None:
         watcher = replica.watcher
@@ -167,6 +243,12 @@ class Effects:
         except FitserveError as error:
             log.error("the engine could not be stopped", instance=name, error=str(error))  # noqa: TRY400 - the traceback adds nothing
             await asyncio.sleep(1.0)
+
+
+def _not_started(error: FitserveError, progress: str) -> Failure:
+    """Of a start for which something is missing."""
+    kind = "host_error" if isinstance(error, HostError) else "download"
+    return Failure(kind=kind, phase=progress or "launching", message=error.message, advice=error.hint, proves="nothing")
 
 
 def _stalled(progress: str, patience_s: float) -> Failure:

@@ -102,6 +102,7 @@ class Loop:
         now = time.time()
         await asyncio.to_thread(self._store.forgive, name, now)
         model.forgiven_at = now
+        model.problems_of_asking.clear()
         model.setback.over()
         for replica in model.replicas:
             replica.blocked = None

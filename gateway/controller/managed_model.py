@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from gateway.controller.endpoint_watcher import EndpointWatcher
 from gateway.controller.watcher import Watcher
 from gateway.core.reconcile import Rest
-from gateway.domain import Attempt, Instance, Plan, Wish
+from gateway.domain import Asked, Attempt, EngineAnswer, Instance, Plan, Question, Wish
 from gateway.routing import table as routing
 from gateway.supervision import Setback
 
 _SHOWN_AWAY = 3
+# An engine that could not be asked is not asked at each start; what kept it from answering may have passed after so long.
+_ASK_AGAIN_S = 600.0
 # States from which a model comes back by itself, so that it can be waited for.
 _HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
 
@@ -92,10 +94,30 @@ class ManagedModel:
     """The planner's last answer, as JSON."""
     forgiven_at: float = 0.0
     """Failures until then no longer count, because somebody asked to try again."""
+    answers: dict[Question, EngineAnswer] = field(default_factory=dict)
+    """What engines said of the model when they were asked."""
+    problems_of_asking: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """By engine, why it could not be asked, and when that was."""
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while engines are asked about the model: what one replica hears, the others need not ask."""
     setback: Setback = field(init=False)
 
     def __post_init__(self) -> None:
         self.setback = Setback("a model", model=self.wish.name)
+
+    def heard(self, asked: Asked) -> None:
+        """Remember what came of asking engines about the model."""
+        self.answers.update(asked.answers)
+        for engine, problem in asked.problems.items():
+            self.problems_of_asking.setdefault(engine, (problem, time.monotonic()))
+
+    @property
+    def not_asked(self) -> dict[str, str]:
+        """The engines that are not asked now, by name, and why: to ask them has just failed."""
+        self.problems_of_asking = {
+            engine: (why, at) for engine, (why, at) in self.problems_of_asking.items() if time.monotonic() - at < _ASK_AGAIN_S
+        }
+        return {engine: why for engine, (why, _) in self.problems_of_asking.items()}
 
     @property
     def problems(self) -> Iterator[str]:

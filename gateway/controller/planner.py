@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from gateway.domain import Hardware, Planned, Wish
+from gateway.domain import Asked, EngineAnswer, Hardware, Planned, Question, Wish
 
 
 class Planner(Protocol):
@@ -15,10 +15,30 @@ class Planner(Protocol):
         """What is in this machine now; GPUs that are lost say so."""
         ...
 
-    async def decide(self, wish: Wish, facts: Sequence[str], claims: Mapping[str, int], hardware: str | None = None) -> Planned:
+    async def decide(
+        self,
+        wish: Wish,
+        facts: Sequence[str],
+        claims: Mapping[str, int],
+        hardware: str | None = None,
+        answers: Mapping[Question, EngineAnswer] | None = None,
+    ) -> Planned:
         """Read the model, look at the machine, or at the snapshot that `hardware` names, and plan.
 
-        `facts` are those of the store, as they are kept there; `claims` are bytes per GPU UUID of engines that run or start. Raises BadModel, BadFlag,
-        NotFound, NoPlan.
+        `facts` are those of the store, as they are kept there; `claims` are bytes per GPU UUID of engines that run or start; `answers` are what
+        engines said of this model. Raises BadModel, BadFlag, NotFound, NoPlan.
         """
+        ...
+
+    async def check(
+        self,
+        wish: Wish,
+        facts: Sequence[str],
+        claims: Mapping[str, int],
+        answers: Mapping[Question, EngineAnswer],
+        problems: Mapping[str, str],
+        limit_s: float,
+    ) -> tuple[Planned, Asked]:
+        """The same, once the engines of this machine were asked for at most `limit_s`. The forecast stays where one could not be asked:
+        then its problem is told by its name. Engines of `problems` are not asked again."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from gateway.controller.effects import Effects
@@ -100,7 +101,7 @@ class ReplicaSteps:
             backoff_s=self._settings.backoff_s,
             backoff_max_s=self._settings.backoff_max_s,
         )
-        effects, name = self._effects, type(action).__name__
+        effects, name, claims = self._effects, type(action).__name__, partial(self._fleet.claims, replica)
         match action:
             case Rest():
                 replica.shown = action
@@ -108,10 +109,10 @@ class ReplicaSteps:
                     replica.setback.over()
             case reconcile.MakePlan():
                 replica.shown = Rest("starting", "planning")
-                self._start(replica, name, effects.plan(model, replica, lambda: self._fleet.claims(replica), self._fleet.ports))
+                self._start(replica, name, effects.plan(model, replica, claims, self._fleet.ports))
             case reconcile.Launch(attempt):
                 replica.shown = Rest("starting", "launching")
-                self._start(replica, name, effects.launch(model, replica, attempt))
+                self._start(replica, name, effects.launch(model, replica, attempt, claims))
             case reconcile.Verify(attempt):
                 replica.shown = Rest("verifying", "proving that it generates")
                 self._start(replica, name, effects.verify(replica, attempt))

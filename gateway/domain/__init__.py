@@ -7,7 +7,7 @@ Observation -> Failure -> Fact                                         back into
 
 from __future__ import annotations
 
-from gateway.domain.answer import AskedAttention, AskedCache, AskedKernel, EngineAnswer, Settled
+from gateway.domain.answer import Asked, AskedAttention, AskedCache, AskedKernel, EngineAnswer, Settled
 from gateway.domain.engine import Advisory, Engine, Flag, Install, Method, MethodRule
 from gateway.domain.facts import Fact, FactKind, Failure
 from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
@@ -21,6 +21,7 @@ from gateway.domain.plan import (
     LayerKernel,
     Memory,
     ModelRef,
+    OpenQuestions,
     Plan,
     Planned,
     Question,
@@ -37,6 +38,7 @@ __all__ = [
     "MOST_BYTES",
     "NAME_PATTERN",
     "Advisory",
+    "Asked",
     "AskedAttention",
     "AskedCache",
     "AskedKernel",
@@ -72,6 +74,7 @@ __all__ = [
     "ModelSpec",
     "Mount",
     "Observation",
+    "OpenQuestions",
     "Pcie",
     "Plan",
     "Planned",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from pydantic import Field
 
+from gateway.domain.plan import Question
 from gateway.domain.value import Value
 
 
@@ -66,3 +70,10 @@ class EngineAnswer(Value):
     settled: Settled | None = None
     refused: str = ""
     source: str
+
+
+class Asked(NamedTuple):
+    """What came of asking: the answers; and by engine, in words, why it could not be asked."""
+
+    answers: Mapping[Question, EngineAnswer]
+    problems: Mapping[str, str]

@@ -203,10 +203,18 @@ class Decision(Value):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)
 
 
+class OpenQuestions(NamedTuple):
+    """What one engine can be asked about a decision."""
+
+    engine: EngineRef
+    questions: tuple[Question, ...]
+
+
 class Planned(NamedTuple):
     """What a gateway that runs keeps of a decision: the best plan, or the reason why there is none; and the whole `decision` as JSON,
-    which is only passed on: it may be megabytes."""
+    which is only passed on: it may be megabytes. open: engines whose own answers could change it, by name."""
 
     plan: Plan | None
     reason: str
     decision: bytes
+    open: tuple[str, ...] = ()

@@ -49,6 +49,7 @@ class Wish(Value):
     num_speculative_tokens: int | None = Field(
         None, ge=1, le=64, description="tokens drafted at once; None: what the drafter names"
     )
+    check: bool = Field(True, description="ask the engine's own code about the plan before its start, for 60 s at most")
     args: dict[str, Scalar] = Field({}, max_length=64, description="engine flags that win over the planner")
     env: dict[str, str] = Field({}, max_length=64)
     policy: Policy = Policy()

@@ -32,6 +32,8 @@ class Inquirer:
     def __init__(self, host: AskedHost, cache: AnswerCache) -> None:
         self._host = host
         self._cache = cache
+        # One at a time: an import of an engine takes a core and gigabytes, beside engines that serve.
+        self._turn = asyncio.Lock()
 
     async def answers(
         self,
@@ -81,7 +83,7 @@ class Inquirer:
     async def _lines(self, engine: EngineRef, asked: bytes, limit_s: float) -> list[bytes]:
         found: list[bytes] = []
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s), contextlib.aclosing(self._host.inquire(engine, asked)) as lines:
+            async with asyncio.timeout(limit_s), self._turn, contextlib.aclosing(self._host.inquire(engine, asked)) as lines:
                 async for line in lines:
                     found.append(line)  # noqa: PERF401 - what was said until the limit is kept
         return found

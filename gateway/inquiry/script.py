@@ -12,12 +12,14 @@ from pathlib import Path
 
 _INSIDE = Path(__file__).parent / "inside"
 
-# Reads `packed`, then runs it. Limits: a model that is built without weights needs neither memory nor files; whoever asked may be gone.
+# Reads `packed`, then runs it. Limits: a model that is built without weights needs neither memory nor files; whoever asked may be gone. Engines
+# that serve go before it.
 _BEGIN = """
 import os, resource, runpy, signal, sys, tempfile
 if len(sys.argv) > 1:
     os.dup2(os.open(sys.argv[1], os.O_RDONLY), 0)
 signal.alarm(600)
+os.nice(10)
 for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 1 << 28), (resource.RLIMIT_DATA, 24 << 30)):
     resource.setrlimit(what, (most, most))
 size = int(sys.stdin.buffer.readline())

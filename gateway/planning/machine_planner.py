@@ -1,4 +1,4 @@
-"""Plans for the machine of a gateway that runs: what is in it now goes to the process that plans."""
+"""Plans for the machine of a gateway that runs: what is in it now goes to the process that plans, and its engines are asked."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.domain import Hardware, Plan, Planned, Wish
+from gateway.checking import Forecast, checked
+from gateway.domain import Asked, EngineAnswer, Hardware, Plan, Planned, Question, Wish
 from gateway.errors import BadModel
-from gateway.planning.messages import Request
+from gateway.inquiry.document import ModelFiles
+from gateway.planning.messages import ANSWERS, GAPS, OPEN, Frames, Request
 from gateway.planning.plan_process import PlanProcess
 
 if TYPE_CHECKING:
+    from gateway.inquiry.inquirer import Inquirer
     from gateway.machine.gpu_watch import GpuWatch
 
 
@@ -25,15 +28,65 @@ class MachinePlanner:
     data: Path
     process: PlanProcess
     gpus: GpuWatch
+    inquirer: Inquirer
 
     async def hardware(self) -> Hardware:
         return await asyncio.to_thread(self.gpus.hardware, self.data)
 
-    async def decide(self, wish: Wish, facts: Sequence[str], claims: Mapping[str, int], hardware: str | None = None) -> Planned:
+    async def decide(
+        self,
+        wish: Wish,
+        facts: Sequence[str],
+        claims: Mapping[str, int],
+        hardware: str | None = None,
+        answers: Mapping[Question, EngineAnswer] | None = None,
+    ) -> Planned:
+        machine = None if hardware else await self.hardware()
+        return (await self._forecast(wish, facts, claims, answers or {}, machine, hardware))[0].decision
+
+    async def check(
+        self,
+        wish: Wish,
+        facts: Sequence[str],
+        claims: Mapping[str, int],
+        answers: Mapping[Question, EngineAnswer],
+        problems: Mapping[str, str],
+        limit_s: float,
+    ) -> tuple[Planned, Asked]:
+        machine = await self.hardware()
+
+        async def again(fresh: Mapping[Question, EngineAnswer]) -> Forecast[Planned]:
+            return (await self._forecast(wish, facts, claims, {**answers, **fresh}, machine))[0]
+
+        forecast, frames = await self._forecast(wish, facts, claims, answers, machine, asking=True)
+        if not frames.config:
+            why = "The model has more tensors than an engine is told of."
+            return forecast.decision, Asked({}, dict.fromkeys(forecast.decision.open, why))
+        files, here = ModelFiles(frames.config, frames.headers or None), machine.without_lost_gpus()
+        return await checked(forecast, again, self.inquirer, here, files, limit_s, problems)
+
+    async def _forecast(
+        self,
+        wish: Wish,
+        facts: Sequence[str],
+        claims: Mapping[str, int],
+        answers: Mapping[Question, EngineAnswer],
+        machine: Hardware | None,
+        hardware: str | None = None,
+        *,
+        asking: bool = False,
+    ) -> tuple[Forecast[Planned], Frames]:
+        """`asking`: the frames have what engines are told of the model."""
         if wish.source is None:
             raise BadModel(f"The model {wish.name} is an endpoint; there is nothing to plan.", hint="Give a `source` instead.")
-        machine = b"" if hardware else (await self.hardware()).model_dump_json(by_alias=True).encode()
-        fields = {"wish": wish.model_dump(mode="json"), "claims": dict(claims), "snapshot": hardware}
-        request = Request(json.dumps(fields).encode(), machine, "\n".join(facts).encode())
-        answer, plan, decision = await self.process.ask(wish.source, request)
-        return Planned(Plan.model_validate_json(plan) if plan else None, answer.reason, decision)
+        fields = {"wish": wish.model_dump(mode="json"), "claims": dict(claims), "snapshot": hardware, "asking": asking}
+        here = machine.model_dump_json(by_alias=True).encode() if machine else b""
+        known = ANSWERS.dump_json(list(answers.items()))
+        request = Request(json.dumps(fields).encode(), here, "\n".join(facts).encode(), known)
+        answer, frames = await self.process.ask(wish.source, request)
+        plan, found = Plan.model_validate_json(frames.plan) if frames.plan else None, OPEN.validate_json(frames.open)
+        if plan is not None:
+            # Where the engine of the best plan cannot be asked, its forecast is what is started, whatever others would say.
+            found = found[:1]
+        planned = Planned(plan, answer.reason, frames.decision, tuple(str(one.engine) for one in found))
+        return Forecast(planned, found, GAPS.validate_json(frames.gaps)), frames

@@ -6,6 +6,9 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pydantic import TypeAdapter
+
+from gateway.domain import EngineAnswer, OpenQuestions, Question, RuleGap
 from gateway.domain.units import GIB, MIB
 
 # Headers of 500,000 tensors, more than any model has, take less than half of it.
@@ -15,6 +18,8 @@ PROCESSOR_S = 60
 # The plan of a real model takes 10 KB, the longest decision of the published models on all machines 1 MB.
 PLAN_BYTES = MIB
 DECISION_BYTES = 8 * MIB
+# Names and shapes of the tensors of a quantized model: 100 bytes for each.
+HEADER_BYTES = 64 * MIB
 
 LENGTH = struct.Struct(">I")
 
@@ -34,20 +39,39 @@ class Start(NamedTuple):
 
 
 class Request(NamedTuple):
-    """JSON of the wish, of the claims and of the name of a snapshot; of the machine, where no snapshot is named; of facts, one a line."""
+    """JSON of the wish, of the claims, of the name of a snapshot and of whether engines will be asked (`asking`); of the machine, where no
+    snapshot is named; of facts, one a line; of what engines answered (`ANSWERS`)."""
 
     wish: bytes
     machine: bytes
     facts: bytes
+    answers: bytes
 
 
 class Answer(NamedTuple):
-    """The head of an answer, before the best plan and the whole decision. `error` is a FitserveError: its class and fields. `reason`: why
-    there is no plan. `last`: the process ends after it."""
+    """The head of an answer, before its `Frames`. `error` is a FitserveError: its class and fields. `reason`: why there is no plan. `last`:
+    the process ends after it."""
 
     error: dict[str, str | None] | None = None
     reason: str = ""
     last: bool = False
+
+
+class Frames(NamedTuple):
+    """The best plan and the whole decision; what engines can be asked (`OPEN`), and where they contradicted the rules (`GAPS`); and what they
+    are told of the model, where that was wanted: config.json, and a safetensors file without its data where there is one."""
+
+    plan: bytes = b""
+    decision: bytes = b""
+    open: bytes = b""
+    gaps: bytes = b""
+    config: bytes = b""
+    headers: bytes = b""
+
+
+ANSWERS = TypeAdapter(list[tuple[Question, EngineAnswer]])
+OPEN = TypeAdapter(tuple[OpenQuestions, ...])
+GAPS = TypeAdapter(tuple[RuleGap, ...])
 
 
 def packed(frames: Sequence[bytes]) -> bytes:

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from gateway.catalog.catalog import gather, load, load_drafter
 from gateway.catalog.hub import Hub
-from gateway.checking import Checked, checked, model_files
+from gateway.checking import Checked, Forecast, checked, model_files
+from gateway.core.planner.asked import open_questions
 from gateway.core.planner.decide import decide
 from gateway.core.speculative.drafter import Drafter
 from gateway.domain import Decision, Engine, EngineAnswer, Fact, Hardware, ModelSpec, Policy, Question, Scalar, Wish
@@ -123,13 +124,18 @@ class OfflinePlanner:
         drafter, spec = self._drafter(wish), self._spec(wish)
         return decide_with(self.profiles, self.engines(wish, machine), spec, drafter, machine, wish, hardware_name=name)
 
-    async def check_on(self, wish: Wish, name: str, machine: Hardware, inquirer: Inquirer) -> Checked:
+    async def check_on(self, wish: Wish, name: str, machine: Hardware, inquirer: Inquirer) -> Checked[Decision]:
         """The same, once the engines that are here were asked about it."""
         drafter, spec, engines = self._drafter(wish), self._spec(wish), self.engines(wish, machine)
-        decide = partial(decide_with, self.profiles, engines, spec, drafter, machine, wish, hardware_name=name)
+        decided = partial(decide_with, self.profiles, engines, spec, drafter, machine, wish, hardware_name=name)
+
+        async def again(answers: Mapping[Question, EngineAnswer]) -> Forecast[Decision]:
+            decision = decided(answers=answers)
+            return Forecast(decision, open_questions(decision), decision.gaps)
+
         found = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=self._hub)
         files = model_files(found.config, found.tensors)
-        return await checked(lambda answers: decide(answers=answers), inquirer, machine, files)
+        return await checked(await again({}), again, inquirer, machine, files)
 
     def _spec(self, wish: Wish) -> ModelSpec:
         key = source, revision, allowed = wish.source or "", wish.revision, wish.policy.allow_remote_code

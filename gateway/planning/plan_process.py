@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from gateway.errors import BadFlag, BadModel, BadRequest, Busy, FitserveError, NeedsRemoteCode, NoPlan, NotFound, SettingsError
-from gateway.planning.messages import DECISION_BYTES, LENGTH, PROCESSOR_S, Answer, Request, Start, packed
+from gateway.planning.messages import HEADER_BYTES, LENGTH, PROCESSOR_S, Answer, Frames, Request, Start, packed
 
 log = structlog.get_logger("fitserve.planning")
 
@@ -38,8 +38,8 @@ class PlanProcess:
         self._turn = asyncio.Lock()
         self._waiting = 0
 
-    async def ask(self, source: str, request: Request) -> tuple[Answer, bytes, bytes]:
-        """The answer, the best plan and the decision as JSON. `source`: the model, for messages. Raises what the child says was wrong."""
+    async def ask(self, source: str, request: Request) -> tuple[Answer, Frames]:
+        """The answer. `source`: the model, for messages. Raises what the child says was wrong."""
         if self._waiting > WAITING:
             raise Busy(
                 f"{WAITING} plans wait already for the one that is made.", hint="Ask again in a minute.", retry_after_s=30
@@ -47,12 +47,12 @@ class PlanProcess:
         self._waiting += 1
         try:
             async with self._turn:
-                answer, plan, decision = await self._asked(source, request)
+                answer, frames = await self._asked(source, request)
         finally:
             self._waiting -= 1
         if answer.error is not None:
             raise _error(source, answer.error)
-        return answer, plan, decision
+        return answer, frames
 
     async def close(self) -> None:
         child, self._child = self._child, None
@@ -61,7 +61,7 @@ class PlanProcess:
                 child.kill()
             await child.wait()
 
-    async def _asked(self, source: str, request: Request) -> tuple[Answer, bytes, bytes]:
+    async def _asked(self, source: str, request: Request) -> tuple[Answer, Frames]:
         """Whatever comes between, a child whose answer was not read to its end is not asked again."""
         whole = False
         try:
@@ -72,7 +72,7 @@ class PlanProcess:
                 assert child.stdin is not None  # noqa: S101
                 child.stdin.write(packed(request))
                 await child.stdin.drain()
-                head, plan, decision = [await self._frame(child) for _ in range(3)]
+                head, *rest = [await self._frame(child) for _ in range(1 + len(Frames._fields))]
             answer = Answer(*json.loads(head))
             whole = not answer.last
         except TimeoutError:
@@ -87,7 +87,7 @@ class PlanProcess:
         finally:
             if not whole:
                 await self.close()
-        return answer, plan, decision
+        return answer, Frames(*rest)
 
     async def _started(self) -> asyncio.subprocess.Process:
         # Our own settings stay here: its own come on stdin.
@@ -128,7 +128,7 @@ class PlanProcess:
     async def _frame(self, child: asyncio.subprocess.Process) -> bytes:
         assert child.stdout is not None  # noqa: S101
         (length,) = LENGTH.unpack(await child.stdout.readexactly(LENGTH.size))
-        if length > DECISION_BYTES:
+        if length > HEADER_BYTES:
             raise EOFError
         return await child.stdout.readexactly(length)
 

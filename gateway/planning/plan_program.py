@@ -16,23 +16,31 @@ import threading
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from gateway.catalog.catalog import load, load_drafter
+from gateway.catalog.catalog import gather, load_drafter, spec_of
 from gateway.catalog.hub import Hub
+from gateway.checking import model_files
 from gateway.core.facts.scope import standing
+from gateway.core.planner.asked import open_questions
 from gateway.core.planner.explain import why_no_plan
 from gateway.domain import Decision, Engine, Fact, Hardware, Wish
 from gateway.domain.units import MIB, gib
 from gateway.errors import BadModel, FitserveError, NoPlan
 from gateway.hosts.process.environment import is_installed
+from gateway.inquiry.document import ModelFiles
 from gateway.planning.messages import (
+    ANSWERS,
     DECISION_BYTES,
+    GAPS,
+    HEADER_BYTES,
     LENGTH,
     MEMORY_BYTES,
+    OPEN,
     PLAN_BYTES,
     PROCESSOR_S,
     Answer,
+    Frames,
     Request,
     Start,
     packed,
@@ -50,6 +58,13 @@ _WORDS = 4000
 _OBJECTS = 100_000
 
 
+class Decided(NamedTuple):
+    """The decision; what engines are told of the model, where they will be asked about it."""
+
+    decision: Decision
+    files: ModelFiles | None = None
+
+
 class Planner:
     """Plans for this machine by requests from the gateway."""
 
@@ -60,22 +75,23 @@ class Planner:
         self._hub = Hub(start.hf_endpoint, start.hf_token, self._data / "hub")
         self._facts: dict[bytes, Fact] = {}
 
-    def decide(self, request: Request) -> Decision:
+    def decide(self, request: Request) -> Decided:
         fields = json.loads(request.wish)
         wish, name = Wish.model_validate(fields["wish"]), fields["snapshot"]
         machine = self._profiles.hardware(name) if name else Hardware.model_validate_json(request.machine)
         # Most were there the last time too.
         self._facts = {line: self._facts.get(line) or Fact.model_validate_json(line) for line in request.facts.splitlines()}
-        spec = load(wish.source or "", revision=wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=self._hub)
+        read = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=self._hub)
+        spec = spec_of(read)
         engines = self._profiles.engines_for(machine, wish.engines)
         if self._start.installed_only and not name:
             engines = self._installed(engines, wish)
         learned = standing(self._facts.values(), machine.driver, self._profiles.images)
         drafter = load_drafter(wish.drafter, hub=self._hub) if wish.drafter else None
-        here = name or "this machine"
-        return decide_with(
-            self._profiles, engines, spec, drafter, machine.without_lost_gpus(), wish, learned, fields["claims"], here
-        )
+        here, machine, claims = name or "this machine", machine.without_lost_gpus(), fields["claims"]
+        answers = dict(ANSWERS.validate_json(request.answers))
+        given = (self._profiles, engines, spec, drafter, machine, wish, learned, claims, here, answers)
+        return Decided(decide_with(*given), model_files(read.config, read.tensors) if fields["asking"] else None)
 
     def _installed(self, engines: list[Engine], wish: Wish) -> list[Engine]:
         """Those of the engines that are installed. Raises NoPlan that says how to install one."""
@@ -90,11 +106,14 @@ class Planner:
 
 
 def answered(planner: Planner, request: Request) -> list[bytes]:
-    """The answer's frames: Answer, the best plan, the whole decision."""
+    """The answer, and its frames."""
     try:
-        decision = planner.decide(request)
+        decision, files = planner.decide(request)
         plan = decision.plans[0].model_dump_json(by_alias=True).encode() if decision.plans else b""
         whole = decision.model_dump_json(by_alias=True).encode()
+        frames = Frames(plan, whole, OPEN.dump_json(open_questions(decision)), GAPS.dump_json(decision.gaps))
+        if files is not None and len(files.headers or b"") <= HEADER_BYTES:
+            frames = frames._replace(config=files.config, headers=files.headers or b"")
         if len(plan) > PLAN_BYTES or len(whole) > DECISION_BYTES:
             raise BadModel(  # noqa: TRY301 - told as any other
                 f"The plans for {decision.model[:200]} take {len(whole)} bytes, over the limit of {DECISION_BYTES} ({PLAN_BYTES} for one).",
@@ -107,15 +126,12 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
             "hint": error.hint[:_WORDS],
             "param": error.param,
         }
-        answer, plan, whole = Answer(told), b"", b""
+        answer, frames = Answer(told), Frames()
     except MemoryError:
         message = f"Reading the model and planning took more than the {gib(MEMORY_BYTES)} of memory that they may take."
         hint = "Files of a real model take a tenth of that: look at config.json, the index and the headers of the weights."
-        answer, plan, whole = (
-            Answer({"class": "BadModel", "message": message, "hint": hint, "param": None}, last=True),
-            b"",
-            b"",
-        )
+        told = {"class": "BadModel", "message": message, "hint": hint, "param": None}
+        answer, frames = Answer(told, last=True), Frames()
     except Exception as error:
         told = {
             "class": "",
@@ -123,12 +139,12 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
             "hint": traceback.format_exc()[-4000:],
             "param": None,
         }
-        answer, plan, whole = Answer(told), b"", b""
+        answer, frames = Answer(told), Frames()
     else:
         answer = Answer(reason="" if decision.plans else why_no_plan(decision)[:_WORDS])
     if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > _KEPT_BYTES:
         answer = answer._replace(last=True)
-    return [json.dumps(answer).encode(), plan, whole]
+    return [json.dumps(answer).encode(), *frames]
 
 
 def main() -> None:

@@ -31,6 +31,8 @@ from gateway.controller.launcher import Launcher
 from gateway.controller.loop import Loop
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
 from gateway.hosts.host import Host
+from gateway.inquiry.answer_cache import AnswerCache
+from gateway.inquiry.inquirer import Inquirer
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.planning.machine_planner import MachinePlanner
 from gateway.planning.messages import Start
@@ -172,7 +174,8 @@ def create_app(
                 installed_only=chosen.kind == "process",
             )
         )
-        planner = MachinePlanner(settings.data, planning, watch)
+        inquirer = Inquirer(chosen, AnswerCache(settings.data / "answers"))
+        planner = MachinePlanner(settings.data, planning, watch, inquirer)
         launcher = Launcher(settings, chosen, profiles.engine, partial(download, hub))
         loop = Loop(store, planner, launcher, watch, lambda: profiles.signatures, routes)
         await asyncio.to_thread(loop.load)

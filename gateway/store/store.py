@@ -137,6 +137,12 @@ class Store:
             started_at=now,
         )
 
+    def save_plan(self, attempt: Attempt) -> None:
+        """Write another plan for a start that was recorded and not made yet."""
+        with self._database.change() as db:
+            changed = (attempt.plan.model_dump_json(), attempt.fingerprint, attempt.id)
+            db.execute("UPDATE attempts SET plan=?, fingerprint=? WHERE id=?", changed)
+
     def save_attempt(self, attempt: Attempt, *facts: Fact) -> None:
         """Write state, times and failure, and the facts that the failure taught, in one transaction."""
         failure = attempt.failure.model_dump_json() if attempt.failure else None

@@ -150,6 +150,10 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Iterator
     """A gateway with the process host; no model yet."""
     data = tmp_path_factory.mktemp("gateway")
     (data / "engines").symlink_to(engines)
+    # What engines said of the demo model is asked once per checkout.
+    answers = engines.parent / "answers"
+    answers.mkdir(exist_ok=True)
+    (data / "answers").symlink_to(answers)
     with contextlib.closing(Gateway(data, data / "gateway.log", FITSERVE_BACKOFF_S="1")) as made:
         made.start()
         yield made

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ import yaml
 
 from gateway.domain import Engine
 from gateway.profiles import Profiles
-from tests.e2e.conftest import ENGINE
+from tests.e2e.conftest import ENGINE, START_S, Gateway, wait_for
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.engine
@@ -70,3 +72,20 @@ def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:
     assert (said.flags, set(said.architectures), said.user_env) == (known.flags, set(known.architectures), known.user_env)
     assert (said.quantizations, said.default_seqs) == (known.quantizations, known.default_seqs)
     assert said.guessed_from == ENGINE
+
+
+def test_a_model_is_checked_before_its_start(engine_data: Path, demo_model: Path) -> None:
+    with contextlib.closing(Gateway(engine_data, engine_data / "gateway.log")) as gateway:
+        gateway.start()
+        added = gateway.cli("add", "demo", str(demo_model), "--engine", ENGINE, "--json")
+        assert json.loads(added.stdout)["plan"] is None
+        checking = wait_for("it is checked", lambda: (view := gateway.show("demo"))["detail"].startswith("checking") and view)
+        assert checking["plan"]["grade"] == "predicted"
+        ready = gateway.until("demo", "ready", START_S)
+        (kept,) = [json.loads(path.read_text()) for path in (engine_data / "answers").glob("*.json")]
+        assert ready["plan"]["memory"]["weights_bytes"] == kept["weights"]
+        assert {row["backend"] for row in ready["plan"]["attention"]} == {row["backend"] for row in kept["attention"]}
+        assert [one["state"] for one in ready["attempts"]] == ["ready"]
+        with contextlib.closing(sqlite3.connect(engine_data / "fitserve.db")) as database:
+            ((plan,),) = database.execute("SELECT plan FROM attempts")
+        assert json.loads(plan)["grade"] == "checked", "what it became by its start is another thing"

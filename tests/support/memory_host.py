@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -133,6 +133,8 @@ class World:
         self.foreign: set[str] = set()
         self.pull: tuple[tuple[float, str], ...] = ()
         """(seconds to wait before, words): what the next `prepare` reports, as of an image that is pulled."""
+        self.code: Callable[[str, bytes], AsyncGenerator[bytes, None]] | None = None
+        """What the own code of an engine, by its name, answers to a document of questions; None: there is none to ask."""
         self._faults: dict[str, list[Exception]] = {}
 
     def fail_next(self, method: Method, error: Exception) -> None:
@@ -224,10 +226,16 @@ class MemoryHost:
         return self.world.free_port()
 
     async def identity(self, engine: EngineRef) -> str:
-        raise HostError(f"{engine} is pretended: it has no code to ask.")
+        if self.world.code is None:
+            raise HostError(f"{engine} is pretended: it has no code to ask.")
+        return f"the code of {engine}"
 
     async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
-        yield (await self.identity(engine)).encode()
+        await self.identity(engine)
+        assert self.world.code is not None
+        async with aclosing(self.world.code(str(engine), asked)) as lines:
+            async for line in lines:
+                yield line
 
     async def close(self) -> None:
         """Nothing to let go of: engines belong to the world."""

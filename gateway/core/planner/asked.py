@@ -4,7 +4,7 @@ contradict each other. Pure."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.core.engines.candidate import Candidate
 from gateway.core.engines.evidence import Evidence
@@ -18,6 +18,7 @@ from gateway.domain import (
     EngineRef,
     LayerAttention,
     LayerKernel,
+    OpenQuestions,
     Question,
     RuleGap,
 )
@@ -35,19 +36,24 @@ _SHAPES = (
 )
 
 
-def open_questions(decision: Decision, dead: Collection[str] = ()) -> tuple[EngineRef, list[Question]] | None:
-    """The engine to ask next, and what: about its best plans, and about the refusals that its answer may overrule. None: the best
-    plan was checked, or no engine that could be asked (`dead`: those that could not) knows more."""
-    plans = [plan for plan in decision.plans if str(plan.engine) not in dead]
-    if plans and plans[0].question is None:
-        return None
-    refused = [one for one in decision.rejected if one.question is not None and str(one.engine) not in dead]
-    engine = plans[0].engine if plans else refused[0].engine if refused else None
-    if engine is None:
-        return None
-    best = [plan.question for plan in plans if plan.engine == engine and plan.question is not None]
-    ruled_out = [one.question for one in refused if one.engine == engine and one.question is not None]
-    return engine, list(dict.fromkeys([*best[:_AT_ONCE], *ruled_out[:_AT_ONCE]]))
+def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
+    """The engines to ask, one where the one before could not be asked; and what: about its best plans, and about the refusals that its
+    answer may overrule. Empty: the best plan was checked, or no engine knows more."""
+    best: dict[EngineRef, list[Question | None]] = {}
+    refused: dict[EngineRef, list[Question]] = {}
+    for plan in decision.plans:
+        best.setdefault(plan.engine, []).append(plan.question)
+    for one in decision.rejected:
+        if one.question is not None:
+            refused.setdefault(one.engine, []).append(one.question)
+    found = []
+    for engine in dict.fromkeys([*best, *refused]):
+        plans = best.get(engine, [])
+        if plans and plans[0] is None:
+            break
+        asked = [*[one for one in plans if one is not None][:_AT_ONCE], *refused.get(engine, [])[:_AT_ONCE]]
+        found.append(OpenQuestions(engine, tuple(dict.fromkeys(asked))))
+    return tuple(found)
 
 
 def evidence_of(answer: EngineAnswer, forecast: Evidence) -> Evidence:

