@@ -14,6 +14,7 @@ A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,7 @@ from gateway.core.engines.registry import KINDS
 from gateway.core.engines.vllm_engine import VllmRules
 from gateway.core.kernels.gpus import GpuTable
 from gateway.domain import Engine, Fact, Hardware, Value
-from gateway.domain.likeness import Likeness, different
+from gateway.domain.likeness import Likeness, different, like
 from gateway.domain.release import release
 from gateway.errors import BadRequest, NotFound, SettingsError
 from gateway.yaml_cache import Documents
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gateway.domain.hardware import XidTable
 
 V = TypeVar("V", bound=Value)
+_VERSION = re.compile(r"\d+(\.\d+)+[A-Za-z0-9.+-]{0,40}")
 
 
 def shipped() -> Path:
@@ -83,15 +85,16 @@ class Profiles:
         return dict(sorted(files.items(), key=lambda item: _version_key(item[0]), reverse=True))
 
     def engine(self, ref: str) -> Engine:
-        """The engine `kind==version`. Raises NotFound naming the nearest known one."""
+        """The engine `kind==version`; of a version that nobody described, what the nearest one makes likely. Raises NotFound naming the
+        nearest known one."""
         if ref not in self._engines:
-            path = self.engine_files.get(ref) or self.asked_files.get(ref)
-            if path is None:
-                known = sorted([*self.engine_files, *self.asked_files], key=_version_key, reverse=True)
-                raise NotFound(f"There is no profile for the engine {ref}.", hint=_nearest(ref, known))
+            if not self.describes(ref):
+                return self._likely(ref)
             if ref in self.engine_files:
+                path = self.engine_files[ref]
                 engine = _validate(path, Engine, self._merged(path))
             else:
+                path = self.asked_files[ref]
                 told = _validate(path, Likeness, self._yaml(path))
                 engine = different(self.engine(told.guessed_from), told)
             if engine.ref != ref:
@@ -101,6 +104,26 @@ class Profiles:
                 )
             self._engines[ref] = engine
         return self._engines[ref]
+
+    @property
+    def _known(self) -> list[str]:
+        return sorted([*self.engine_files, *self.asked_files], key=_version_key, reverse=True)
+
+    def describes(self, ref: str) -> bool:
+        """Whether there is a profile. A gateway that runs makes one (`learned`), so the folders are looked at again."""
+        if ref not in self.engine_files and ref not in self.asked_files:
+            for name in ("engine_files", "asked_files", "images"):
+                self.__dict__.pop(name, None)
+        return ref in self.engine_files or ref in self.asked_files
+
+    def _likely(self, ref: str) -> Engine:
+        """Never kept: the version may say itself what it is. Raises NotFound."""
+        kind, _, version = ref.partition("==")
+        if not _VERSION.fullmatch(version) or not any(one.startswith(f"{kind}==") for one in self.engine_files):
+            raise NotFound(f"There is no profile for the engine {ref}.", hint=_nearest(ref, self._known))
+        # Which architectures it has nobody knows: new versions have more.
+        made: Engine = like(self.nearest(ref), version).evolve(architectures=())
+        return made
 
     def nearest(self, ref: str) -> Engine:
         """Of the known versions of this kind the newest that is not newer, else the oldest. Raises NotFound for an unknown kind."""

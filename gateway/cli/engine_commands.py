@@ -55,8 +55,7 @@ def engine_learn(
     from gateway.cli.asking import inquirer
     from gateway.domain import EngineRef
     from gateway.domain.likeness import like
-    from gateway.inquiry.document import StatedGpus
-    from gateway.inquiry.learned import keep, profile_of
+    from gateway.inquiry.learned import learn
     from gateway.profiles import Profiles
     from gateway.settings import load_settings
 
@@ -64,12 +63,8 @@ def engine_learn(
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     near = profiles.nearest(engine)
     kind, _, version = engine.partition("==")
-    # Flags and registries are the same on any GPU; a small one is stated.
-    gpus = StatedGpus("8.6", 24 << 30, 1, "GPU") if near.device == "cuda" else None
     ref = EngineRef(kind=kind, version=version, image=like(near, version, image).image)
-    said, identity = asyncio.run(inquirer().version(ref, gpus, _LEARN_S))
-    profile = profile_of(near, version, image, said, identity)
-    path = keep(profile, settings.data / "learned")
+    profile, identity, path = asyncio.run(learn(inquirer(), near, ref, settings.data / "learned", _LEARN_S))
     say(f"{engine}: {len(profile.flags)} flags, {len(profile.architectures)} architectures, by {identity}")
     say(f"Where its own code is not asked, the rules of {profile.guessed_from} stand for it, as a guess. Kept in {path}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from gateway.domain import Engine
+from gateway.domain import Engine, EngineRef
 from gateway.domain.likeness import like
 from gateway.errors import HostError
+from gateway.inquiry.document import StatedGpus
+from gateway.inquiry.inquirer import Inquirer
 from gateway.inquiry.open_flags import flag, user_env
 from gateway.store import atomic_file
 
@@ -61,6 +64,20 @@ def _cuda(near: Engine, said: Mapping[str, Any]) -> str | None:
         return torch
     known = next((one for one in (torch, near.cuda) if one and one.partition(".")[0] == str(runtime)), None)
     return known or f"{runtime}.0"
+
+
+async def learn(inquirer: Inquirer, near: Engine, engine: EngineRef, folder: Path, limit_s: float) -> tuple[Engine, str, Path]:
+    """Ask a version what it is, and keep its profile. Returns the profile, what said it, and where it is kept. Raises HostError."""
+    # Flags and registries are the same on any GPU; a small one is stated.
+    gpus = StatedGpus("8.6", 24 << 30, 1, "GPU") if near.device == "cuda" else None
+    said, identity = await inquirer.version(engine, gpus, limit_s)
+    profile = profile_of(near, engine.version, engine.image, said, identity)
+    try:
+        return profile, identity, await asyncio.to_thread(keep, profile, folder)
+    except OSError as error:
+        raise HostError(
+            f"What {engine} says of itself cannot be kept: {error}.", hint="Free disk space, then try again."
+        ) from None
 
 
 def keep(profile: Engine, folder: Path) -> Path:

