@@ -74,7 +74,7 @@ class Effects:
                 raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages()]))
             # What the rules refuse, the engines' own code may allow.
             replica.progress = f"checking: {planned.open[0]} is asked about what its rules refuse"
-            async with self._checked(model, claims) as planned:
+            async with self._checked(model, claims, planned.open[0], None) as planned:
                 if planned.plan is None:
                     raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages()]))
                 await self._record(model, replica, planned.plan, ports)
@@ -105,13 +105,18 @@ class Effects:
         log.info("planned", model=replica.model, replica=replica.index, engine=str(plan.engine), plan=plan.fingerprint)
 
     @contextlib.asynccontextmanager
-    async def _checked(self, model: ManagedModel, claims: Claims) -> AsyncGenerator[Planned]:
+    async def _checked(self, model: ManagedModel, claims: Claims, engine: str, plan: Plan | None) -> AsyncGenerator[Planned]:
         """What is planned once engines were asked; until the end no other plan is made. Nobody waits while they are asked: what was
-        promised to others meanwhile is looked at again."""
+        promised to others meanwhile is looked at again. plan, of that engine: what stands where nothing comes of it."""
         limit_s = min(_CHECK_S, self._launcher.settings.start_timeout_s / 2)
         async with model.asking:
             facts, before = await asyncio.to_thread(self._store.fact_texts), claims()
-            planned, asked = await self._planner.check(model.wish, facts, before, model.answers, model.not_asked, limit_s)
+            known = model.answers, model.not_asked
+            try:
+                planned, asked = await self._planner.check(model.wish, facts, before, *known, limit_s)
+            except FitserveError as error:
+                planned = Planned(plan, str(error), model.decision or b"null")
+                asked = Asked({}, {engine: str(error)})
             model.heard(asked)
         async with self._planning:
             if claims() != before:
@@ -169,7 +174,7 @@ class Effects:
             model.heard(Asked({}, {str(engine): str(error)}))
             return await self._replan(model, replica, attempt, attempt.plan)
         report(f"checking: {engine} is asked about the plan")
-        async with self._checked(model, claims) as planned:
+        async with self._checked(model, claims, str(engine), attempt.plan) as planned:
             if planned.plan is None:
                 raise NoPlan(planned.reason)
             return await self._replan(model, replica, attempt, planned.plan)

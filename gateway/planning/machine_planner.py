@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,8 @@ class MachinePlanner:
     gpus: GpuWatch
     inquirer: Inquirer
     profiles: Profiles
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of many models that are checked at once one is planned at a time: the process lets few requests wait."""
 
     async def hardware(self) -> Hardware:
         return await asyncio.to_thread(self.gpus.hardware, self.data)
@@ -57,25 +59,29 @@ class MachinePlanner:
         problems: Mapping[str, str],
         limit_s: float,
     ) -> tuple[Planned, Asked]:
-        machine, end = await self.hardware(), time.monotonic() + limit_s
+        machine = await self.hardware()
 
         async def again(fresh: Mapping[Question, EngineAnswer]) -> Forecast[Planned]:
-            return (await self._forecast(wish, facts, claims, {**answers, **fresh}, machine))[0]
+            async with self.turn:
+                return (await self._forecast(wish, facts, claims, {**answers, **fresh}, machine))[0]
 
-        forecast, frames = await self._forecast(wish, facts, claims, answers, machine, asking=True)
+        async with self.turn:
+            forecast, frames = await self._forecast(wish, facts, claims, answers, machine, asking=True)
         if forecast.open and not self.profiles.describes(engine := str(forecast.open[0].engine)):
             # Before it is asked about a model, a version that nobody described says what it is.
-            near, folder = self.profiles.nearest(engine), self.data / "learned"
+            near, folder, begun = self.profiles.nearest(engine), self.data / "learned", time.monotonic()
             try:
                 await learn(self.inquirer, near, forecast.open[0].engine, folder, limit_s)
             except HostError as error:
                 return forecast.decision, Asked({}, {engine: str(error)})
-            forecast, frames = await self._forecast(wish, facts, claims, answers, machine, asking=True)
+            limit_s = max(0, limit_s - round(time.monotonic() - begun))
+            async with self.turn:
+                forecast, frames = await self._forecast(wish, facts, claims, answers, machine, asking=True)
         if not frames.config:
             why = "The model has more tensors than an engine is told of."
             return forecast.decision, Asked({}, dict.fromkeys(forecast.decision.open, why))
         files, here = ModelFiles(frames.config, frames.headers or None), machine.without_lost_gpus()
-        return await checked(forecast, again, self.inquirer, here, files, max(0, end - time.monotonic()), problems)
+        return await checked(forecast, again, self.inquirer, here, files, limit_s, problems)
 
     async def _forecast(
         self,
