@@ -201,8 +201,16 @@ def test_versions_told_by_differences_are_considered_only_where_they_are_named()
     assert {"vllm==0.20.2", "vllm==0.28.0"} <= {*ASKED}
     assert not {engine.ref for engine in PROFILES.engines(device="cuda")} & {*ASKED}
     assert [engine.ref for engine in PROFILES.engines(("vllm==0.28.0",), device="cuda")] == ["vllm==0.28.0"]
-    with pytest.raises(NotFound, match=r"nearest known one is vllm==0\.28\.0"):
-        PROFILES.engine("vllm==0.28.9")
+
+
+def test_a_version_that_nobody_described_is_taken_for_the_nearest_one_with_rules() -> None:
+    likely = PROFILES.engine("vllm==0.28.9")
+    assert (likely.ref, likely.guessed_from, likely.image) == ("vllm==0.28.9", "vllm==0.26.0", "vllm/vllm-openai:v0.28.9")
+    assert likely.architectures == (), "only the version itself knows them"
+    assert not PROFILES.describes("vllm==0.28.9")
+    for nonsense in ("vllm==latest", "vllm==1;rm", "vllm", "none==0.28.0"):
+        with pytest.raises(NotFound):
+            PROFILES.engine(nonsense)
 
 
 @pytest.mark.parametrize("ref", VLLM)
