@@ -52,6 +52,8 @@ UNASKED = {
     *("deepseek_recipe", "distro", "checkpoint_engine", "sentence_transformers", "oss_harmony", "grpc", "peft"),
 }
 OPS = {"sgl_kernel", "_C", "vllm"}
+# What of a package is asked for, where more can be missing than the package itself.
+PARTS = {"cutlass": "cutlass.cute", "cuda": "cuda.bindings.driver"}
 
 
 def boot(
@@ -95,7 +97,7 @@ def _fails(name: str) -> bool:
     if importlib.util.find_spec(name) is None:
         return False
     try:
-        importlib.import_module(name)
+        importlib.import_module(PARTS.get(name, name))
     except Exception:  # an extension fails to load in many ways
         return True
     return False
