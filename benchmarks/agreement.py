@@ -49,6 +49,8 @@ QUANTIZED = {
 LAYOUTS = ((1, 1), (2, 1), (2, 2))
 _OLDER_BEFORE = "0.33"  # versions before are asked with the transformers that they were made for
 _MEMORY = 1 << 40
+# What a version says of a model for which the environment that asks lacks something.
+_NOT_HERE = "failed to be inspected"
 
 
 class Case(NamedTuple):
@@ -129,7 +131,7 @@ def tally(profiles: Profiles, kept: Kept, version: str, capability: str, wanted:
         for gap in decided(profiles, by, machine, case.spec, answers).gaps:
             contradicted.setdefault(gap.argv, []).append(gap)
         for question in case.questions:
-            if question not in answers:
+            if question not in answers or _NOT_HERE in answers[question].refused:
                 counts["unknown"] += 1
                 silent.append(f"{case.name}: no answer")
             elif question.argv in contradicted:

@@ -27,6 +27,8 @@ from gateway.domain import (
 _AT_ONCE = 4
 # Sizes nearer than this are alike: of stages the rules take the fullest that could be.
 _ALIKE = 0.005
+# Requests that are shorter decide no plan.
+_LEAST_LENGTH = 1024
 _PATH = re.compile(r"(?<![\w.:/])~?/(?:[\w.@+-]+/)*[\w.@+-]+")
 # What of config.json decides what an engine makes of a model. It names nobody's files.
 _SHAPES = (
@@ -151,7 +153,7 @@ def _sizes(forecast: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, str
     )  # the engine's parameters are those from before
     if not online and _differ(held, answer.weights):
         yield "weights", f"{held} bytes on a rank", f"{answer.weights} bytes on a rank"
-    for length, needed in answer.kv.needed if answer.kv else ():
+    for length, needed in [(n, size) for n, size in answer.kv.needed if n >= _LEAST_LENGTH] if answer.kv else ():
         batched = answer.settled.max_num_batched_tokens if answer.settled else 0
         if _differ(said := cache.bytes_for(length, batched), needed):
             yield "KV cache", f"{said} bytes for a request of {length} tokens", f"{needed} bytes"

@@ -76,6 +76,9 @@ def question(candidate: Candidate, batch: Batch, env: Mapping[str, str]) -> Ques
     reduce = _all_reduce(candidate, failing(candidate.given.facts, candidate.engine, candidate.group))
     flags = {**_flags(candidate, batch, None, reduce=reduce.value), **candidate.args}
     asked = {name: value for name, value in flags.items() if name not in _FROM_THE_ANSWER}
+    if (spec := candidate.given.spec).task != "generate":
+        # Of positions that a model keeps for itself the engine counts all, and refuses a batch that is smaller than its longest request.
+        asked["max-model-len"] = min(spec.max_position, candidate.given.wish.max_context or spec.max_position)
     return Question(
         engine=candidate.engine.ref,
         capability=candidate.group[0].capability if candidate.group else None,

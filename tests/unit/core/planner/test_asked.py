@@ -71,6 +71,13 @@ def test_the_question_is_the_plans_own_command_line_without_what_follows_from_th
     assert (question.engine, question.capability) == ("vllm==0.33.0", "8.6")
 
 
+def test_a_model_that_keeps_positions_for_itself_is_asked_about_with_the_length_that_users_have() -> None:
+    engines = [PROFILES.engine("vllm==0.33.0")]
+    here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
+    best = decide(published("bge-m3"), here, engines, wish(), rules=rules).plans[0]
+    assert "--max-model-len=8192" in asked(best).argv
+
+
 def test_an_answer_that_agrees_raises_the_grade_and_changes_no_size() -> None:
     forecast = decided({}).plans[0]
     assert forecast.grade == "predicted"
