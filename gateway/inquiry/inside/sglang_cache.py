@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .sglang_model import Configured, said
+from .vllm_boot import fit
 
 _GIB = 1 << 30
 # More than any GPU has: what does not fit into this is refused for another reason.
@@ -132,7 +133,8 @@ def _of_configurator(module: Any, made: Configured, whole: Any, memory_bytes: in
     speculative: Any = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
     dtypes: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_dtype")
     asked = said(arguments, "kv_cache_dtype")
-    named, dtype = dtypes.configure_kv_cache_dtype(
+    named, dtype = fit(
+        dtypes.configure_kv_cache_dtype,
         server_args_kv_cache_dtype=asked, model=whole, model_dtype=model.dtype, is_draft_worker=False, is_dflash=False,
         speculative_draft_attention_backend=None,
     )  # fmt: skip
@@ -147,14 +149,14 @@ def _of_configurator(module: Any, made: Configured, whole: Any, memory_bytes: in
         "server_args": arguments, "kv_cache_dtype": dtype, "kv_cache_dtype_str": named or asked, "model_dtype": model.dtype,
         "page_size": said(arguments, "page_size"), "sliding_window_size": window, "spec_algorithm": plain,
         "is_draft_worker": False, "spec_aux_config": types.SimpleNamespace(draft_model_config=None, dflash_draft_num_layers=None),
-        "post_capture_kv_active": runtimes.is_post_capture_kv_active(
-            server_args=arguments, is_draft_worker=False, spec_algorithm=plain, token_to_kv_pool_allocator=None
+        "post_capture_kv_active": fit(
+            runtimes.is_post_capture_kv_active, server_args=arguments, is_draft_worker=False, spec_algorithm=plain, token_to_kv_pool_allocator=None
         ),
         "is_hybrid_swa": model.is_hybrid_swa, "is_hybrid_swa_compress": model.is_hybrid_swa_compress,
         "use_mla_backend": model.attention_arch == models.AttentionArch.MLA, "layer_info": layers, "forward_stream": None,
         "req_to_token_pool": None, "token_to_kv_pool_allocator": None, "memory_pool_config": None,
     }  # fmt: skip
-    configurator = module.KVCacheConfigurator(**known)
+    configurator = fit(module.KVCacheConfigurator, **known)
     slack, states = _slack(made, memory_bytes), runtime.get_schedule().max_mamba_cache_size
 
     def count(size: int) -> int:

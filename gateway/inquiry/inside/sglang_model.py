@@ -95,7 +95,8 @@ def _ranks(tp: int, ep: int, pp: int, stage: int) -> None:
     with suppress(ImportError):
         context: Any = importlib.import_module("sglang.srt.runtime_context")
         values: dict[str, Any] = {}
-        for field in context._parallel_fields():
+        # Up to 0.5.17 it has no fields of its own.
+        for field in context._parallel_fields() if hasattr(context, "_parallel_fields") else ():
             if field == "pp_group":
                 values[field] = Group(pp, stage)
             elif field.endswith("_group"):
@@ -103,7 +104,8 @@ def _ranks(tp: int, ep: int, pp: int, stage: int) -> None:
                 values[field] = Group(size)
             elif field.endswith("_rank"):
                 values[field] = stage if field == "pp_rank" else 0
-        context.get_parallel().override_permanently(**values)
+        if values:
+            context.get_parallel().override_permanently(**values)
 
 
 def loader() -> Any:
