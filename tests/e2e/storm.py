@@ -1,6 +1,7 @@
-"""A gateway that is killed again and again while several writers add and remove models and keys; then a look at what is left.
+"""A gateway, or its agent, or both, killed again and again while several writers add and remove models and keys; then a look at what is
+left.
 
-`python -m tests.e2e.storm --rounds 200 --writers 3` prints what docs/reliability.md quotes. Where something is wrong, the folder with the
+`python -m tests.e2e.storm --rounds 200 --writers 3 [--victim gateway | agent | both]` prints what docs/reliability.md quotes. Where something is wrong, the folder with the
 database, all logs, the records, and what the machine looked like then, is kept.
 """
 
@@ -20,10 +21,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import httpx
 
 from gateway.controller.failpoint import FAILPOINTS
+from tests.e2e.agented import AgentGateway
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
 from tests.support.patience import HANG_S
@@ -35,7 +38,7 @@ BUSY = "while True: pass"
 
 
 class Writer:
-    """Changes models and keys of its own names, one after the other, until the gateway is gone.
+    """Changes models and keys of its own names, one after the other, until the round is over.
 
     `wanted` is what was acknowledged: (kind, name) -> whether the last change that got an answer added it. `unsure`: a change got none.
     """
@@ -49,11 +52,11 @@ class Writer:
         self._chance = chance
 
     def run(self) -> None:
-        """Returns when the gateway no longer answers."""
+        """Returns when the gateway no longer answers, or is not to be asked any more."""
         gateway = self._storm.gateway
         with httpx.Client(base_url=gateway.url, headers=gateway.client.headers, trust_env=False, timeout=HANG_S) as client:
-            while self._change(client):
-                time.sleep(self._chance.uniform(0, 0.3))
+            while self._change(client) and not self._storm.over.wait(self._chance.uniform(0, 0.3)):
+                pass
 
     def _change(self, client: httpx.Client) -> bool:
         kind, name = self._chance.choice(("models", "models", "keys")), self._chance.choice(self._names)
@@ -83,16 +86,28 @@ class Writer:
 
 
 class Storm:
-    """Kills the gateway under its writers."""
+    """Kills its victim under the writers."""
 
-    def __init__(self, folder: Path, chance: random.Random, *, writers: int = 1, failpoints: bool = False) -> None:
-        """failpoints: in every second round the gateway kills itself, at an effect that is chosen at random."""
+    def __init__(
+        self,
+        folder: Path,
+        chance: random.Random,
+        *,
+        writers: int = 1,
+        failpoints: bool = False,
+        victim: Literal["gateway", "agent", "both"] | None = None,
+    ) -> None:
+        """failpoints: in every second round the gateway kills itself, at an effect that is chosen at random. victim: of a gateway with
+        an agent; None: the gateway, whose engines are processes."""
         self.folder = folder
-        self.gateway = scripted_gateway(folder, FITSERVE_STOP_GRACE_S="0.5", FITSERVE_ADMIN_KEY=ADMIN)
+        self.victim = victim
+        self.over = threading.Event()
+        settings = {"FITSERVE_STOP_GRACE_S": "0.5", "FITSERVE_ADMIN_KEY": ADMIN}
+        self.gateway = AgentGateway(folder, **settings) if victim else scripted_gateway(folder, **settings)
         self.gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
         self.chance = chance
         self.failpoints = failpoints
-        self.source = model_folder(folder / "model")
+        self.source = folder / "models" / "model" if victim else model_folder(folder / "model")
         self.writers = [Writer(index, self, random.Random(chance.random())) for index in range(writers)]
         self.kills = 0
         self.suicides = 0
@@ -101,14 +116,15 @@ class Storm:
     def rounds(self, count: int) -> None:
         for _ in range(count):
             began = time.monotonic()
-            running = engines(self.gateway)
+            starts, running = self.gateway.process is None, self.engines()
             if self.failpoints and self.chance.random() < 0.5:
                 self.gateway.environment["FITSERVE_FAILPOINT"] = self.chance.choice(FAILPOINTS)
             self.gateway.launch()
             wait_for("the gateway answers, or is dead", lambda: self.gateway.dead() or self.gateway.answers(), HANG_S, 0.02)
             with contextlib.suppress(httpx.HTTPError):
-                if running:
+                if running and starts:
                     self._time_adoption(began)
+            self.over.clear()
             writing = [threading.Thread(target=writer.run) for writer in self.writers]
             for thread in writing:
                 thread.start()
@@ -116,12 +132,23 @@ class Storm:
             died = self.gateway.dead()
             assert not died or "FITSERVE_FAILPOINT" in self.gateway.environment, self.gateway.log.read_text()[-3000:]
             self.suicides += died
-            self.gateway.kill()
+            self.kill()
+            self.over.set()
             for thread in writing:
                 thread.join(2 * HANG_S)
                 assert not thread.is_alive(), "a writer hangs"
             self.kills += 1
             self.gateway.environment.pop("FITSERVE_FAILPOINT", None)
+
+    def kill(self) -> None:
+        if isinstance(self.gateway, AgentGateway) and self.victim != "gateway":
+            self.gateway.kill_agent()
+        if self.victim != "agent":
+            self.gateway.kill()
+
+    def engines(self) -> dict[str, list[int]]:
+        """Those that run, as the machine has them: pids by name of the instance."""
+        return self.gateway.containers() if isinstance(self.gateway, AgentGateway) else engines(self.gateway)
 
     def _time_adoption(self, began: float) -> None:
         """Only of models that were ready: what was still starting has yet to be verified."""
@@ -151,7 +178,7 @@ class Storm:
             lost, extra = wanted - listed, listed - wanted - unsure
             assert not lost, f"{kind} acknowledged and lost: {lost}"
             assert not extra, f"{kind} removed and still there: {extra}"
-        running = engines(self.gateway)
+        running = self.engines()
         instances = {self.gateway.show(name)["attempts"][-1]["instance"] for name in names}
         assert set(running) == instances, f"orphans or twins: {sorted(set(running) ^ instances)}"
         assert all(len(pids) == 1 for pids in running.values()), running
@@ -164,7 +191,7 @@ class Storm:
     def _settled(self) -> bool:
         """Nothing moves; there may be nothing left to move."""
         data = self._listed()
-        return all(model["state"] == "ready" for model in data) and len(engines(self.gateway)) == len(data)
+        return all(model["state"] == "ready" for model in data) and len(self.engines()) == len(data)
 
     def evidence(self) -> None:
         """Beside what is in the folder anyway: how the gateway sees it, which processes there are and who listens."""
@@ -172,7 +199,7 @@ class Storm:
             shown = [self.gateway.show(one["name"]) for one in self.gateway.client.get("/admin/models").json()["data"]]
             (self.folder / "shown.json").write_text(json.dumps(shown, indent=1))
         known: dict[str, object] = {kind: [sorted(names) for names in self.known(kind)] for kind in ("models", "keys")}
-        known |= {"kills": self.kills, "engines": engines(self.gateway)}
+        known |= {"kills": self.kills, "engines": self.engines()}
         (self.folder / "known.json").write_text(json.dumps(known, indent=1))
         for name, command in {
             "processes": ["ps", "-eo", "pid,ppid,sid,stat,lstart,time,args"],
@@ -185,13 +212,17 @@ class Storm:
         """Leave nothing running, whatever is wrong with it."""
         if self.gateway.process is not None:
             self.gateway.kill()
-        for pids in engines(self.gateway).values():
+        if isinstance(self.gateway, AgentGateway):
+            self.gateway.sweep()
+            return
+        for pids in self.engines().values():
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         self.gateway.close()
-        assert not engines(self.gateway), "engines of removed models run on"
+        if not self.victim:
+            assert not self.engines(), "engines of removed models run on"
 
 
 @contextlib.contextmanager
@@ -213,7 +244,7 @@ def run(storm: Storm, rounds: int, settle_every: int) -> int:
         storm.rounds(min(settle_every, rounds - storm.kills))
         storm.settle()
         settled += 1
-        storm.gateway.kill()
+        storm.kill()
     storm.close()
     return settled
 
@@ -224,11 +255,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--writers", type=int, default=3)
     parser.add_argument("--settle-every", type=int, default=10)
+    parser.add_argument(
+        "--victim", choices=("gateway", "agent", "both"), help="with an agent and containers; else a gateway alone"
+    )
     parser.add_argument("--failpoints", action="store_true", help="in every second round it dies at an effect")
     parser.add_argument("--hogs", type=int, default=0, help="processes that keep the machine busy meanwhile")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="storm-"))
-    storm = Storm(folder, random.Random(args.seed), writers=args.writers, failpoints=args.failpoints)
+    storm = Storm(folder, random.Random(args.seed), writers=args.writers, failpoints=args.failpoints, victim=args.victim)
     try:
         with busy(args.hogs):
             settled = run(storm, args.rounds, args.settle_every)
@@ -240,6 +274,7 @@ def main() -> None:
     shutil.rmtree(folder)
     adopted = sorted(storm.adopted_s)
     figures: dict[str, object] = {
+        "victim": args.victim or "gateway, with processes",
         "kills": storm.kills,
         "at an effect": storm.suicides,
         "writers": args.writers,

@@ -1,0 +1,94 @@
+"""A gateway that reaches Docker through an agent alone: both as processes of their own, before scripted engines in containers."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import yaml
+from docker.api import APIClient
+from docker.errors import NotFound
+
+from gateway.hosts.docker.client import socket_path
+from tests.contract.docker_harness import BASE_IMAGE, PROGRAM
+from tests.e2e.conftest import Gateway, wait_for
+from tests.support.makers import engine
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder
+
+
+class AgentGateway(Gateway):
+    """`launch` starts what does not run of both."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        """Not started yet. The model is `folder / "models" / "model"`; its folder holds the program of the engine too."""
+        self.installation = f"storm-{uuid.uuid4().hex[:8]}"
+        self.docker = APIClient(f"unix://{socket_path()}", version="auto", timeout=int(HANG_S))
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.network = f"fitserve-{self.installation}"
+        source = model_folder(folder / "models" / "model")
+        for file in PROGRAM:
+            shutil.copy(file, source)
+        program = ("python3", "-S", str(source / PROGRAM[0].name))
+        made = engine("cpu", "99.0.0", image=BASE_IMAGE, container_command=program)
+        profile = folder / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
+        profile.parent.mkdir(parents=True)
+        profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
+        held = folder / "agent"
+        held.mkdir()
+        (held / "installation").write_text(self.installation)
+        both = {"FITSERVE_PROFILES_DIR": str(folder / "profiles"), "FITSERVE_MODELS_DIR": str(folder / "models")}
+        socket = {"FITSERVE_AGENT_SOCKET": str(held / "agent.sock")}
+        own = {"FITSERVE_HOST_KIND": "agent", "FITSERVE_TICK_S": "0.1", "FITSERVE_BACKOFF_S": "0.2"}
+        super().__init__(folder / "data", folder / "gateway.log", **{**both, **socket, **own, **settings})
+        theirs = {"FITSERVE_DATA_DIR": str(held), "FITSERVE_DOCKER_NETWORK": self.network}
+        keep = {name: value for name, value in self.environment.items() if not name.startswith("FITSERVE_")}
+        self._agents = {**keep, **both, **socket, **theirs}
+
+    def launch(self) -> None:
+        if self.agent is None or self.agent.poll() is not None:
+            with (self.data.parent / "agent.log").open("ab") as log:
+                command = [sys.executable, "-m", "gateway.__main__", "agent"]
+                self.agent = subprocess.Popen(command, env=self._agents, cwd=ROOT, stderr=log)
+        if self.process is None or self.dead():
+            super().launch()
+
+    def kill_agent(self, number: signal.Signals = signal.SIGKILL) -> None:
+        assert self.agent is not None
+        agent, self.agent = self.agent, None
+        agent.send_signal(number)
+        agent.wait(HANG_S)
+
+    def containers(self) -> dict[str, list[int]]:
+        """The engines that run, as Docker has them: pids by name of the instance."""
+        found: dict[str, list[int]] = {}
+        for one in self.docker.containers(filters={"label": f"fitserve.instance={self.installation}"}):
+            with contextlib.suppress(NotFound):
+                pid = self.docker.inspect_container(one["Id"])["State"]["Pid"]
+                found.setdefault(one["Labels"]["fitserve.name"], []).append(pid)
+        return found
+
+    def close(self) -> None:
+        try:
+            self.launch()
+            super().close()
+            wait_for("no containers", lambda: not self.containers())
+        finally:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Leaves nothing: no agent, no container, no network."""
+        if self.agent is not None:
+            self.kill_agent(signal.SIGTERM)
+        for one in self.docker.containers(all=True, filters={"label": f"fitserve.instance={self.installation}"}):
+            with contextlib.suppress(NotFound):
+                self.docker.remove_container(one["Id"], v=True, force=True)
+        with contextlib.suppress(NotFound):
+            self.docker.remove_network(self.network)
+        self.docker.close()
