@@ -5,7 +5,8 @@ A message says what happened and why; `hint` says what to do next. Both reach th
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 
 class FitserveError(Exception):
@@ -61,6 +62,13 @@ class NeedsRemoteCode(BadModel):
     """The repository holds code that an engine would run, and the user has not allowed that."""
 
     code = "needs_remote_code"
+
+    @classmethod
+    def of(cls, source: str, found: Sequence[str]) -> Self:
+        return cls(
+            f"{source} has code of its own that the engine would run: {', '.join(found[:5])}.",
+            hint="Add it with policy.allow_remote_code=true if you trust it, pinned to a commit.",
+        )
 
 
 class BadFlag(BadRequest):

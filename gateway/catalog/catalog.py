@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gateway.catalog.files import Files, Folder, Repository, printable
 from gateway.catalog.hub import COMMIT, REPOSITORY, Hub
 from gateway.catalog.safetensors import MOST_TENSORS
-from gateway.core.model.spec import Tensor, read_model
+from gateway.core.model.spec import TOKENIZER_CODE, Tensor, read_model
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.read_drafter import read_drafter as drafter_from
 from gateway.domain import ModelSpec, Task
@@ -64,6 +64,8 @@ def spec_of(facts: Facts) -> ModelSpec:
 def load_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> Drafter:
     """The drafter in the folder or repository `source`. Raises BadModel saying what to do."""
     facts = gather(source, None, allow_remote_code=allow_remote_code, hub=hub)
+    if facts.remote_code and not allow_remote_code:
+        raise NeedsRemoteCode.of(source, facts.remote_code)
     return drafter_from(facts.source, facts.revision, facts.config, facts.tensors)
 
 
@@ -72,7 +74,7 @@ def gather(source: str, revision: str | None, *, allow_remote_code: bool, hub: H
     # Not Path.is_dir, which raises on what can be no path.
     if source.startswith(("/", "./", "../", "~")) or os.path.isdir(source):  # noqa: PTH112
         folder = Folder(_resolved(source))
-        return _facts(str(folder.path), None, folder, allow_remote_code=allow_remote_code)
+        return _facts(str(folder.path), None, folder)
     if not REPOSITORY.fullmatch(source):
         raise BadModel(
             f"{printable(source)[:200]} is neither a model folder nor a Hugging Face repository.",
@@ -84,7 +86,7 @@ def gather(source: str, revision: str | None, *, allow_remote_code: bool, hub: H
             f"Code of {source} may only run at a commit that you chose, and {revision or 'its default branch'} can change.",
             hint=f"Read the code, then set revision to its commit; now that is {listing.commit}.",
         )
-    return _facts(source, listing.commit, Repository(hub, listing), allow_remote_code=allow_remote_code)
+    return _facts(source, listing.commit, Repository(hub, listing))
 
 
 def weight_files(files: Files) -> list[str]:
@@ -113,7 +115,7 @@ def weight_files(files: Files) -> list[str]:
     return present
 
 
-def _facts(source: str, commit: str | None, files: Files, *, allow_remote_code: bool) -> Facts:
+def _facts(source: str, commit: str | None, files: Files) -> Facts:
     shards = weight_files(files)
     if "config.json" not in files.names:
         raise BadModel(
@@ -122,11 +124,6 @@ def _facts(source: str, commit: str | None, files: Files, *, allow_remote_code: 
         )
     config = _json_object(files, "config.json", MAX_CONFIG_BYTES)
     code = _remote_code(files, config)
-    if code and not allow_remote_code:
-        raise NeedsRemoteCode(
-            f"{source} has code of its own that the engine would run: {', '.join(code[:5])}.",
-            hint="Add it with policy.allow_remote_code=true if you trust it, pinned to a commit.",
-        )
     tensors: dict[str, Tensor] = {}
     file_bytes = 0
     for shard, header in zip(shards, files.headers(shards), strict=True):
@@ -171,7 +168,7 @@ def _remote_code(files: Files, config: dict[str, Any]) -> tuple[str, ...]:
     if "tokenizer_config.json" in files.names and _json_object(files, "tokenizer_config.json", MAX_CONFIG_BYTES).get(
         "auto_map"
     ):
-        found.append("auto_map in tokenizer_config.json")
+        found.append(TOKENIZER_CODE)
     return (*found, *sorted(printable(name) for name in files.names if name.endswith(".py")))
 
 

@@ -102,6 +102,10 @@ class Engine(Value):
     head_dims: tuple[int, ...] = Field((), description="head sizes its attention can compute; empty: not known to be limited")
     traits: tuple[str, ...] = Field((), description="what this version builds differently; core/layers/build.py names them")
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
+    config_classes: tuple[str, ...] = Field(
+        (), description="model types whose configuration it reads by code of its own, not of the repository; empty: not known"
+    )
+    tokenizers: tuple[str, ...] = Field((), description="the same, of tokenizers")
     quantizations: dict[str, Method] = Field({})
     method_rules: tuple[MethodRule, ...] = Field((), description="in the order in which the engine asks them")
     flags: dict[str, Flag] = Field({})

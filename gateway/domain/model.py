@@ -98,7 +98,9 @@ class ModelSpec(Value):
     draft_tensors: tuple[TensorGroup, ...] = Field(
         (), description="of layers that only draft tokens (MTP), which no engine loads unless it is told to"
     )
-    remote_code: tuple[str, ...] = Field((), description="what in the repository would run as code")
+    remote_code: tuple[str, ...] = Field(
+        (), description="what in the repository is code, which engines run where they have none of their own for it"
+    )
     file_bytes: int | None = Field(None, description="size of all weight files")
     config: dict[str, Any] = Field(
         {}, exclude=True, description="config.json, from which the layers of each engine version follow"

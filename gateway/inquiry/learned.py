@@ -21,7 +21,7 @@ from gateway.store import atomic_file
 # The oldest driver that runs a CUDA version, by its major number: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1.
 _DRIVERS = {"12": "525", "13": "580"}
 # What a version says of itself beside its flags, by the names of Engine.
-_OWN = ("default_utilization", "default_batched_tokens", "default_seqs", "block_size")
+_OWN = ("default_utilization", "default_batched_tokens", "default_seqs", "block_size", "config_classes", "tokenizers")
 
 
 def profile_of(near: Engine, version: str, image: str | None, said: Mapping[str, Any], identity: str) -> Engine:

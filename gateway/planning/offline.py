@@ -19,7 +19,7 @@ from gateway.core.planner.asked import open_questions
 from gateway.core.planner.decide import decide
 from gateway.core.speculative.drafter import Drafter
 from gateway.domain import Decision, Engine, EngineAnswer, Fact, Hardware, ModelSpec, Policy, Question, Scalar, Wish
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, NeedsRemoteCode
 from gateway.profiles import Profiles, first_problem
 
 # Only for types: a command must not pay for what only asking needs.
@@ -40,9 +40,13 @@ def decide_with(
     answers: Mapping[Question, EngineAnswer] | None = None,
 ) -> Decision:
     """The decision for a model and a machine, by the rules and the facts of the profiles, and by `facts`; `answers` are what engines
-    said of this model. Raises BadFlag."""
+    said of this model. Raises BadFlag, and NeedsRemoteCode where every engine that has the architecture would run the repository's code."""
     rules, known = profiles.rules(engines), (*profiles.facts, *facts)
-    return decide(spec, hardware, engines, wish, known, claims, hardware_name, rules, drafter, profiles.gpus, answers)
+    found = decide(spec, hardware, engines, wish, known, claims, hardware_name, rules, drafter, profiles.gpus, answers)
+    verdicts = {one.verdict for one in found.rejected}
+    if not found.plans and "untrusted_code" in verdicts and verdicts <= {"untrusted_code", "unsupported_architecture"}:
+        raise NeedsRemoteCode.of(spec.source, spec.remote_code)
+    return found
 
 
 class WishFields(TypedDict, total=False):

@@ -38,6 +38,9 @@ _MOST_ELEMENTS = 2**50
 # Source: common_broadcastable_dtype in vllm/transformers_utils/model_arch_config_convertor.py.
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
+TOKENIZER_CODE = "auto_map in tokenizer_config.json"
+"""Among what of a repository is code: a tokenizer of its own."""
+
 # Their positions begin after the padding token's, which shortens what fits. Source: vllm/model_executor/models/roberta.py.
 _OFFSET_POSITIONS = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}
 

@@ -17,6 +17,7 @@ from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.facts.peers import NCCL, failing
 from gateway.core.kernels.compiled import capabilities, runs
 from gateway.core.layers.built_model import BuiltModel
+from gateway.core.model.spec import TOKENIZER_CODE
 from gateway.core.planner.flags import spelled
 from gateway.core.planner.layer_kernels import Seen
 from gateway.core.planner.parallel import GpuGroups, illegal
@@ -27,6 +28,7 @@ from gateway.domain import (
     Fact,
     Gpu,
     LayerKernel,
+    ModelSpec,
     Plan,
     Scalar,
     StrChoice,
@@ -39,19 +41,35 @@ _SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 def gate_model(given: PlanningInput, engine: Engine) -> None:
     spec = given.spec
-    if spec.remote_code and not given.wish.policy.allow_remote_code:
-        raise Refused(
-            "untrusted_code",
-            f"the repository would run its own code: {', '.join(spec.remote_code)}",
-            "policy.allow_remote_code",
-        )
     if engine.architectures and spec.architecture not in engine.architectures:
         raise Refused("unsupported_architecture", f"{engine.ref} does not know {spec.architecture}", f"profile {engine.ref}")
+    if not given.wish.policy.allow_remote_code and (needed := _foreign(spec, engine)):
+        reason = (
+            f"{engine.ref} would need code of the repository ({', '.join(spec.remote_code[:5])}): it has no {needed} of its own"
+        )
+        raise Refused("untrusted_code", reason, "policy.allow_remote_code")
     unfit = {group.head_dim for group in spec.attention} - set(engine.head_dims) if engine.head_dims else set()
     if unfit:
         raise Refused(
             "no_backend", f"no attention of {engine.ref} computes heads of size {min(unfit)}", f"profile {engine.ref}"
         )
+
+
+def _foreign(spec: ModelSpec, engine: Engine) -> str:
+    """What the engine would take from the repository's code; "": nothing, and unless it is told to trust the code it runs none.
+
+    The class of the model is the engine's, as its architecture is listed. Source: HFConfigParser in vllm/transformers_utils/config.py,
+    and from_pretrained of AutoConfig and AutoTokenizer, which prefer a class that they have.
+    """
+    if not spec.remote_code:
+        return ""
+    if not engine.architectures:
+        return "known class for this model"
+    if spec.model_type not in engine.config_classes:
+        return f"configuration class for {spec.model_type}"
+    if TOKENIZER_CODE in spec.remote_code and spec.model_type not in engine.tokenizers:
+        return f"tokenizer for {spec.model_type}"
+    return ""
 
 
 def without_media(given: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:

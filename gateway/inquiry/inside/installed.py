@@ -1,9 +1,10 @@
-"""What is installed beside the engine: Python, packages, torch, CUDA."""
+"""What is installed beside the engine: Python, packages, torch, CUDA, and what transformers has classes for."""
 
 from __future__ import annotations
 
 import importlib
 import platform
+from collections.abc import Mapping
 from importlib.metadata import distributions
 from typing import Any
 
@@ -18,4 +19,22 @@ def installed() -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "packages": dict(sorted(found.items())),
+    }
+
+
+def config_classes(registered: Mapping[str, str]) -> dict[str, list[str]]:
+    """Model types whose configuration class is the engine's own or transformers', and those of them whose tokenizer is too: of these
+    no code of a repository is needed. registered: the engine's own, by the names of their classes.
+
+    Source: AutoConfig.from_pretrained and AutoTokenizer.from_pretrained, which take code of their own first (`has_local_code`).
+    """
+    auto: Any = importlib.import_module("transformers.models.auto.configuration_auto")
+    tokenizers: Any = importlib.import_module("transformers.models.auto.tokenization_auto")
+    classes: dict[str, str] = {**auto.CONFIG_MAPPING_NAMES, **registered}
+    spoken = {auto.CONFIG_MAPPING_NAMES.get(name) for name in tokenizers.TOKENIZER_MAPPING_NAMES}
+    # Published tokenizers of these are known to be wrong, so their code is left alone.
+    wrong = getattr(tokenizers, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS", ())
+    return {
+        "config_classes": sorted(classes),
+        "tokenizers": sorted(name for name, one in classes.items() if one in spoken or name in wrong),
     }

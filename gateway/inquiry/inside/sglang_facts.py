@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from .compiled import common, compiled, cuda_major
-from .installed import installed
+from .installed import config_classes, installed
 
 # A flag whose action only warns that it does nothing any more.
 _RETIRED = "DeprecatedAction"
@@ -38,6 +38,7 @@ def facts() -> dict[str, Any]:
         "environment": _environment(import_module("sglang.srt.environ")),
         "compiled": common(held for name, held in compiled(kernels).items() if name.endswith("common_ops")) if kernels else [],
         "cuda_runtime": cuda_major(kernels) if kernels else None,
+        **config_classes(_configs()),
         **installed(),
     }
 
@@ -47,6 +48,15 @@ def _kernels() -> Path | None:
     found = find_spec("sgl_kernel")
     folder = next(iter(found.submodule_search_locations or ()), "") if found else ""
     return Path(folder) if folder and Path(folder).is_dir() else None
+
+
+def _configs() -> dict[str, str]:
+    """The classes that it registers with transformers, by model type."""
+    try:
+        module = import_module("sglang.srt.utils.hf_transformers.common")
+    except ModuleNotFoundError:  # up to 0.5.10
+        module = import_module("sglang.srt.utils.hf_transformers_utils")
+    return {name: kind.__name__ for name, kind in module._CONFIG_REGISTRY.items()}
 
 
 def _method(name: str, kind: Any) -> dict[str, Any]:

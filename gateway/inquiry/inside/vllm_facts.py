@@ -17,7 +17,7 @@ from typing import Any
 
 from . import vllm_boot
 from .compiled import common, compiled, cuda_major
-from .installed import installed
+from .installed import config_classes, installed
 from .vllm_model import parser
 
 GIB = 1024**3
@@ -41,6 +41,7 @@ def facts() -> dict[str, Any]:
         "environment": _environment(),
         "compiled": common(held for name, held in compiled(package).items() if name.startswith(("_C", "_moe_C"))),
         "cuda_runtime": cuda_major(package),
+        **config_classes(_configs()),
         "default_utilization": cache().gpu_memory_utilization,
         "default_batched_tokens": batched[usage],
         "default_seqs": seqs[usage],
@@ -146,6 +147,12 @@ def _architectures() -> dict[str, list[str]]:
     if known:
         tables["others"] = sorted(known)
     return {name: table for name, table in tables.items() if table}
+
+
+def _configs() -> dict[str, str]:
+    """Its own configuration classes by model type: their names, as none of them need be imported for that."""
+    registry = import_module("vllm.transformers_utils.config")._CONFIG_REGISTRY
+    return {name: dict.__getitem__(registry, name) for name in registry}
 
 
 def _environment() -> dict[str, bool]:

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.catalog.catalog import load
 from gateway.catalog.hub import Hub
-from gateway.errors import BadModel, NeedsRemoteCode
+from gateway.errors import BadModel
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.model_files import layer, model, packed, safetensors, sharded_model
 
@@ -175,11 +175,12 @@ async def test_a_cache_that_cannot_be_written_is_named(server: FakeHub, tmp_path
     assert "cannot be written" in error.message
 
 
-async def test_code_of_a_repository_needs_leave_and_a_commit_that_the_user_chose(server: FakeHub, tmp_path: Path) -> None:
+async def test_code_of_a_repository_is_told_never_read_and_needs_a_commit_that_the_user_chose(
+    server: FakeHub, tmp_path: Path
+) -> None:
     server.repos["org/name"].files["modeling_name.py"] = b""
     hub = hub_of(server, tmp_path)
-    with pytest.raises(NeedsRemoteCode, match=r"modeling_name\.py"):
-        load("org/name", revision=COMMIT, hub=hub)
+    assert load("org/name", revision=COMMIT, hub=hub).remote_code == ("modeling_name.py",)
     for revision in (None, "main", COMMIT[:39]):
         server.repos["org/name"].refs = ("main", COMMIT[:39])
         with pytest.raises(BadModel) as caught:

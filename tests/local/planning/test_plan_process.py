@@ -93,7 +93,8 @@ async def test_the_plan_is_that_of_a_planner_in_this_process(tmp_path: Path) -> 
 
 async def test_an_error_comes_back_as_the_error_that_it_is(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", model())
-    code = write(tmp_path / "code", {**model(), "modeling_x.py": b""})
+    foreign = {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "modeling_x.X"}
+    code = write(tmp_path / "code", {**model(model_type="nemotron-nas", auto_map=foreign), "modeling_x.py": b""})
     async with planning(tmp_path, installed_only=True) as planner:
         assert "There is no folder" in await refused(planner, tmp_path / "nothing")
         assert "code of its own" in await refused(planner, code, NeedsRemoteCode)

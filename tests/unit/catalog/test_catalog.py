@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.catalog.catalog import Facts, gather, load
+from gateway.catalog.catalog import Facts, gather, load, load_drafter
 from gateway.catalog.hub import Hub
 from gateway.core.model.spec import Tensor
 from gateway.domain import ModelSpec
@@ -248,14 +248,16 @@ def test_a_file_that_is_a_link_out_of_the_model_is_not_read(tmp_path: Path, name
         (model() | {"modeling_x.py": b"", "configuration_x.py": b""}, ("configuration_x.py", "modeling_x.py")),
     ],
 )
-def test_code_of_the_model_needs_leave(tmp_path: Path, files: dict[str, bytes], found: tuple[str, ...]) -> None:
-    write(tmp_path, files)
-    error = refused(tmp_path)
-    assert isinstance(error, NeedsRemoteCode)
-    assert error.code == "needs_remote_code"
-    assert found[0] in error.message
-    assert error.hint == "Add it with policy.allow_remote_code=true if you trust it, pinned to a commit."
-    assert facts(tmp_path, allow_remote_code=True).remote_code == found
+def test_code_of_the_model_is_told(tmp_path: Path, files: dict[str, bytes], found: tuple[str, ...]) -> None:
+    assert facts(write(tmp_path, files)).remote_code == found
+
+
+def test_code_beside_a_drafter_needs_leave(tmp_path: Path) -> None:
+    write(tmp_path, model(auto_map={"AutoModel": "modeling_x.X"}))
+    with pytest.raises(NeedsRemoteCode, match=r"auto_map in config\.json") as caught:
+        load_drafter(str(tmp_path), hub=NO_HUB)
+    assert caught.value.code == "needs_remote_code"
+    assert caught.value.hint == "Add it with policy.allow_remote_code=true if you trust it, pinned to a commit."
 
 
 def test_a_tokenizer_config_without_code_needs_no_leave(tmp_path: Path) -> None:
@@ -286,8 +288,7 @@ def test_an_embedding_model_is_told_by_its_files_or_its_architecture(
 def test_names_that_are_not_unicode_can_be_said(tmp_path: Path) -> None:
     write(tmp_path, model())
     (tmp_path / os.fsdecode(b"\xff.py")).touch()
-    assert facts(tmp_path, allow_remote_code=True).remote_code == ("\\udcff.py",)
-    str(refused(tmp_path)).encode()
+    assert facts(tmp_path).remote_code == ("\\udcff.py",)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
@@ -312,8 +313,8 @@ _VALUES: Any = st.recursive(
 @given(st.dictionaries(st.sampled_from([*CONFIG, "auto_map", "quantization_config"]), _VALUES, max_size=4))
 def test_any_json_object_as_config_gives_facts_or_a_bad_model(tmp_path: Path, changes: dict[str, Any]) -> None:
     outcome = tried(write(tmp_path, model(**changes)))
-    assert isinstance(outcome, NeedsRemoteCode) == bool(changes.get("auto_map"))
     if isinstance(outcome, Facts):
+        assert ("auto_map in config.json" in outcome.remote_code) == bool(changes.get("auto_map"))
         assert outcome.config.keys() == CONFIG.keys() | changes.keys()
 
 

@@ -110,6 +110,9 @@ def test_a_profile_is_named_as_its_file_says_where_its_rules_come_from_and_never
     assert {"image", "flags", "architectures", "default_utilization", "default_seqs", "block_size"} <= set(engine.sources)
     assert all(len(found) > 10 for found in (engine.flags, engine.architectures, engine.quantizations, engine.user_env))
     assert "LlamaForCausalLM" in engine.architectures
+    # Published with code of their own, which none of these engines needs.
+    assert {"llama", "deepseek_v3", "minimax_m2", "nemotron_h"} <= set(engine.config_classes)
+    assert "qwen3" in engine.tokenizers
 
 
 @pytest.mark.parametrize("ref", REFS)
@@ -308,6 +311,8 @@ FACTS = {
     },
     "architectures": {"text generation": ["LlamaForCausalLM"]},
     "quantizations": {"fp8": {"min_capability": "7.5", "dtypes": ["bfloat16"]}},
+    "config_classes": ["llama", "new-type"],
+    "tokenizers": ["llama"],
     "environment": {
         "VLLM_USE_NEW": True,
         "VLLM_NEW_TEXT": False,
@@ -335,6 +340,7 @@ def test_the_generator_replaces_the_tail_and_closes_what_nobody_reviewed(profile
     profile.rename(tmp_path / "root/engines/vllm/0.33.0.yaml")
     engine: Engine = Profiles(tmp_path / "root").engine("vllm==0.33.0")
     assert {name for name, flag in engine.flags.items() if flag.ours} == {"new-text", "new-port"}
+    assert (engine.config_classes, engine.tokenizers) == (("llama", "new-type"), ("llama",))
     assert engine.flags["new-words"].choices == ("off", "1.5")
     assert engine.flags["new-number"].default == 1e-05
     assert engine.flags["new-switch"].choices == ("True",)

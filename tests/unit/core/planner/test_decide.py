@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.planner.decide import decide
-from gateway.domain import Choice, Fact, Plan
+from gateway.domain import Choice, Fact, ModelSpec, Plan
 from gateway.errors import BadFlag, FitserveError
 from tests.support.makers import GIB, engine, machine, plan, planned, spec, wish
 
@@ -159,11 +159,29 @@ def test_the_careful_try_runs_without_graphs_and_with_a_smaller_batch() -> None:
 
 
 def test_remote_code_and_unknown_architectures_are_refused() -> None:
-    hostile = spec().evolve(remote_code=("auto_map",))
-    assert planned(model=hostile).rejected[0].verdict == "untrusted_code"
+    hostile = spec().evolve(remote_code=("auto_map in config.json",))
+    assert planned(model=hostile).rejected[0].verdict == "untrusted_code", "what this engine has of its own is not known"
     assert planned(model=hostile, policy={"allow_remote_code": True}).plans
     other = decide(spec(), machine(), [engine(architectures=("GemmaForCausalLM",))], wish())
     assert other.rejected[0].verdict == "unsupported_architecture"
+
+
+def test_code_beside_a_model_is_no_obstacle_for_an_engine_that_has_its_own() -> None:
+    model = spec(model_type="llama").evolve(remote_code=("auto_map in config.json", "modeling_x.py"))
+    spoken = model.evolve(remote_code=("auto_map in config.json", "auto_map in tokenizer_config.json"))
+    own = {"architectures": (model.architecture,), "config_classes": ("llama",)}
+
+    def verdicts(model: ModelSpec, **about: Any) -> set[str]:
+        decision = decide(model, machine(), [engine(**about)], wish())
+        assert not any("trust" in word for plan in decision.plans for word in plan.argv), "no engine is told to run it"
+        return {one.verdict for one in decision.rejected} if not decision.plans else set()
+
+    assert verdicts(model, **own) == set()
+    assert verdicts(model, architectures=("LlamaForCausalLM",)) == {"untrusted_code"}
+    assert verdicts(model, **own | {"config_classes": ("qwen3",)}) == {"untrusted_code"}
+    assert verdicts(model, config_classes=("llama",)) == {"untrusted_code"}, "its architectures are not known"
+    assert verdicts(spoken, **own) == {"untrusted_code"}
+    assert verdicts(spoken, **own, tokenizers=("llama",)) == set()
 
 
 def test_quantized_weights_are_not_guessed_at() -> None:
