@@ -91,6 +91,9 @@ class ModelSpec(Value):
     hidden: int
     vocab: int
     attention: tuple[AttentionGroup, ...]
+    guessed: tuple[str, ...] = Field(
+        (), description="what of the model was guessed from the names of fields, as no reader knows its family"
+    )
     experts: Experts | None = None
     quant: Quant | None = None
     tensors: tuple[TensorGroup, ...]

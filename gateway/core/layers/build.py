@@ -19,7 +19,7 @@ from gateway.core.layers.built_model import BuiltModel, Linear
 from gateway.core.model.families.blueprint import Blueprint, Built, Shard
 from gateway.core.model.families.registry import RENAMES, blueprint_of, varied
 from gateway.core.model.scheme import Scheme
-from gateway.core.quantization.block import UNQUANTIZED, LayerScheme, Quantization
+from gateway.core.quantization.block import UNQUANTIZED, LayerScheme, Quantization, UnknownScheme
 from gateway.core.quantization.floating import WEIGHTS_BY_GROUPS
 from gateway.core.quantization.parse import parse
 from gateway.domain import ModelSpec, Quant, TensorGroup
@@ -58,7 +58,7 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     built = traits if varied(spec.config) else frozenset()
     plan = _blueprint(config, spec.source, built)
     headers = spec.tensors if spec.tensors_from == "headers" else ()
-    if plan is None or (spec.quant is None and headers and _contradicts(plan, spec, headers)):
+    if headers and (plan.guessed or (spec.quant is None and _contradicts(plan, spec, headers))):
         return BuiltModel((), spec.tensors, spec.attention, known=False)
     # What a GPTQ or AWQ checkpoint has quantized, its headers tell where its block does not.
     # Source: maybe_update_config in gptq_marlin.py and awq_marlin.py, which read them for that too.
@@ -66,8 +66,10 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     grouped = traits & {WEIGHTS_BY_GROUPS}
     schemes, quantization = _schemes(config, spec.source, spec.model_type, quant, packed, built, grouped, bool(headers))
     linears = _schemed(plan.linears, schemes, quantization, traits)
+    if headers and any(isinstance(layer.scheme, UnknownScheme) and layer.scheme.foreign for layer in linears):
+        return BuiltModel((), spec.tensors, spec.attention, known=False)
     others = tuple(_held(group, traits) for group in _loaded(plan, spec))
-    return BuiltModel(linears, others, plan.attention, assumed=quantization.assumed)
+    return BuiltModel(linears, others, plan.attention, assumed=quantization.assumed, guessed=plan.guessed)
 
 
 def _frozen(value: Mapping[str, Any], source: str) -> str:
@@ -79,7 +81,7 @@ def _frozen(value: Mapping[str, Any], source: str) -> str:
 
 
 @lru_cache(maxsize=32)
-def _blueprint(config: str, source: str, traits: frozenset[str]) -> Blueprint | None:
+def _blueprint(config: str, source: str, traits: frozenset[str]) -> Blueprint:
     return blueprint_of(json.loads(config), source, traits)
 
 
@@ -98,7 +100,7 @@ def _schemes(
     plan = _blueprint(config, source, built)
     block = None if quant is None else Quant.model_validate_json(quant)
     quantization = parse(block, RENAMES.get(model_type, ()), packed, read, grouped)
-    return tuple(_counted(item, quantization) for item in plan.linears) if plan else (), quantization
+    return tuple(_counted(item, quantization) for item in plan.linears), quantization
 
 
 def _schemed(

@@ -41,7 +41,8 @@ class BuiltModel:
     """What one engine version builds of a model. `others` are the parameters that are not a linear layer's.
 
     Not `known`: of this family, or of a checkpoint whose shapes its config contradicts, only the tensors of the headers are
-    known; they are in `others`, and `linears` is empty. `assumed` says what of the quantization config.json does not tell.
+    known; they are in `others`, and `linears` is empty. `assumed` says what of the quantization config.json does not tell, `guessed`
+    what of its layers only the names of fields do.
     """
 
     linears: tuple[Linear, ...]
@@ -49,6 +50,7 @@ class BuiltModel:
     attention: tuple[AttentionGroup, ...]
     known: bool = True
     assumed: str = ""
+    guessed: tuple[str, ...] = ()
 
 
 def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:

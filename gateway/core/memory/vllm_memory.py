@@ -163,7 +163,7 @@ def memory(
     used = weights_bytes + activation + overhead + (graph if graphs_in_budget and load.runner == 1 else 0)
     grows = cache.bytes_for(1, load.batched_tokens) > 0
     kv = max(0, budget_bytes - used) if grows else 0
-    unsure = 0 if built.known else round(weights_bytes * _UNKNOWN_FAMILY)
+    unsure = 0 if built.known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
     warm = _warm_bytes(spec, load) if spec.task == "generate" else 0
     most = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
     most += layers * _MOST_GRAPH_OF_LAYER if load.graphs else 0

@@ -14,7 +14,7 @@ _FUNCTIONS = {"gpt_oss": "swigluoai", "gemma4": "gelu_tanh", "gemma4_text": "gel
 # Families whose router renormalizes whatever config.json says, and those that do as `norm_topk_prob` says.
 _RENORMALIZED = {"gpt_oss", "mixtral", "gemma4", "gemma4_text", "granitemoe", "granitemoehybrid", "qwen3_5_moe_text"}
 _CONFIGURED = {"qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "deepseek_v2"}
-_GROUPED = {"deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "nemotron_h"}
+_GROUPED = {"deepseek_v3", "kimi_k2", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "nemotron_h"}
 _ORIGINS = {"auto_round": "auto-round", "intel/auto-round": "auto-round", "inc": "auto-round", "gptq_marlin": "gptq"}
 _ORIGINS |= {"awq_marlin": "awq", "modelopt_fp4": "modelopt", "modelopt_mixed": "modelopt"}
 

@@ -1,8 +1,7 @@
 """From config.json and tensor headers to a ModelSpec.
 
-config.json alone is enough for every family of families/registry.py; of others the headers tell the weights, and the
-config the attention where it is of keys and values per head. What these rules do not know is a BadModel, never a guess: a
-wrong size here is an engine that runs out of memory later.
+config.json alone is enough for every family of families/registry.py. Of others it tells sizes by the usual names of fields, marked as
+`guessed`, and the headers, where there are any, tell the weights.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
+from gateway.core.model.families import general
 from gateway.core.model.families.blueprint import Blueprint
 from gateway.core.model.families.config import WORD, Fields, shown
-from gateway.core.model.families.parts import ENCODERS, HIDDEN, LAYERS, softmax_groups
+from gateway.core.model.families.parts import ENCODERS, HIDDEN
 from gateway.core.model.families.registry import blueprint_of, completed
 from gateway.core.model.sharding import shard_of
 from gateway.domain import Experts, ModelSpec, Quant, Task, TensorGroup
@@ -52,7 +52,6 @@ _LENGTHS = (
     "max_sequence_length",
     "max_trained_positions",
 )
-_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 
 # Layers that draft tokens, which engines build only for speculation. Source: get_spec_layer_idx_from_weight_name in
@@ -72,24 +71,18 @@ def read_model(
 ) -> ModelSpec:
     """Raises BadModel naming the field of config.json, or the tensor, that is missing or cannot be."""
     top = Fields(config, source)
-    fields = completed(Fields(top.mapping("text_config", config), source))
+    fields = completed(_text(top))
     architecture = top.first_word("architectures")
     family = top.word("model_type")
     plan = blueprint_of(config, source)
-    if plan is None and tensors is None:
-        raise BadModel(
-            f"The weights of {source} are not here, and its family {family} is not one whose shapes config.json fixes.",
-            hint="Give a folder or repository that has its safetensors files.",
-        )
-    attention = plan.attention if plan else softmax_groups(fields, _inner_family(fields, family))
-    experts = _experts(fields) if plan is None else _planned_experts(plan, fields)
+    attention, experts = plan.attention, _planned_experts(plan, fields)
     dtype = _dtype(top, fields, tensors)
     encoder = family in ENCODERS or all(group.kind == "encoder" for group in attention)
     task: Task = "embed" if encoder else task_hint or "generate"
     if architecture.endswith("ForSequenceClassification"):
         task = "rerank"
     # Tied heads are the embedding, and pooling drops the head: engines load neither, even where a file has it.
-    tied = _tied(plan) if plan else top.flag("tie_word_embeddings") or fields.flag("tie_word_embeddings")
+    tied = _tied(plan)
     headless = task != "generate" or tied
     groups: tuple[TensorGroup, ...] = ()
     drafts: tuple[TensorGroup, ...] = ()
@@ -109,6 +102,7 @@ def read_model(
         task=task,
         dtype=cast("Any", dtype),
         max_position=_longest(fields, family),
+        guessed=plan.guessed,
         hidden=fields.integer(*HIDDEN),
         vocab=fields.integer("vocab_size"),
         attention=attention,
@@ -135,8 +129,9 @@ def group_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
     )
 
 
-def _inner_family(fields: Fields, family: str) -> str:
-    return fields.word("model_type") if "model_type" in fields.config else family
+def _text(top: Fields) -> Fields:
+    """The config of the text model; the whole one where it stands in no other."""
+    return Fields(top.mapping("text_config", {}), top.source) if top.config.get("text_config") else general.text_of(top).fields
 
 
 def _tied(plan: Blueprint) -> bool:
@@ -145,7 +140,7 @@ def _tied(plan: Blueprint) -> bool:
 
 def _draft_layers(fields: Fields) -> Callable[[str], bool]:
     """Whether a tensor is of a layer that only drafts tokens."""
-    last = fields.integer(*LAYERS)
+    last = general.layers_of(fields)
     numbered = bool(fields.config.get("num_nextn_predict_layers"))
 
     def drafts(name: str) -> bool:
@@ -161,28 +156,14 @@ def _longest(fields: Fields, family: str) -> int:
     return max(1, min(lengths, default=2048) - _OFFSET_POSITIONS.get(family, 0))
 
 
-def _experts(fields: Fields) -> Experts | None:
-    names = [name for name in _EXPERTS if fields.config.get(name)]
-    if not names:
-        return None
-    shared = "shared_expert_intermediate_size"
-    return Experts(
-        count=fields.integer(*names),
-        per_token=fields.integer(*_EXPERTS_PER_TOKEN),
-        intermediate=fields.integer("moe_intermediate_size", "intermediate_size"),
-        shared_intermediate=fields.integer(shared) if fields.config.get(shared) else 0,
-    )
-
-
 def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
-    """The same, from the layers that follow from the config."""
     experts = [item for item in plan.linears if item.experts and item.shard == "expert_row"]
     if not experts:
         return None
     shared = [item.k for item in plan.linears if re.search(r"\.shared_experts?\.down_proj$", item.name)]
     return Experts(
         count=experts[0].experts,
-        per_token=fields.integer(*_EXPERTS_PER_TOKEN),
+        per_token=general.per_token(fields) if plan.guessed else fields.integer(*_EXPERTS_PER_TOKEN),
         intermediate=experts[0].k,
         shared_intermediate=max(shared, default=0),
     )

@@ -55,6 +55,13 @@ def gate_model(given: PlanningInput, engine: Engine) -> None:
         )
 
 
+def stands_in(spec: ModelSpec, engine: Engine) -> bool:
+    """Whether the engine would try transformers' class of an architecture that it lacks, and none of the repository's: _try_resolve_transformers
+    in vllm/model_executor/models/registry.py."""
+    own = "TransformersForCausalLM" in engine.architectures and spec.model_type in engine.config_classes
+    return own and not spec.remote_code
+
+
 def _foreign(spec: ModelSpec, engine: Engine) -> str:
     """What the engine would take from the repository's code; "": nothing, and unless it is told to trust the code it runs none.
 

@@ -33,7 +33,7 @@ def illegal(spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool = False) ->
     if vocab % tp:
         return f"the vocabulary ({vocab} rows with padding) cannot be split over {tp} GPUs", None
     for layer in built.linears:
-        if per_rank(layer, tp) is None and not (ep and layer.experts):
+        if per_rank(layer, tp) is None and not (ep and layer.experts) and not built.guessed:
             return f"{layer.name} ({layer.k} inputs, {layer.n} outputs) cannot be cut for {tp} GPUs", layer.name
     if built.known:
         return None

@@ -59,7 +59,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         kernels=evidence.kernels,
         attention=evidence.attention,
         memory=sizes.memory,
-        grade="checked" if evidence.answer else "guess" if engine.guessed_from else "predicted",
+        grade="checked" if evidence.answer else "guess" if engine.guessed_from or candidate.given.spec.guessed else "predicted",
         verdict="degraded" if _degraded(candidate) else "ok",
         cost=variant.cost,
         argv=spelled(engine, {**_flags(candidate, sizes.batch, sizes, reduce=reduce.value), **candidate.args}),
@@ -121,7 +121,8 @@ def _drafter(candidate: Candidate) -> ModelRef | None:
 
 def _degraded(candidate: Candidate) -> bool:
     rows = candidate.evidence.kernels
-    unread = not candidate.built.known and candidate.evidence.answer is None
+    guessed = bool(candidate.given.spec.guessed) or not candidate.built.known
+    unread = guessed and candidate.evidence.answer is None
     unsure = candidate.variant.conservative or bool(_replaced(candidate)) or unread
     return unsure or any(row.status == "unknown" or row.note for row in rows)
 
@@ -161,9 +162,11 @@ def _warnings(candidate: Candidate) -> list[str]:
         warnings.append(f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell.")
     if unknown := sorted({row.kind for row in evidence.attention if row.status == "unknown"}):
         warnings.append(f"Which backend computes {', '.join(unknown)} attention is not known; the start will tell.")
-    if not built.known and evidence.answer is None:
-        sizes = "sizes are those of its files, kernels are not predicted"
-        warnings.append(f"The family {spec.model_type} is not known here: {sizes}.")
+    if (spec.guessed or not built.known) and evidence.answer is None:
+        guessed = f"{', '.join(spec.guessed)} are guessed from the names of fields in config.json" if spec.guessed else ""
+        files = "" if built.known else "sizes are those of its files, kernels are not predicted"
+        told = "; ".join(part for part in (guessed, files) if part)
+        warnings.append(f"Layers of {spec.model_type} as these are not known here: {told}. --check asks the engine.")
     capability = candidate.group[0].capability if candidate.group else None
     if candidate.engine.compiled and capability and runs(candidate.engine.compiled, capability) == "ptx":
         warnings.append(

@@ -27,6 +27,7 @@ from gateway.core.planner.gates import (
     gate_model,
     gate_peers,
     refused_before,
+    stands_in,
     without_media,
 )
 from gateway.core.planner.layer_kernels import Seen, layer_kernels
@@ -111,7 +112,7 @@ class Search:
         kv_dtype = rules.declared_kv_dtype(given.spec.quant, engine)
         variants = deque(plain(engine, gpus, self.canonical, given.wish.tensor_parallel, kv_dtype))
         try:
-            gate_model(given, engine)
+            self._known_model(variants[0])
             gate_driver(given, engine)
         except Refused as refusal:
             self.rejected.append(rejection(engine, variants[0], refusal))
@@ -134,6 +135,25 @@ class Search:
                 seen.update(fresh)
                 variants.extend(fresh)
         self._replicated()
+
+    def _known_model(self, first: Variant) -> None:
+        """This engine version may have the model. Raises Refused; where transformers' class of the model could stand in for one that
+        the version lacks, its answer may overrule that."""
+        try:
+            gate_model(self.given, self.engine)
+        except Refused as refusal:
+            if refusal.verdict != "unsupported_architecture" or not stands_in(self.given.spec, self.engine):
+                raise
+            try:
+                bare = self._laid_out(first)
+            except Refused:
+                raise refusal from None
+            asked = question(bare, batch_of(bare), self._environment(first))
+            answer = self.given.answers.get(asked)
+            if answer is None:
+                raise refusal.open(asked) from None
+            if answer.refused:
+                raise refusal.said(answer) from None
 
     def _replicated(self) -> None:
         """Where no kernel lets more GPUs share the model, the others can only help as replicas."""
@@ -171,9 +191,13 @@ class Search:
         try:
             plan: Plan = self._sized(candidate).evolve(question=asked)
         except Refused as error:
-            if error.verdict not in _KERNEL_VERDICTS:
+            # What was guessed of sizes refuses nothing that the engine was not asked about.
+            unsure = bool(self.given.spec.guessed) or error.verdict == "unsupported_quantization"
+            if answer is None and (unsure or error.verdict in _KERNEL_VERDICTS):
+                raise error.open(asked) from None
+            if answer is None or error.verdict not in _KERNEL_VERDICTS:
                 raise
-            raise (error.open(asked) if answer is None else error.said(answer)) from None
+            raise error.said(answer) from None
         if answer is not None:
             raise Refused("engine_refuses", answer.refused, answer.source, evidence=candidate.evidence)
         return plan

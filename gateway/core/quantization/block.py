@@ -16,6 +16,11 @@ class UnknownScheme:
 
     reason: str
 
+    @property
+    def foreign(self) -> bool:
+        """Whether it is of a method or format that no rule describes: an engine that has it may well compute the layer."""
+        return self.reason.startswith("no rules for")
+
 
 LayerScheme = Scheme | UnknownScheme
 UNQUANTIZED = Scheme(kind="unquantized", bits=16)

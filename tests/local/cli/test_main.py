@@ -57,6 +57,25 @@ def test_a_plan_is_printed_for_people_and_for_programs(demo: Path) -> None:
     assert decision.plans[0].max_model_len.value == 2048
 
 
+def test_a_model_of_a_family_that_nobody_described_is_planned_as_a_guess_that_says_so(tmp_path: Path) -> None:
+    own = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config("qwen3-8b") | own))
+    shown = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", "vllm==0.33.0")
+    assert shown.returncode == 0, shown.stderr
+    assert "(guess, degraded)" in shown.stdout
+    assert "are guessed from the names of fields in config.json. --check asks the engine." in " ".join(shown.stdout.split())
+
+
+def test_a_model_whose_code_would_have_to_run_is_refused_and_one_whose_code_is_not_needed_is_planned(tmp_path: Path) -> None:
+    fields = config("qwen3-8b") | {"auto_map": {"AutoConfig": "configuration_x.X"}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", "vllm==0.33.0").returncode == 0
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"model_type": "unheard"}))
+    shown = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", "vllm==0.33.0")
+    assert shown.returncode == 1
+    assert "has code of its own that the engine would run" in shown.stderr
+
+
 def test_no_plan_is_exit_code_3_with_the_reasons(demo: Path) -> None:
     shown = fitserve("plan", str(demo), "--hardware", "2x3090", "--engine", "vllm==0.33.0", "--tp", "3")
     assert shown.returncode == 3

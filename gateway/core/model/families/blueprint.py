@@ -39,8 +39,10 @@ class Built:
 @dataclass(frozen=True)
 class Blueprint:
     """`others` is every parameter that is not a linear layer's: embeddings, output head, norms, sinks, convolutions. Its
-    `dtype` is what the engine holds it in: empty for the model's, else a safetensors name ("F32")."""
+    `dtype` is what the engine holds it in: empty for the model's, else a safetensors name ("F32"). `guessed`: what of it follows
+    from the names of fields alone, as no reader knows the family."""
 
     linears: tuple[Built, ...]
     attention: tuple[AttentionGroup, ...]
     others: tuple[TensorGroup, ...] = ()
+    guessed: tuple[str, ...] = ()

@@ -25,16 +25,17 @@ from gateway.core.model.families import (
     encoder,
     gemma,
     gemma_towers,
+    general,
     hybrid,
     latent,
     mamba,
     mixture,
-    siglip,
     sparse_moe,
     vision,
 )
 from gateway.core.model.families.blueprint import Blueprint
 from gateway.core.model.families.config import Fields
+from gateway.errors import BadModel
 
 Family = Callable[[Fields, str, str], Blueprint]
 # Engine versions build these differently: a trait names how, beside the family that knows it.
@@ -80,7 +81,7 @@ NESTED: Mapping[str, Nested] = {
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), Nested(_PATH, vision.qwen3_tower, vision.QWEN3_PATHS)),
     "qwen2_5_vl": Nested(_PATH, vision.qwen2_tower, vision.QWEN2_PATHS),
     "mistral3": Nested(_PATH, vision.pixtral_tower, vision.MISTRAL_PATHS),
-    "gemma3": Nested(_PATH, siglip.siglip, siglip.PATHS),
+    "gemma3": Nested(_PATH, vision.siglip, vision.SIGLIP_PATHS),
     "gemma4": Nested(_PATH, gemma_towers.gemma_towers, gemma_towers.PATHS, plain=gemma_towers.PLAIN),
 }
 # Module paths of the checkpoint that the engine's model class names otherwise (hf_to_vllm_mapper).
@@ -90,13 +91,43 @@ RENAMES: Mapping[str, Renames] = {
 }
 
 
-def blueprint_of(config: Mapping[str, Any], source: str, traits: Collection[str] = ()) -> Blueprint | None:
-    """What an engine of these traits builds for this config.json; None for a family that is not known here.
+# Classes of engines that build other model_types as one of these families. Source: vllm/model_executor/models/registry.py.
+_CLASSES = {"DeepseekV3ForCausalLM": "deepseek_v3", "LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral"}
+_CLASSES |= {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
+
+
+def blueprint_of(config: Mapping[str, Any], source: str, traits: Collection[str] = ()) -> Blueprint:
+    """What an engine of these traits builds for this config.json; `guessed` where no reader knows the family.
 
     Raises BadModel naming the field that is missing or cannot be.
     """
+    found = _known(config, source, traits)
+    if found is not None:
+        return found
+    top = Fields(config, source)
+    fields, nested = general.text_of(top)
+    path = _PATH if nested else "model"
+    # A text model of a known family is read exactly, whatever is around it.
+    inner = None
+    if nested:
+        try:
+            inner = _whole(fields, fields.word("model_type"), path, traits)
+        except BadModel:
+            inner = None  # not all that this family has
+    text, around = inner or general.decoder(fields, path), general.towers(top)
+    return Blueprint(
+        text.linears,
+        text.attention + around.attention,
+        text.others + around.others,
+        text.guessed + around.guessed or ("its parts",),
+    )
+
+
+def _known(config: Mapping[str, Any], source: str, traits: Collection[str]) -> Blueprint | None:
     top = Fields(config, source)
     outer = top.word("model_type")
+    if outer not in FAMILIES and outer not in VARIED and outer not in NESTED:
+        outer = _CLASSES.get(top.first_word("architectures"), outer)
     if config.get("text_config") is None:
         return _whole(top, outer, "model", traits)
     text, nested = top.mapping("text_config", {}), NESTED.get(outer)

@@ -42,8 +42,10 @@ def test_key_and_value_heads_repeat_where_there_are_more_ranks() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "unheard"}, "family unheard"),
-        ({"text_config": {"model_type": "llama"}}, "family llama"),
+        (
+            {"text_config": {"model_type": "unheard", "num_hidden_layers": None}, "num_hidden_layers": None},
+            "no `num_hidden_layers`",
+        ),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"hidden_size": None}, "no `hidden_size`"),
     ],

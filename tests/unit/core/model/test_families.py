@@ -130,10 +130,15 @@ def test_headers_that_contradict_the_config_win() -> None:
 
 
 def test_a_family_that_is_not_known_is_its_headers() -> None:
-    spec = from_headers("qwen3-8b", headers_of("qwen3-8b"), model_type="unheard")
+    spec = from_headers("qwen3-8b", headers_of("qwen3-8b"), model_type="unheard", architectures=["UnheardForCausalLM"])
     found = build(spec)
     assert (found.known, found.linears, found.others, found.attention) == (False, (), spec.tensors, spec.attention)
-    assert blueprint_of(config("qwen3-8b", model_type="unheard"), "m") is None
+    assert spec.guessed == ("its attention", "its MLPs")
+
+
+def test_a_class_that_an_engine_builds_as_a_known_family_is_read_as_that_family() -> None:
+    known = blueprint_of(config("qwen3-8b"), "m")
+    assert blueprint_of(config("qwen3-8b", model_type="unheard"), "m") == known
 
 
 @pytest.mark.parametrize(
