@@ -21,7 +21,7 @@ def main() -> None:
     asked = json.load(sys.stdin)
     for name in asked.get("defaults", ()):
         try:
-            config = configuration_auto.CONFIG_MAPPING[name]().to_dict()
+            config = _without_notes(configuration_auto.CONFIG_MAPPING[name]().to_dict())
             tables = ("SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "CAUSAL_LM", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM")
             known = [getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES", {}) for table in tables]
             found = next((table[name] for table in known if name in table), None)
@@ -41,6 +41,14 @@ def main() -> None:
         except Exception as error:
             said = {"refused": f"{type(error).__name__}: {error}"[:300]}
         print(json.dumps({"name": name, **said}), flush=True)
+
+
+def _without_notes(config: Any) -> Any:
+    """Without what a configuration only notes for itself, which some engines' classes refuse."""
+    if not isinstance(config, dict):
+        return config
+    noted = ("_name_or_path", "output_attentions", "output_hidden_states", "return_dict", "transformers_version")
+    return {name: _without_notes(value) for name, value in config.items() if name not in noted}
 
 
 if __name__ == "__main__":

@@ -52,8 +52,11 @@ solar_open stablelm starcoder2 step3p5 whisper youtu zamba2""".split()  # noqa: 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1},
     "glm4_moe": {"head_dim": 128},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
     "glm4_moe_lite": {"first_k_dense_replace": 1},
     "lfm2": {"block_dim": 2560},
+    "longcat_flash": {"mla_scale_q_lora": True, "mla_scale_kv_lora": True},
     "lfm2_moe": {"block_dim": 2048},
     "step3p5": {
         "architectures": ["Step3p5ForCausalLM"],

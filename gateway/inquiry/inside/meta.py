@@ -48,7 +48,8 @@ class Group:
 
 
 def meta_mode() -> Any:
-    """While it is entered, an explicit device="cuda" means the meta device."""
+    """While it is entered, an explicit device="cuda" means the meta device, and whoever reads a value of a tensor there reads zero: classes
+    note values of their weights before these are loaded (slopes, factors of activations)."""
     torch: Any = importlib.import_module("torch")
 
     def fixed(value: Any) -> Any:
@@ -58,9 +59,14 @@ def meta_mode() -> Any:
     class Meta(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = {name: fixed(value) if name == "device" else value for name, value in (kwargs or {}).items()}
-            if getattr(function, "__name__", "") == "cuda":
+            name = getattr(function, "__name__", "")
+            if name == "cuda":
                 return args[0].to("meta")
-            if getattr(function, "__name__", "") == "to":
+            if name in ("cpu", "item", "tolist") and getattr(args[0], "is_meta", False):
+                return (
+                    args[0] if name == "cpu" else getattr(torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu"), name)()
+                )
+            if name == "to":
                 args = tuple(value if isinstance(value, int) else fixed(value) for value in args)
             return function(*args, **kwargs)
 

@@ -168,9 +168,10 @@ def attention(whole: Any, made: Any) -> list[dict[str, Any]]:
             continue
         encoder = "encoder_only" in str(getattr(layer, "attn_type", "")).lower()
         latent = "MLA" in name + backend
-        kind = "mla" if latent else "encoder" if encoder else "sliding" if layer.sliding_window else "full"
+        kind = "mla" if latent else "encoder" if encoder else "sliding" if getattr(layer, "sliding_window", None) else "full"
         version = getattr(getattr(layer, "impl", None), "vllm_flash_attn_version", None)
-        found[kind, layer.head_size, backend, version or 0 if "FLASH_ATTN" in backend and not latent else 0] += 1
+        size: Any = getattr(layer, "head_size", None) or getattr(layer, "head_dim", 0)  # DeepSeek V4's own attention
+        found[kind, size, backend, version or 0 if "FLASH_ATTN" in backend and not latent else 0] += 1
     for module in whole.modules():
         if type(module).__name__ in _VISION:
             found["vision", module.head_size, module.attn_backend.name, 0] += 1

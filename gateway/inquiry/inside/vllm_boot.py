@@ -77,7 +77,7 @@ UNASKED = {
     "jsonschema",
 }
 OPS = {"_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_C_cuda_utils", "_flashmla_C", "_flashmla_extension_C"}
-OPS |= {"_vllm_fa2_C", "_vllm_fa3_C", "_qutlass_C", "_C_stable_libtorch"}
+OPS |= {"_vllm_fa2_C", "_vllm_fa3_C", "_qutlass_C", "_C_stable_libtorch", "_flashkda_C"}
 # Host functions of the extension that selection asks: capability tables, for CUDA 12.8 and later.
 # csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu, csrc/quantization/fp4/nvfp4_scaled_mm_entry.cu
 HOST = {
