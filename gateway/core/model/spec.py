@@ -16,7 +16,7 @@ from gateway.core.model.families import general
 from gateway.core.model.families.blueprint import Blueprint
 from gateway.core.model.families.config import WORD, Fields, shown
 from gateway.core.model.families.parts import ENCODERS, HIDDEN
-from gateway.core.model.families.registry import blueprint_of, completed
+from gateway.core.model.families.registry import NESTED, blueprint_of, completed
 from gateway.core.model.sharding import shard_of
 from gateway.domain import Experts, ModelSpec, Quant, Task, TensorGroup
 from gateway.errors import BadModel
@@ -131,7 +131,9 @@ def group_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
 
 def _text(top: Fields) -> Fields:
     """The config of the text model; the whole one where it stands in no other."""
-    return Fields(top.mapping("text_config", {}), top.source) if top.config.get("text_config") else general.text_of(top).fields
+    if top.config.get("model_type") in NESTED:
+        return Fields(top.mapping("text_config", top.config), top.source)
+    return general.text_of(top).fields
 
 
 def _tied(plan: Blueprint) -> bool:
