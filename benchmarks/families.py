@@ -251,7 +251,7 @@ def check(planner: Planner, families: Sequence[Family], python: str, sources: st
         asked = []
         for family in waiting:
             found = [open_questions(decision) for decision in after[family.name].decisions]
-            questions = list(dict.fromkeys(one[1][0] for one in found if one is not None))
+            questions = list(dict.fromkeys(one[0].questions[0] for one in found if one))
             if questions := [question for question in questions if question not in answers[family.name]]:
                 asked.append((family, questions))
         for start in range(0, len(asked), AT_ONCE):

@@ -101,6 +101,11 @@ def decided(
     return decide(spec, here, [engine], wish(**wanted), rules=rules, answers=answers)
 
 
+def asked(decision: Decision) -> list[Question]:
+    """What the decision leaves open."""
+    return [question for _, questions in open_questions(decision) for question in questions]
+
+
 SAID = EngineAnswer(
     weights=5 * 10**9,
     kv=AskedCache(block_bytes=2**20, aside=1, needed=((16, 2**20), (16384, 2**30), (32768, 2**31))),
@@ -118,9 +123,9 @@ def test_a_plan_of_an_unheard_family_is_a_guess_that_says_what_was_guessed() -> 
 
 
 def test_the_answer_of_an_engine_replaces_the_guess() -> None:
-    found = open_questions(decided(unheard()))
-    assert found is not None
-    best = decided(unheard(), dict.fromkeys(found[1], SAID)).plans[0]
+    found = asked(decided(unheard()))
+    assert found
+    best = decided(unheard(), dict.fromkeys(found, SAID)).plans[0]
     assert (best.grade, best.verdict, best.memory.weights_bytes) == ("checked", "ok", SAID.weights)
     assert not any("guessed" in words for words in best.warnings)
 
@@ -130,27 +135,27 @@ def test_a_guess_that_does_not_fit_is_asked_about_before_it_is_believed() -> Non
     before = decided(large, tensor_parallel=1)
     assert not before.plans
     assert before.rejected[0].verdict == "no_memory"
-    found = open_questions(before)
-    assert found is not None
-    assert decided(large, {found[1][0]: SAID}, tensor_parallel=1).plans[0].grade == "checked"
+    found = asked(before)
+    assert found
+    assert decided(large, {found[0]: SAID}, tensor_parallel=1).plans[0].grade == "checked"
     words = EngineAnswer(refused="ValueError: no such layers", source="sha256:0123")
-    after = decided(large, {found[1][0]: words}, tensor_parallel=1)
+    after = decided(large, {found[0]: words}, tensor_parallel=1)
     assert not after.plans
-    assert open_questions(after) is None or found[1][0] not in (open_questions(after) or (None, []))[1]
+    assert found[0] not in asked(after)
 
 
 def test_an_architecture_that_is_not_listed_is_refused_unless_the_engine_itself_takes_it() -> None:
     before = decided(unheard(), listed=False, tensor_parallel=1)
     assert [one.verdict for one in before.rejected] == ["unsupported_architecture"]
-    found = open_questions(before)
-    assert found is not None
-    assert decided(unheard(), {found[1][0]: SAID}, listed=False, tensor_parallel=1).plans[0].grade == "checked"
+    found = asked(before)
+    assert found
+    assert decided(unheard(), {found[0]: SAID}, listed=False, tensor_parallel=1).plans[0].grade == "checked"
     words = EngineAnswer(refused="ValueError: not supported", source="sha256:0123")
-    refused = decided(unheard(), {found[1][0]: words}, listed=False, tensor_parallel=1)
+    refused = decided(unheard(), {found[0]: words}, listed=False, tensor_parallel=1)
     assert (refused.plans, refused.rejected[0].reasons) == ((), ("ValueError: not supported",))
     hostile = unheard().evolve(remote_code=("auto_map in config.json",))
     closed = decided(hostile, listed=False)
-    assert open_questions(closed) is None, "the class would be the repository's"
+    assert asked(closed) == [], "the class would be the repository's"
 
 
 def test_the_weights_are_those_of_the_headers_where_there_are_any() -> None:
