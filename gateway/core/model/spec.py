@@ -131,7 +131,7 @@ def group_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
 
 def _text(top: Fields) -> Fields:
     """The config of the text model; the whole one where it stands in no other."""
-    if top.config.get("model_type") in NESTED:
+    if top.word("model_type") in NESTED:
         return Fields(top.mapping("text_config", top.config), top.source)
     return general.text_of(top).fields
 

@@ -115,7 +115,7 @@ def decoder(fields: Fields, path: str) -> Blueprint:
             if count:
                 own = {} if like.kind == "mla" else {"kind": kind, "window": size}
                 groups.append(like.evolve(layers=count, **own))
-        if fields.config.get("model_type") in ENCODERS:
+        if any(fields.config.get("model_type") == family for family in ENCODERS):
             groups = [group.evolve(kind="encoder", window=None, causal=False) for group in groups]
     if recurs:
         guessed.append("its recurrent layers")
