@@ -1,14 +1,69 @@
-"""Asking the engines of this machine from the command line."""
+"""Asking the engines of this machine from the command line: those that the gateway of these settings would start."""
 
 from __future__ import annotations
 
-from gateway.hosts.process.host import ProcessHost
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+from gateway.domain import EngineRef
+from gateway.errors import HostError
 from gateway.inquiry.answer_cache import AnswerCache
-from gateway.inquiry.inquirer import Inquirer
-from gateway.settings import load_settings
+from gateway.inquiry.inquirer import AskedHost, Inquirer
+from gateway.settings import Settings, load_settings
+
+# Marks the containers of inquiries: the gateway's carry the id of its installation.
+_OWNER = "cli"
 
 
-def inquirer() -> Inquirer:
-    """Asks engines that `fitserve engine install` installed."""
-    data = load_settings().data
-    return Inquirer(ProcessHost(data), AnswerCache(data / "answers"))
+def inquirer(*, image: str | None = None, python: Path | None = None) -> Inquirer:
+    """image: the engine is asked in a container, whatever the settings say; python: it is asked there."""
+    settings = load_settings()
+    return Inquirer(_host(settings, image, python), AnswerCache(settings.data / "answers"))
+
+
+def _host(settings: Settings, image: str | None, python: Path | None) -> AskedHost:
+    from gateway.hosts.process.asked_environment import OnePython
+    from gateway.hosts.process.host import ProcessHost
+
+    kind = settings.host_kind
+    if python is not None:
+        return OnePython(python, settings.data / "asking")
+    if kind == "agent":
+        from gateway.hosts.agent.host import AgentHost
+
+        return AgentHost(settings.agent)
+    if kind == "process" and image is None:
+        return ProcessHost(settings.data)
+    from gateway.hosts.docker.client import listening
+    from gateway.hosts.docker.host import DockerHost
+
+    if kind == "docker" or image is not None:
+        return DockerHost(settings.docker_network, _OWNER)
+    process = ProcessHost(settings.data)
+    return _FirstThatHas((DockerHost(settings.docker_network, _OWNER), process)) if listening() else process
+
+
+class _FirstThatHas:
+    """Several hosts as one: whichever has the engine is asked. What no gateway has started yet may be here in either form."""
+
+    def __init__(self, hosts: Sequence[AskedHost]) -> None:
+        self._hosts = hosts
+
+    async def identity(self, engine: EngineRef) -> str:
+        return (await self._found(engine))[1]
+
+    async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+        from contextlib import aclosing
+
+        async with aclosing((await self._found(engine))[0].inquire(engine, asked)) as lines:
+            async for line in lines:
+                yield line
+
+    async def _found(self, engine: EngineRef) -> tuple[AskedHost, str]:
+        problems: list[HostError] = []
+        for host in self._hosts:
+            try:
+                return host, await host.identity(engine)
+            except HostError as error:
+                problems.append(error)
+        raise HostError(" ".join(one.message for one in problems), hint=" Or: ".join(one.hint for one in problems))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.options import Json
+from gateway.cli.options import Json, usage
 from gateway.cli.present import table
 from gateway.cli.terminal import say
 
@@ -46,8 +47,11 @@ def engine_install(
 
 @app.command("learn")
 def engine_learn(
-    engine: Annotated[str, typer.Argument(help="KIND==VERSION that is installed here, for example vllm==0.30.0.")],
+    engine: Annotated[str, typer.Argument(help="KIND==VERSION that is here, for example vllm==0.30.0.")],
     image: Annotated[str | None, typer.Option(help="The image that holds it; default: the tag its project publishes.")] = None,
+    python: Annotated[
+        Path | None, typer.Option(help="The Python of an environment that holds it, instead of an image.")
+    ] = None,
 ) -> None:
     """Make the profile of any version, from what the version says of itself."""
     import asyncio
@@ -59,12 +63,16 @@ def engine_learn(
     from gateway.profiles import Profiles
     from gateway.settings import load_settings
 
+    if image is not None and python is not None:
+        usage("Give --image or --python, not both.")
     settings = load_settings()
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     near = profiles.nearest(engine)
     kind, _, version = engine.partition("==")
     ref = EngineRef(kind=kind, version=version, image=like(near, version, image).image)
-    profile, identity, path = asyncio.run(learn(inquirer(), near, ref, settings.data / "learned", _LEARN_S))
+    profile, identity, path = asyncio.run(
+        learn(inquirer(image=image, python=python), near, ref, settings.data / "learned", _LEARN_S)
+    )
     say(f"{engine}: {len(profile.flags)} flags, {len(profile.architectures)} architectures, by {identity}")
     say(f"Where its own code is not asked, the rules of {profile.guessed_from} stand for it, as a guess. Kept in {path}")
 
@@ -112,6 +120,7 @@ def engine_ls(as_json: Json = False) -> None:
                 "engine": ref,
                 "device": engine.device,
                 "known": f"as {engine.guessed_from}" if engine.guessed_from else "by rules",
+                "asked": engine.sources.get("flags", "").removeprefix("asked of ") if engine.guessed_from else None,
                 "installed": is_installed(settings.data, engine),
                 "image": engine.image,
             }
@@ -120,6 +129,15 @@ def engine_ls(as_json: Json = False) -> None:
         say(json.dumps(rows, indent=2))
         return
     table(
-        ("ENGINE", "DEVICE", "KNOWN", "INSTALLED", "IMAGE"),
-        [(r["engine"], r["device"], r["known"], "yes" if r["installed"] else "no", r["image"]) for r in rows],
+        ("ENGINE", "DEVICE", "KNOWN", "ASKED", "INSTALLED", "IMAGE"),
+        [
+            (r["engine"], r["device"], r["known"], _short(r["asked"]), "yes" if r["installed"] else "no", r["image"])
+            for r in rows
+        ],
     )
+
+
+def _short(identity: Any) -> str:
+    """Docker shows as much of a digest."""
+    name, mark, digest = str(identity or "").partition("sha256:")
+    return name + mark + digest[:12]

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from gateway.domain import EngineAnswer, Hardware, Question
-from gateway.errors import HostError
 
 MOST_LINE = 8 * 1024 * 1024
 """Bytes of one line of an answer; a version's flags and packages take 300 kB."""
@@ -90,12 +89,6 @@ def read_answers(lines: Iterable[bytes], questions: Sequence[Question], source: 
         except ValidationError as error:
             raise BadAnswer(str(error.errors(include_url=False, include_input=False)[0]["msg"])) from None
     return found
-
-
-def could_not_be_asked(code: int, said: Sequence[bytes]) -> HostError:
-    """Of a process that ended with this exit code, and these as its last lines on standard error."""
-    words = (said[-1] if said else b"it said nothing").decode(errors="replace").strip()[:300]
-    return HostError(f"The engine could not be asked (exit code {code}): {words}.", hint="The forecast by the rules stays.")
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from gateway.errors import HostError
 from gateway.inquiry.answer_cache import AnswerCache
 from gateway.inquiry.document import BadAnswer, ModelFiles, StatedGpus, document, read_answers, read_version
 
+# One for each question, which are some dozen.
+_MOST_LINES = 10_000
+
 
 class AskedHost(Protocol):
     """What an inquiry needs of a `gateway.hosts.host.Host`."""
@@ -43,23 +46,29 @@ class Inquirer:
         questions: Sequence[Question],
         limit_s: float,
     ) -> dict[Question, EngineAnswer]:
-        """What is known of the questions after at most `limit_s`: answers that came late are missing. Raises HostError."""
+        """What is known of the questions after at most `limit_s`: answers that came late are missing, and those behind a failure. Raises
+        HostError where there is none because of a failure."""
         source = await self._host.identity(engine)
         found = await asyncio.to_thread(self._cache.known, questions, source, gpus, model)
         end = time.monotonic() + limit_s
+        problem: HostError | None = None
         # A process for each environment: engines read theirs once.
         for env in dict.fromkeys(question.env for question in questions):
             unknown = [question for question in questions if question.env == env and question not in found]
             if not unknown or time.monotonic() >= end:
                 continue
             asked = document(engine.kind, gpus, model=model, questions=unknown)
-            lines = await self._lines(engine, asked, end - time.monotonic())
+            lines, failed = await self._lines(engine, asked, end - time.monotonic())
+            problem = problem or failed
             try:
-                fresh = read_answers(lines, unknown, source)
+                fresh = await asyncio.to_thread(read_answers, lines, unknown, source)
             except BadAnswer as error:
-                raise _nonsense(engine, error) from None
+                problem = _nonsense(engine, error)
+                continue
             await asyncio.to_thread(self._cache.keep, fresh, source, gpus, model)
             found |= fresh
+        if problem is not None and not found:
+            raise problem
         return found
 
     async def contradicted(self, gaps: Iterable[RuleGap]) -> None:
@@ -69,25 +78,34 @@ class Inquirer:
     async def version(self, engine: EngineRef, gpus: StatedGpus | None, limit_s: float) -> tuple[Mapping[str, Any], str]:
         """What the engine says of its version, and the identity of what said it. Raises HostError."""
         source = await self._host.identity(engine)
-        lines = await self._lines(engine, document(engine.kind, gpus, version=True), limit_s)
+        lines, problem = await self._lines(engine, document(engine.kind, gpus, version=True), limit_s)
         try:
             said = next((said for line in lines if (said := read_version(line)) is not None), None)
         except BadAnswer as error:
             raise _nonsense(engine, error) from None
         if said is None:
-            raise HostError(
+            raise problem or HostError(
                 f"{engine} said nothing of itself within {limit_s:g} s.", hint="Try again when the machine is idle."
             )
         return said, source
 
-    async def _lines(self, engine: EngineRef, asked: bytes, limit_s: float) -> list[bytes]:
+    async def _lines(self, engine: EngineRef, asked: bytes, limit_s: float) -> tuple[list[bytes], HostError | None]:
+        """What was said until the limit, or until something went wrong."""
         found: list[bytes] = []
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(limit_s), self._turn, contextlib.aclosing(self._host.inquire(engine, asked)) as lines:
                 async for line in lines:
-                    found.append(line)  # noqa: PERF401 - what was said until the limit is kept
-        return found
+                    found.append(line)
+                    if len(found) > _MOST_LINES:
+                        return found, _nonsense(engine, BadAnswer("its lines have no end"))
+        except TimeoutError:
+            return found, None
+        except HostError as error:
+            return found, error
+        return found, None
 
 
 def _nonsense(engine: EngineRef, error: BadAnswer) -> HostError:
-    return HostError(f"What {engine} answered is no answer: {error}.", hint="See whether the image is what it says it is.")
+    return HostError(
+        f"What {engine} answered is no answer: {error}.", hint="See whether the image or environment is what it says it is."
+    )

@@ -71,6 +71,12 @@ async def learn(inquirer: Inquirer, near: Engine, engine: EngineRef, folder: Pat
     # Flags and registries are the same on any GPU; a small one is stated.
     gpus = StatedGpus("8.6", 24 << 30, 1, "GPU") if near.device == "cuda" else None
     said, identity = await inquirer.version(engine, gpus, limit_s)
+    version = str(said.get("version", engine.version))[:80]
+    if version.partition("+")[0] != engine.version.partition("+")[0]:
+        raise HostError(
+            f"What was asked is {engine.kind} {version}, not {engine.version}.",
+            hint=f"Learn {engine.kind}=={version}, or give what holds {engine.version} (--image, --python).",
+        )
     profile = profile_of(near, engine.version, engine.image, said, identity)
     try:
         return profile, identity, await asyncio.to_thread(keep, profile, folder)

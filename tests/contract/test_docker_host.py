@@ -23,6 +23,7 @@ from gateway.errors import Conflict, HostError
 from gateway.hosts.docker.container import container_name
 from gateway.hosts.docker.host import DockerHost, available
 from gateway.hosts.docker.inquiry import create_inquiry
+from gateway.inquiry import script
 from gateway.inquiry.document import document
 from tests.contract.docker_harness import BASE_IMAGE, DockerHarness, docker_harness
 from tests.contract.harness import answering, exited, find, until
@@ -679,7 +680,7 @@ def test_whether_docker_is_there_is_known_without_the_sdk_and_without_an_answer(
 
 
 async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_ours(harness: DockerHarness) -> None:
-    container = create_inquiry(harness.docker, BASE_IMAGE, harness.instance, b"{}")
+    container = create_inquiry(harness.docker, BASE_IMAGE, harness.instance)
     try:
         made = harness.docker.inspect_container(container)
     finally:
@@ -688,10 +689,13 @@ async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_
     assert (limits["NetworkMode"], limits["CapDrop"], limits["CapAdd"]) == ("none", ["ALL"], None)
     assert limits["SecurityOpt"] == ["no-new-privileges"]
     assert not limits["Privileged"]
-    assert not made["Mounts"]
+    assert limits["ReadonlyRootfs"]
+    assert [(mount["Type"], mount["Destination"]) for mount in made["Mounts"]] == [("tmpfs", "/tmp")]
     assert not limits["DeviceRequests"]
-    assert limits["Memory"] > 0
+    assert limits["Memory"] == limits["MemorySwap"] == script.MOST_MEMORY
     assert limits["PidsLimit"] > 0
+    # What it says is not kept on the disk.
+    assert limits["LogConfig"]["Type"] == "none"
 
 
 async def test_an_image_without_the_engine_is_said_and_leaves_nothing(harness: DockerHarness) -> None:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -31,10 +32,11 @@ from gateway.hosts.docker.container import (
     running_instance,
     start_error,
 )
-from gateway.hosts.docker.inquiry import SpokenLines, create_inquiry
+from gateway.hosts.docker.inquiry import create_inquiry, remove_lost, start_inquiry
 from gateway.hosts.docker.network import ambiguous_network, ensure_network
-from gateway.hosts.docker.stream import DockerRefused, LogLines, PullProgress, stream
-from gateway.inquiry.document import MOST_BYTES, MOST_LINE, could_not_be_asked
+from gateway.hosts.docker.stream import CHUNK, DockerRefused, LogLines, PullProgress, conversation, stream, whole_frames
+from gateway.inquiry import script
+from gateway.inquiry.spoken import Spoken
 
 if TYPE_CHECKING:
     from docker.api import APIClient
@@ -142,17 +144,30 @@ class DockerHost:
         return found
 
     async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
-        lines = SpokenLines(MOST_LINE, MOST_BYTES)
-        container, version = await self._docker.call(partial(_begin_inquiry, image_of(engine), self._owner, asked), _SLOW_S)
+        image, spoken = image_of(engine), Spoken()
+        container, version = await self._docker.call(partial(_make_inquiry, image, self._owner), _SLOW_S)
+        path, place = self._docker.path, f"POST /v{version}/containers/{container}"
+        attach = f"{place}/attach?stream=1&stdin=1&stdout=1&stderr=1"
         try:
-            request = f"GET /v{version}/containers/{container}/logs?stdout=1&stderr=1&follow=1"
-            async with aclosing(stream(self._docker.path, request, head_s=self._docker.timeout_s)) as chunks:
-                async for chunk in chunks:
-                    for line in lines.feed(chunk):
-                        yield line
-            if code := await self._docker.call(partial(_exit_code, container)):
-                raise could_not_be_asked(code, lines.words)
-        except (DockerRefused, OSError) as error:
+            async with (
+                conversation(path, attach, head_s=self._docker.timeout_s) as (said, told),
+                conversation(path, f"{place}/wait?condition=next-exit", head_s=self._docker.timeout_s) as (ended, _),
+            ):
+                await self._docker.call(partial(_start_inquiry, container, image), _SLOW_S)
+                # Written as it is taken; what is said meanwhile is read.
+                told.write(script.given(asked))
+                frames = bytearray()
+                while chunk := await said.read(CHUNK):
+                    frames += chunk
+                    for source, text in whole_frames(frames):
+                        if source == 2:
+                            spoken.muttered(text)
+                            continue
+                        for line in spoken.answered(text):
+                            yield line
+                if code := int(json.loads(await ended.read())["StatusCode"]):
+                    raise spoken.failure(code)
+        except (DockerRefused, OSError, ValueError, KeyError) as error:
             raise HostError(
                 f"Docker does not give what {engine} answers: {error}.", hint="The forecast by the rules stays."
             ) from error
@@ -255,19 +270,14 @@ def _image_id(image: str, client: APIClient) -> str | None:
         return None
 
 
-def _begin_inquiry(image: str, owner: str, asked: bytes, client: APIClient) -> tuple[str, str]:
-    """The container, started, and the API version."""
-    container = create_inquiry(client, image, owner, asked)
-    try:
-        client.start(container)
-    except Exception:
-        _remove(container, client)
-        raise
-    return container, str(client.api_version)
+def _make_inquiry(image: str, owner: str, client: APIClient) -> tuple[str, str]:
+    """The container, and the API version."""
+    remove_lost(client, owner)
+    return create_inquiry(client, image, owner), str(client.api_version)
 
 
-def _exit_code(container: str, client: APIClient) -> int:
-    return int(client.wait(container)["StatusCode"])
+def _start_inquiry(container: str, image: str, client: APIClient) -> None:
+    start_inquiry(client, container, image)
 
 
 def _image_hint(image: str) -> str:

@@ -1,92 +1,83 @@
-"""An engine's image is asked: a container without network, privileges or mounts, which gets its questions with its files and is removed."""
+"""An engine's image is asked: a container without network, privileges, devices or anything to write to but its own memory, which gets
+its questions on standard input and is removed."""
 
 from __future__ import annotations
 
-import io
 import secrets
-import tarfile
-from collections import deque
-from collections.abc import Iterator
+import time
 from typing import TYPE_CHECKING
 
-from gateway.domain.units import GIB
 from gateway.errors import HostError
-from gateway.hosts.docker.stream import whole_frames
 from gateway.inquiry import script
 
 if TYPE_CHECKING:
     from docker.api import APIClient
 
-# An image without GPUs builds models on the meta device: the import takes most of it.
-_MEMORY_BYTES = 16 * GIB
 _PIDS = 1024
-_LAST_WORDS = 20
-_ASKED = "fitserve-asked"
+_SCRATCH_BYTES = 1 << 30
+# An inquiry that is older has lost whoever asked, and does not heed the end of its input.
+_LOST_S = script.LONGEST_S + 60
 
 
-def create_inquiry(client: APIClient, image: str, owner: str, asked: bytes) -> str:
-    """A container, not started, that answers `asked` on its standard output. What inquiries before left behind is removed."""
-    label = f"fitserve.inquiry={owner}"
-    for left in client.containers(all=True, filters={"label": [label], "status": ["exited", "created", "dead"]}):
-        client.remove_container(left["Id"], v=True, force=True)
-    python, *arguments = script.command("python3", f"/tmp/{_ASKED}")  # noqa: S108 - the container's own
+def create_inquiry(client: APIClient, image: str, owner: str) -> str:
+    """A container, not started, that asks its engine what comes in on its standard input. Docker removes it when it ends."""
+    from docker.types import LogConfig, Mount
+
+    python, *arguments = script.command("python3")
+    # Docker makes a folder on the disk for each volume that an image declares, unless something is mounted there.
+    volumes = client.inspect_image(image)["Config"].get("Volumes") or {}  # type: ignore[no-untyped-call]
     made = client.create_container(
         image,
         entrypoint=[python],
         command=arguments,
         name=f"fitserve-{owner}-inquiry-{secrets.token_hex(4)}",
-        detach=True,
-        environment={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},  # noqa: S108
+        # Docker ends standard input with the connection that attached to it, unless the container is to be detached.
+        stdin_open=True,
+        # Where NVIDIA's runtime is the default one it would give an image the GPUs that the image names.
+        environment={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "NVIDIA_VISIBLE_DEVICES": "void"},  # noqa: S108
         use_config_proxy=False,
         labels={"fitserve.inquiry": owner},
         host_config=client.create_host_config(
-            restart_policy={"Name": "no"},
+            auto_remove=True,
             network_mode="none",
             ipc_mode="private",
+            read_only=True,
+            mounts=[Mount(folder, None, type="tmpfs", tmpfs_size=_SCRATCH_BYTES) for folder in {"/tmp", *volumes}],  # noqa: S108
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
             pids_limit=_PIDS,
-            mem_limit=_MEMORY_BYTES,
-            memswap_limit=_MEMORY_BYTES,
+            mem_limit=script.MOST_MEMORY,
+            memswap_limit=script.MOST_MEMORY,
+            # What it says is read as it comes, and never kept on the disk.
+            log_config=LogConfig(type="none"),
         ),
     )
-    container = str(made["Id"])
-    client.put_archive(container, "/tmp", _archive(script.packed() + asked))  # noqa: S108
-    return container
+    return str(made["Id"])
 
 
-def _archive(content: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        entry = tarfile.TarInfo(_ASKED)
-        entry.size, entry.mode = len(content), 0o444
-        archive.addfile(entry, io.BytesIO(content))
-    return buffer.getvalue()
+def start_inquiry(client: APIClient, container: str, image: str) -> None:
+    """Raises HostError for an image without Python, and docker's APIError."""
+    from docker.errors import APIError
+
+    try:
+        client.start(container)
+    except APIError as error:
+        if "executable file not found" not in str(error.explanation):
+            raise
+        raise HostError(
+            f"The image {image} cannot be asked: it has no python3.",
+            hint="The forecast by the rules stays. See whether the image is what it says it is.",
+        ) from None
 
 
-class SpokenLines:
-    """Whole lines of standard output out of Docker's multiplexed stream; `words` are the last of standard error.
+def remove_lost(client: APIClient, owner: str, older_s: float = _LOST_S) -> None:
+    """Inquiries of this owner that run on though whoever asked is gone: a gateway that was killed, and an image that ignores it."""
+    from docker.errors import APIError
 
-    A line of more than `most` bytes, or more than `most_bytes` in all, is a HostError.
-    """
-
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self.words: deque[bytes] = deque(maxlen=_LAST_WORDS)
-        self._most, self._left = most, most_bytes
-        self._frames = bytearray()
-        self._line = bytearray()
-
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
-        self._frames += chunk
-        for source, text in whole_frames(self._frames):
-            if source == 2:
-                self.words.extend(line for line in text.split(b"\n") if line.strip())
-                continue
-            self._left -= len(text)
-            *whole, rest = text.split(b"\n")
-            for piece in whole:
-                yield bytes(self._line + piece)
-                self._line.clear()
-            self._line += rest
-            if self._left < 0 or len(self._line) > self._most:
-                raise HostError("The engine's answers have no end.", hint="See whether the image is what it says it is.")
+    for found in client.containers(all=True, filters={"label": [f"fitserve.inquiry={owner}"]}):
+        if time.time() - found["Created"] >= older_s:
+            try:
+                client.remove_container(found["Id"], v=True, force=True)
+            except APIError as error:
+                if error.status_code not in (404, 409):  # somebody else has removed it, or is about to
+                    raise

@@ -12,13 +12,14 @@ import calendar
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from gateway.domain.units import GIB
 from gateway.hosts.host import MAX_LINE
 
-_CHUNK = 64 * 1024
+CHUNK = 64 * 1024
 
 
 class DockerRefused(Exception):
@@ -29,15 +30,16 @@ class DockerRefused(Exception):
         self.status = status
 
 
-async def stream(
-    path: str, request: str, *, headers: str = "", head_s: float, silence_s: float | None = None
-) -> AsyncGenerator[bytes, None]:
-    """The body of the answer to `request` ("GET /x"), as it comes. Close it (`aclosing`) to leave early.
+@asynccontextmanager
+async def conversation(
+    path: str, request: str, *, headers: str = "", head_s: float
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Docker has taken `request` ("GET /x"): the body of its answer, and, where Docker attaches, what goes to the container.
 
-    Raises DockerRefused, and OSError: TimeoutError after `head_s` without a status line or `silence_s` without a byte.
+    Raises DockerRefused, and OSError: TimeoutError after `head_s` without a status line.
     """
     async with asyncio.timeout(head_s):
-        reader, writer = await asyncio.open_unix_connection(path, limit=_CHUNK)
+        reader, writer = await asyncio.open_unix_connection(path, limit=CHUNK)
     try:
         async with asyncio.timeout(head_s):
             writer.write(f"{request} HTTP/1.0\r\nHost: docker\r\n{headers}\r\n".encode())
@@ -48,16 +50,27 @@ async def stream(
             status = int(head.split(b" ", 2)[1])
             if status != 200:
                 raise DockerRefused(status, _reason(await reader.read()))
-        while True:
-            async with asyncio.timeout(silence_s):
-                chunk = await reader.read(_CHUNK)
-            if not chunk:
-                return
-            yield chunk
+        yield reader, writer
     finally:
         writer.transport.abort()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+
+
+async def stream(
+    path: str, request: str, *, headers: str = "", head_s: float, silence_s: float | None = None
+) -> AsyncGenerator[bytes, None]:
+    """The body of the answer to `request`, as it comes. Close it (`aclosing`) to leave early.
+
+    Raises what `conversation` raises, and TimeoutError after `silence_s` without a byte.
+    """
+    async with conversation(path, request, headers=headers, head_s=head_s) as (reader, _):
+        while True:
+            async with asyncio.timeout(silence_s):
+                chunk = await reader.read(CHUNK)
+            if not chunk:
+                return
+            yield chunk
 
 
 def _reason(body: bytes) -> str:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gateway.errors import HostError
-from gateway.inquiry.document import MOST_BYTES, MOST_LINE
+from gateway.inquiry.spoken import Spoken
 
-_LAST_WORDS = 20
+_CHUNK = 64 * 1024
 
 
 async def lines_of(command: Sequence[str], given: bytes, *, cwd: Path, env: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
     """The lines of its standard output, without their ends. Raises HostError where it fails, with the last it said.
 
-    Its whole session ends with the generator, however that ends.
+    Its whole session ends with the generator, however that ends; standard input stays open until then.
     """
     try:
         child = await asyncio.create_subprocess_exec(
@@ -30,41 +29,25 @@ async def lines_of(command: Sequence[str], given: bytes, *, cwd: Path, env: Mapp
             cwd=cwd,
             env=dict(env),
             start_new_session=True,
-            limit=MOST_LINE,
         )
     except OSError as error:
         raise HostError(f"{command[0]} could not be started: {error.strerror}.", hint="Install the engine anew.") from error
-    said: deque[bytes] = deque(maxlen=_LAST_WORDS)
-    helpers = [asyncio.create_task(_feed(child, given)), asyncio.create_task(_keep(child, said))]
-    total = 0
+    spoken = Spoken()
+    feeding, listening = asyncio.create_task(_feed(child, given)), asyncio.create_task(_listen(child, spoken))
     try:
-        while line := await _line(child):
-            total += len(line)
-            if total > MOST_BYTES:
-                raise HostError("The engine's answers have no end.", hint="See whether the image is what it says it is.")
-            yield line.rstrip(b"\n")
-        code = await child.wait()
-        await helpers[1]
-        if code:
-            words = (said[-1] if said else b"it said nothing").decode(errors="replace").strip()[:300]
-            raise HostError(
-                f"The engine could not be asked (exit code {code}): {words}.", hint="The forecast by the rules stays."
-            )
+        while child.stdout and (text := await child.stdout.read(_CHUNK)):
+            for line in spoken.answered(text):
+                yield line
+        await listening
+        if code := await child.wait():
+            raise spoken.failure(code)
     finally:
-        for helper in helpers:
-            helper.cancel()
+        feeding.cancel()
+        listening.cancel()
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         await child.wait()
-
-
-async def _line(child: asyncio.subprocess.Process) -> bytes:
-    try:
-        return await child.stdout.readline() if child.stdout else b""
-    except ValueError:
-        raise HostError(
-            "The engine answered with an endless line.", hint="See whether the image is what it says it is."
-        ) from None
+        await asyncio.gather(feeding, listening, return_exceptions=True)
 
 
 async def _feed(child: asyncio.subprocess.Process, given: bytes) -> None:
@@ -72,15 +55,14 @@ async def _feed(child: asyncio.subprocess.Process, given: bytes) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):
             child.stdin.write(given)
             await child.stdin.drain()
-        child.stdin.close()
 
 
-async def _keep(child: asyncio.subprocess.Process, said: deque[bytes]) -> None:
-    """The last lines of standard error; a line without an end is cut."""
-    rest = b""
-    while child.stderr and (piece := await child.stderr.read(65536)):
-        *whole, rest = (rest + piece).split(b"\n")
-        said.extend(line for line in whole if line.strip())
-        rest = rest[-4096:]
-    if rest.strip():
-        said.append(rest)
+async def _listen(child: asyncio.subprocess.Process, spoken: Spoken) -> None:
+    """To standard error. Whoever floods it is ended: then standard output ends too, and this error is told."""
+    try:
+        while child.stderr and (text := await child.stderr.read(_CHUNK)):
+            spoken.muttered(text)
+    except HostError:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        raise

@@ -26,19 +26,19 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from gateway.domain import EngineRef, Instance, LaunchSpec
 from gateway.errors import Conflict, ForeignInstance, HostError
-from gateway.hosts.process import child, procfs
-from gateway.hosts.process.environment import COMPLETE, engine_dir, is_installed
+from gateway.hosts.process import procfs
+from gateway.hosts.process.asked_environment import ask
+from gateway.hosts.process.environment import COMPLETE, engine_dir, is_installed, variables
 from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.records import Record, Records
-from gateway.inquiry import script
 from gateway.store import atomic_file
 
 POLL_S = 0.05
@@ -46,9 +46,6 @@ FOLLOW_S = 0.1
 """How often a log without new lines is looked at: ten such logs cost about 1 % of a core."""
 KILL_S = 10.0
 """How long SIGKILL may take. Longer means a process stuck in a driver."""
-
-# What an engine needs of our own environment. Nothing else passes: no key, no token.
-INHERITED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")  # fmt: skip
 
 # Below the ports of outgoing connections (net.ipv4.ip_local_port_range): such a connection could take a port between its choice
 # and the moment when the engine listens on it.
@@ -151,14 +148,8 @@ class ProcessHost:
         with as_host_error():
             return f"{environment.name} of {(environment / COMPLETE).stat().st_mtime_ns}"
 
-    async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
-        python = str(engine_dir(self._data, engine) / "bin/python")
-        self._home.mkdir(parents=True, exist_ok=True)
-        environment = self._environment(python, {})
-        lines = child.lines_of(script.command(python), script.packed() + asked, cwd=self._home, env=environment)
-        async with aclosing(lines):
-            async for line in lines:
-                yield line
+    def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+        return ask(engine_dir(self._data, engine) / "bin/python", self._data / "asking", asked)
 
     async def close(self) -> None:
         """Nothing to let go of: engines are bound to us by nothing."""
@@ -222,14 +213,6 @@ class ProcessHost:
 
     # --- processes ---
 
-    def _environment(self, program: str, given: Mapping[str, str]) -> dict[str, str]:
-        variables = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
-        # Helpers of the engine (ninja, for one) live beside its python.
-        variables["PATH"] = f"{Path(program).parent}:{variables.get('PATH', os.defpath)}"
-        variables["HOME"] = str(self._home)
-        variables["PYTHONUNBUFFERED"] = "1"
-        return {**variables, **given}
-
     def _argv(self, spec: LaunchSpec, key: str | None) -> tuple[str, ...]:
         if key is None or spec.key_option is None:
             return spec.argv
@@ -272,7 +255,7 @@ class ProcessHost:
                     stdout=output,
                     stderr=output,
                     cwd=self._run / spec.name,
-                    env=self._environment(spec.argv[0], _given(spec, record.key)),
+                    env=variables(spec.argv[0], self._home) | _given(spec, record.key),
                     start_new_session=True,
                 )
             process = procfs.read(child.pid)

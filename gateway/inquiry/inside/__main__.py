@@ -83,6 +83,8 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
         except Exception as error:
             if of_this_package(error):  # nothing that the engine said: the inquiry ends, and the forecast stays
                 raise
+            if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+                raise  # the limit of this process says nothing about the model
             say(out, **place, refused=words(error))
 
 

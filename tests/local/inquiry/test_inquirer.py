@@ -14,7 +14,6 @@ from gateway.checking import Forecast, checked, model_files
 from gateway.core.planner.asked import open_questions
 from gateway.core.planner.decide import decide
 from gateway.domain import Decision, EngineAnswer, EngineRef, Question
-from gateway.errors import HostError
 from gateway.hosts.process import procfs
 from gateway.hosts.process.environment import COMPLETE
 from gateway.hosts.process.host import ProcessHost
@@ -47,22 +46,6 @@ def install(tmp_path: Path) -> Callable[[str], Inquirer]:
 
 def ask(inquirer: Inquirer, limit_s: float = HANG_S) -> object:
     return asyncio.run(inquirer.answers(REF, None, MODEL, [QUESTION], limit_s))
-
-
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        ("#!/bin/sh\necho 'no such module: vllm' >&2; exit 3\n", r"exit code 3\): no such module: vllm"),
-        ("#!/bin/sh\necho Hello\n", "a line that is not JSON"),
-        ('#!/bin/sh\necho \'{"question": 7, "refused": "no"}\'\n', "not asked"),
-        ("#!/bin/sh\nhead -c 20000000 /dev/zero | tr '\\0' x\n", "endless line"),
-        ("#!/bin/sh\nyes '{}'\n", "have no end"),
-        ("#!/no/such/interpreter\n", "could not be started"),
-    ],
-)
-def test_what_an_image_may_do_instead_of_answering(install: Callable[[str], Inquirer], program: str, words: str) -> None:
-    with pytest.raises(HostError, match=words):
-        ask(install(program))
 
 
 def test_an_engine_that_hangs_costs_the_limit_and_leaves_no_process(install: Callable[[str], Inquirer], tmp_path: Path) -> None:
@@ -122,7 +105,8 @@ def test_nothing_of_the_gateway_s_secrets_reaches_the_engine(
 def test_each_environment_is_asked_in_a_process_of_its_own(install: Callable[[str], Inquirer]) -> None:
     """A variable keeps an engine from a kernel: a plan that sets it is not what an engine without it was asked about."""
     inquirer = install(
-        f"#!{sys.executable}\nimport json, sys\nsys.stdin.buffer.read(int(sys.stdin.buffer.readline()))\nasked = json.load(sys.stdin)\n"
+        f"#!{sys.executable}\nimport json, sys\ngiven = sys.stdin.buffer\ngiven.read(int(given.readline()))\n"
+        "asked = json.loads(given.read(int(given.readline())))\n"
         "for number, _ in enumerate(asked['models'][0]['questions']):\n"
         "    print(json.dumps({'question': number, 'refused': str(asked['env'])}))\n"
     )

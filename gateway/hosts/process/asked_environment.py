@@ -1,0 +1,61 @@
+"""The Python of an environment is asked: a child process, and a folder of its own that is gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+
+from gateway.domain import EngineRef
+from gateway.errors import HostError
+from gateway.hosts.process import child
+from gateway.hosts.process.environment import variables
+from gateway.inquiry import script
+
+
+async def ask(python: Path, folder: Path, asked: bytes) -> AsyncGenerator[bytes, None]:
+    """The lines that `python` answers; what it writes goes below `folder`. Raises HostError."""
+    with _own(folder) as place:
+        environment = {**variables(str(python), Path(place)), "TMPDIR": place}
+        async with aclosing(
+            child.lines_of(script.command(str(python)), script.given(asked), cwd=Path(place), env=environment)
+        ) as lines:
+            async for line in lines:
+                yield line
+
+
+def _own(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """A new folder below `folder`. What inquiries left there whose gateway was killed is removed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.iterdir():
+            if time.time() - left.stat().st_mtime > script.LONGEST_S:
+                shutil.rmtree(left, ignore_errors=True)
+        return tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise HostError(
+            f"The folder {folder} cannot be used: {error.strerror}.", hint="Free disk space or correct the folder's rights."
+        ) from error
+
+
+class OnePython:
+    """Stands for a host that has one engine, whatever it is called: the one that this Python imports."""
+
+    def __init__(self, python: Path, folder: Path) -> None:
+        self._python = Path(os.path.abspath(python.expanduser()))  # noqa: PTH100 - the link in an environment says which one it is
+        self._folder = folder
+
+    async def identity(self, engine: EngineRef) -> str:
+        if not os.access(self._python, os.X_OK) or self._python.is_dir():
+            raise HostError(
+                f"{self._python} is no program.",
+                hint=f"Give the Python that {engine.kind} is installed for, such as VENV/bin/python.",
+            )
+        return str(self._python)
+
+    def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:  # noqa: ARG002 - a host's signature
+        return ask(self._python, self._folder, asked)

@@ -1,0 +1,384 @@
+"""What an image or environment may do instead of answering: both hosts tell it in a line, within their limits, and leave nothing behind.
+
+Each plays an engine: its `python3` is a script, or the real one with a package `vllm` of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import yaml
+from docker.errors import APIError
+
+from gateway.domain import EngineRef, Question
+from gateway.errors import HostError
+from gateway.hosts.docker.host import DockerHost
+from gateway.hosts.docker.inquiry import remove_lost
+from gateway.hosts.process.environment import COMPLETE
+from gateway.hosts.process.host import ProcessHost
+from gateway.inquiry import script
+from gateway.inquiry.answer_cache import AnswerCache
+from gateway.inquiry.document import ModelFiles, document
+from gateway.inquiry.inquirer import AskedHost, Inquirer
+from tests.contract.agent_harness import ENGINE, AgentHarness, agent_harness
+from tests.contract.docker_harness import BASE_IMAGE, DockerHarness, docker_harness
+from tests.contract.harness import until
+from tests.contract.process_harness import living_in
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
+
+ASKED = document("vllm", None, version=True)
+MODEL = ModelFiles(b"{}")
+SLEEP = "#!/bin/sh\nsleep 1000\n"
+PACKAGE = "vllm/__init__.py"
+
+
+def archive(files: Mapping[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as made:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(text.encode()), 0o755
+            made.addfile(entry, io.BytesIO(text.encode()))
+    return buffer.getvalue()
+
+
+def image(harness: DockerHarness, program: str | None = None, package: str | None = None, changes: Iterable[str] = ()) -> str:
+    """The base image, with this `python3` or this package `vllm`; with neither, an image without Python."""
+    docker = harness.docker
+    if program is None and package is None:
+        made = docker.import_image_from_data(archive({"nothing": ""}), repository=f"fitserve-{harness.instance}", tag="empty")
+        return str(json.loads(made)["status"])
+    container = docker.create_container(BASE_IMAGE, ["true"])["Id"]
+    files = (
+        {"usr/local/bin/python3": program}
+        if program is not None
+        else {f"usr/lib/python3/dist-packages/{PACKAGE}": package or ""}
+    )
+    docker.put_archive(container, "/", archive(files))
+    made = docker.commit(container, changes=[*changes])
+    docker.remove_container(container)
+    return str(made["Id"])
+
+
+class Asked(Protocol):
+    """A host whose engine `ref` can be made of anything."""
+
+    host: AskedHost
+    ref: EngineRef
+    data: Path
+
+    def play(self, program: str | None = None, package: str | None = None) -> None: ...
+
+    def left(self) -> bool:
+        """Whether anything of an inquiry is still there: a process, a container, a file."""
+        ...
+
+    async def cleanup(self) -> None: ...
+
+
+class AskedContainer:
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.harness = docker_harness()
+        self.host: AskedHost = DockerHost(self.harness.network, self.harness.instance, timeout_s=HANG_S)
+        self.ref = EngineRef(kind="vllm", version="1", image=None)
+
+    def play(self, program: str | None = None, package: str | None = None) -> None:
+        self.ref = self.ref.evolve(image=image(self.harness, program, package))
+
+    def left(self) -> bool:
+        return bool(containers(self.harness))
+
+    async def cleanup(self) -> None:
+        remove_lost(self.harness.docker, self.harness.instance, 0)
+        if self.ref.image:
+            with suppress(APIError):
+                self.harness.docker.remove_image(self.ref.image, force=True)
+        await self.harness.cleanup()
+
+
+class AskedEnvironment:
+    def __init__(self, folder: Path) -> None:
+        self.data = folder
+        self.host: AskedHost = ProcessHost(folder)
+        self.ref = EngineRef(kind="vllm", version="1", image=None)
+        self.python = folder / "engines/vllm-1/bin/python"
+        self.python.parent.mkdir(parents=True)
+        (self.python.parent.parent / COMPLETE).touch()
+
+    def play(self, program: str | None = None, package: str | None = None) -> None:
+        if package is not None:
+            place = self.python.parent / PACKAGE
+            place.parent.mkdir()
+            place.write_text(package)
+            program = f'#!/bin/sh\nPYTHONPATH={self.python.parent} exec {sys.executable} "$@"\n'
+        if program is not None:
+            self.python.write_text(program)
+            self.python.chmod(0o755)
+
+    def left(self) -> bool:
+        asking = self.data / "asking"
+        places = [*asking.iterdir()] if asking.is_dir() else []
+        return any(living_in(place) for place in places)
+
+    async def cleanup(self) -> None:
+        """Nothing."""
+
+
+def containers(harness: DockerHarness) -> list[str]:
+    return [one["Id"] for one in harness.docker.containers(all=True, filters={"label": f"fitserve.inquiry={harness.instance}"})]
+
+
+@pytest.fixture(params=[pytest.param(AskedContainer, marks=pytest.mark.docker), AskedEnvironment], ids=["docker", "process"])
+async def asked(request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path) -> AsyncIterator[Asked]:
+    made: Asked = request.param(tmp_path)
+    try:
+        yield made
+    finally:
+        await made.cleanup()
+
+
+async def answer(asked: Asked, folder: Path, limit_s: float = HANG_S) -> object:
+    questions = [Question(engine=str(asked.ref), capability=None, argv=(f"--seed={number}",)) for number in range(2)]
+    return await Inquirer(asked.host, AnswerCache(folder / "answers")).answers(asked.ref, None, MODEL, questions, limit_s)
+
+
+pytestmark = pytest.mark.anyio
+
+PLAYED: dict[str, tuple[dict[str, str | None], str]] = {
+    "no Python": ({}, "it has no python3|could not be started: No such file"),
+    "another kind": (
+        {"program": None, "package": "raise ModuleNotFoundError(\"No module named 'vllm'\")"},
+        "No module named 'vllm'",
+    ),
+    "broken": (
+        {"package": "raise ImportError('libcuda.so.1: cannot open')"},
+        r"exit code 1\): ImportError: libcuda.so.1: cannot",
+    ),
+    "exit code": ({"program": "#!/bin/sh\necho broken >&2; exit 3\n"}, r"exit code 3\): broken\. .*forecast .* stays"),
+    "silence": ({"program": "#!/bin/sh\nexit 4\n"}, r"exit code 4\): it said nothing"),
+    "garbage": ({"program": "#!/bin/sh\necho Hello\n"}, "is no answer: a line that is not JSON"),
+    "not asked": ({"program": '#!/bin/sh\necho \'{"question": 7, "refused": "no"}\'\n'}, "not asked"),
+    "endless line": ({"program": "#!/bin/sh\nhead -c 20000000 /dev/zero | tr '\\0' x\n"}, "endless line"),
+    "flood of lines": ({"program": "#!/bin/sh\nyes '{}'\n"}, "lines have no end"),
+    "flood of errors": ({"program": "#!/bin/sh\nyes very-long-words-of-an-error >&2\n"}, "has no end"),
+}
+
+
+@pytest.mark.parametrize("played", PLAYED)
+async def test_what_is_there_instead_of_an_engine_is_said_in_a_line(asked: Asked, played: str, tmp_path: Path) -> None:
+    made, words = PLAYED[played]
+    asked.play(**made)
+    with pytest.raises(HostError, match=words):
+        await answer(asked, tmp_path)
+    assert not asked.left()
+
+
+async def test_what_hangs_costs_the_limit(asked: Asked, tmp_path: Path) -> None:
+    asked.play(package="import time; time.sleep(1000)")
+    assert await answer(asked, tmp_path, 1.0) == {}
+    assert not asked.left()
+
+
+async def test_what_was_answered_before_a_failure_is_kept(asked: Asked, tmp_path: Path) -> None:
+    asked.play('#!/bin/sh\necho \'{"question": 0, "refused": "ValueError: no"}\'\nexit 9\n')
+    found = await answer(asked, tmp_path)
+    assert isinstance(found, dict)
+    assert [one.refused for one in found.values()] == ["ValueError: no"]
+
+
+async def test_memory_is_bounded(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process by what it reserves, a container by what it uses: there the real limit would take gigabytes of this machine."""
+    monkeypatch.setattr(script, "MOST_MEMORY", 256 << 20)
+    container = isinstance(asked, AskedContainer)
+    asked.play(package="b'x' * (1 << 30)" if container else f"bytearray({32 << 30})")
+    with pytest.raises(HostError, match="it was killed. It wanted more than" if container else "MemoryError"):
+        await answer(asked, tmp_path)
+    assert not asked.left()
+
+
+ASK = """
+import asyncio, sys
+from contextlib import aclosing
+from pathlib import Path
+from gateway.domain import EngineRef
+from gateway.hosts.docker.host import DockerHost
+from gateway.hosts.process.host import ProcessHost
+from gateway.inquiry.document import document
+async def main(kind, where, image):
+    host = DockerHost("none", where) if kind == "docker" else ProcessHost(Path(where))
+    engine = EngineRef(kind="vllm", version="1", image=image or None)
+    async with aclosing(host.inquire(engine, document("vllm", None, version=True))) as lines:
+        async for line in lines:
+            print(line, flush=True)
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def ask_and_be_killed(asked: Asked) -> None:
+    """A gateway that is killed while it asks."""
+    arguments = ["docker", asked.harness.instance] if isinstance(asked, AskedContainer) else ["process", str(asked.data)]
+    with subprocess.Popen(
+        [sys.executable, "-c", ASK, *arguments, asked.ref.image or ""], cwd=ROOT, stdout=subprocess.PIPE
+    ) as asking:
+        try:
+            assert asking.stdout is not None
+            assert asking.stdout.readline()  # the engine's code runs
+        finally:
+            asking.send_signal(signal.SIGKILL)
+
+
+# Standard output is kept elsewhere by the inquiry, since engines print: the pipe behind the three usual ones.
+SPEAK = """
+import os, stat, subprocess, time
+subprocess.Popen(["sleep", "1000"])
+os.write(next(fd for fd in map(int, sorted(os.listdir("/proc/self/fd"))) if fd > 2 and stat.S_ISFIFO(os.stat(fd).st_mode)), b"{}\\n")
+time.sleep(1000)
+"""
+
+
+async def test_an_asker_that_is_killed_leaves_no_inquiry(asked: Asked) -> None:
+    """A helper process of the engine's goes too."""
+    asked.play(package=SPEAK)
+    await asyncio.to_thread(ask_and_be_killed, asked)
+
+    async def gone() -> bool:
+        return not asked.left()
+
+    await until("nothing of the inquiry is left", gone)
+
+
+@pytest.fixture
+async def docker(anyio_backend: str, tmp_path: Path) -> AsyncIterator[AskedContainer]:
+    made = AskedContainer(tmp_path)
+    try:
+        yield made
+    finally:
+        await made.cleanup()
+
+
+@pytest.mark.docker
+async def test_an_image_that_ignores_that_it_was_left_is_removed_later(docker: AskedContainer) -> None:
+    docker.play("#!/bin/sh\necho '{}'\nexec sleep 1000\n")
+    await asyncio.to_thread(ask_and_be_killed, docker)
+    (lost,) = containers(docker.harness)
+    remove_lost(docker.harness.docker, docker.harness.instance)
+    assert containers(docker.harness) == [lost]  # it could be another's that is being asked
+    remove_lost(docker.harness.docker, docker.harness.instance, 0)
+    assert containers(docker.harness) == []
+
+
+HOSTILE = r"""#!/usr/bin/python3
+import json, os, socket
+def tried(act):
+    try:
+        act()
+    except OSError as error:
+        return error.strerror
+    return "done"
+def written(folder):
+    return tried(lambda: open(folder + "/x", "w").close())
+def reached(address):
+    return tried(lambda: socket.create_connection(address, 1))
+status = dict(line.rstrip("\n").split(":\t", 1) for line in open("/proc/self/status") if ":\t" in line)
+print(json.dumps({
+    "caps": [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")],
+    "privileges": status["NoNewPrivs"],
+    "interfaces": os.listdir("/sys/class/net"),
+    "reached": [reached(("1.1.1.1", 53)), reached(("172.17.0.1", 22))],
+    "written": {folder: written(folder) for folder in ("/", "/etc", "/usr/lib", "/root", "/declared", "/tmp")},
+    "mounts": [line.split()[2] for line in open("/proc/mounts")],
+    "disks": [name for name in os.listdir("/dev") if name.startswith(("sd", "nvme", "vd", "nvidia", "mem", "kmsg"))],
+    "processes": [name for name in os.listdir("/proc") if name.isdigit()],
+    "env": dict(os.environ),
+}))
+"""
+
+
+@pytest.mark.docker
+async def test_a_hostile_image_reads_nothing_of_this_machine(docker: AskedContainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder that it declares as a volume is its own memory, too: Docker would make one on the disk."""
+    monkeypatch.setenv("FITSERVE_ADMIN_KEY", "a-very-secret-key")
+    docker.ref = docker.ref.evolve(image=image(docker.harness, HOSTILE, changes=["VOLUME /declared"]))
+    volumes = docker.harness.docker.volumes()["Volumes"] or []
+    async with aclosing(docker.host.inquire(docker.ref, ASKED)) as lines:
+        (found,) = [json.loads(line) async for line in lines]
+    assert found["caps"] == [0] * 5
+    assert found["privileges"] == "1"
+    assert found["interfaces"] == ["lo"]
+    assert found["reached"] == ["Network is unreachable"] * 2
+    assert {folder: words for folder, words in found["written"].items() if words == "done"} == {
+        "/declared": "done",
+        "/tmp": "done",
+    }
+    # What Docker itself puts there from the disk of this machine: names of the container, which is nobody's.
+    assert found["mounts"].count("overlay") <= 1
+    assert set(found["mounts"]) <= {
+        "overlay",
+        "proc",
+        "tmpfs",
+        "devpts",
+        "sysfs",
+        "mqueue",
+        "cgroup",
+        "cgroup2",
+        "ext4",
+        "xfs",
+        "btrfs",
+    }
+    assert found["disks"] == []
+    assert found["processes"] == ["1"]
+    assert "secret" not in str(found["env"])
+    assert len(docker.harness.docker.volumes()["Volumes"] or []) == len(volumes)
+    assert containers(docker.harness) == []
+
+
+@pytest.mark.docker
+async def test_a_gateway_that_leaves_its_agent_leaves_no_inquiry(anyio_backend: str, tmp_path: Path) -> None:
+    """And an agent that is killed leaves none either."""
+    harness: AgentHarness = agent_harness(tmp_path)
+    made = ENGINE.evolve(kind="vllm", version="2", image=image(harness, package="import time; time.sleep(1000)"))
+    try:
+        harness.kill_agent(signal.SIGTERM)
+        place = tmp_path / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
+        place.parent.mkdir()
+        place.write_text(yaml.safe_dump(made.model_dump(mode="json")))
+        harness.start_agent()
+        ref = EngineRef(kind=made.kind, version=made.version, image=made.image)
+        question = Question(engine=str(ref), capability=None, argv=())
+        inquirer = Inquirer(harness.host, AnswerCache(tmp_path / "answers"))
+
+        async def gone() -> bool:
+            return not containers(harness)
+
+        async def there() -> bool:
+            filters = {"label": f"fitserve.inquiry={harness.instance}", "status": "running"}
+            return bool(harness.docker.containers(filters=filters))
+
+        asking = asyncio.create_task(inquirer.answers(ref, None, MODEL, [question], HANG_S))
+        await until("the container runs", there)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until("the container is gone, for the gateway left", gone)
+        asking = asyncio.create_task(inquirer.answers(ref, None, MODEL, [question], HANG_S))
+        await until("the container runs", there)
+        harness.kill_agent(signal.SIGKILL)
+        with pytest.raises(HostError, match="agent does not answer"):
+            await asking
+        await until("the container is gone, for the agent was killed", gone)
+    finally:
+        await harness.cleanup()
+        with suppress(APIError):
+            harness.docker.remove_image(made.image, force=True)
