@@ -40,12 +40,10 @@ def resolve(
     engine: Engine, quant: Quant | None, user: str, model_type: str, capability: str | None, *, allow_deprecated: bool = False
 ) -> Resolved:
     """user: --quantization, "" without it. Raises MethodRefused."""
-    method = user or "none"
-    if quant is not None:
-        method = _of_checkpoint(engine, quant, user, model_type, capability)
+    if quant is None and not user:
+        return Resolved("none")
+    method = _of_checkpoint(engine, quant, user, model_type, capability) if quant is not None else user
     known = engine.quantizations.get(method)
-    if method == "none":
-        return Resolved(method)
     if known is None and not engine.quantizations:
         return Resolved(method)
     if known is None:

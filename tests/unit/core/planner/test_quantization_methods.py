@@ -75,7 +75,8 @@ _BLOCKS = st.dictionaries(st.sampled_from(_NAMES), _VALUES | st.dictionaries(st.
 @settings(deadline=None)
 @given(
     ref=st.sampled_from(list(PROFILES.engine_files)),
-    method=st.sampled_from(["gptq", "awq", "modelopt", "compressed_tensors", "fp8", "", "\ud800"]) | st.text(max_size=8),
+    method=st.sampled_from(["gptq", "awq", "modelopt", "compressed_tensors", "fp8", "none", "", "\ud800"])
+    | st.text(max_size=8),
     block=_BLOCKS,
     user=st.sampled_from(["", "fp8", "gptq_marlin", "humming", "moe_wna16"]),
     capability=st.sampled_from([None, *CAPABILITIES]),
