@@ -1,0 +1,149 @@
+"""Engines for GPUs, of which only the Python sources are here, asked about stated GPUs: each says itself what it makes of a reported failure.
+
+What they import is beside the CPU engine's own packages. Failure 000: Qwen3.6-35B-A3B in 4 bits of AutoRound, on two GPUs of capability 8.6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from gateway.checking import model_files
+from gateway.domain import Engine, EngineAnswer, EngineRef, Question
+from gateway.hosts.process.asked_environment import ask
+from gateway.inquiry.answer_cache import AnswerCache
+from gateway.inquiry.document import StatedGpus
+from gateway.inquiry.inquirer import Inquirer
+from gateway.inquiry.learned import keep, profile_of
+from gateway.planning.offline import OfflinePlanner
+from gateway.profiles import Profiles
+from tests.conformance.kept import Kept
+from tests.conformance.layer_cases import QUANTS
+from tests.e2e.conftest import ENGINE
+from tests.support.makers import wish
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
+from tests.support.published import config
+
+pytestmark = pytest.mark.engine
+
+ASKED = {"vllm==0.19.1": (2, 1), "vllm==0.26.0": (2,), "vllm==0.33.0": (2,), "sglang==0.5.23": (1,)}
+NO_RULES = "vllm==0.30.0"
+SEED = config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
+# Of the published file; SGLang reads it though the layers are listed.
+SEED["text_config"]["full_attention_interval"] = 4
+GPUS = StatedGpus("8.6", 24 << 30, 2, "NVIDIA GeForce RTX 3090")
+ENOUGH_S = 3 * HANG_S
+
+
+class Unpacked:
+    """Stands for a host that has these engines."""
+
+    def __init__(self, python: Path, sources: dict[str, Path], folder: Path) -> None:
+        self._python, self._sources, self._folder = python, sources, folder
+
+    async def identity(self, engine: EngineRef) -> str:
+        return f"the sources of {engine}"
+
+    def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+        document = json.loads(asked) | {"sources": str(self._sources[str(engine)])}
+        return ask(self._python, self._folder, json.dumps(document).encode())
+
+
+class Said(NamedTuple):
+    """By engine: what it answered for each size of tensor parallelism. And what the version without rules says of itself."""
+
+    answers: dict[str, dict[int, EngineAnswer]]
+    version: Any
+    inquirer: Inquirer
+
+
+def ref(engine: str) -> EngineRef:
+    kind, _, version = engine.partition("==")
+    return EngineRef(kind=kind, version=version, image=None)
+
+
+def questions(engine: str, sizes: Sequence[int]) -> list[Question]:
+    parallel, context = (
+        ("tp-size", "context-length") if engine.startswith("sglang") else ("tensor-parallel-size", "max-model-len")
+    )
+    given = ("--dtype=bfloat16", f"--{context}=8192")
+    return [Question(engine=engine, capability=GPUS.capability, argv=(f"--{parallel}={size}", *given)) for size in sizes]
+
+
+@pytest.fixture(scope="module")
+def said(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """Everything is asked at once, two engines at a time: an import takes a core for 15 s."""
+    folder, kept = tmp_path_factory.mktemp("asked"), Kept(ROOT / ".cache/engines")
+    kept.folder.mkdir(parents=True, exist_ok=True)
+    names = [*ASKED, NO_RULES]
+    with ThreadPoolExecutor(3) as pool:
+        sources = dict(zip(names, pool.map(lambda name: kept.sources(*name.split("==")), names), strict=True))
+    python = engines / ENGINE.replace("==", "-") / "bin/python"
+    inquirer = Inquirer(Unpacked(python, sources, folder / "asking"), AnswerCache(folder / "answers"))
+    model, turns = model_files(SEED, None), asyncio.Semaphore(2)
+
+    async def answered(engine: str) -> dict[int, EngineAnswer]:
+        asked = questions(engine, ASKED[engine])
+        async with turns:
+            found = await inquirer.answers(ref(engine), GPUS, model, asked, ENOUGH_S)
+        return {size: found[question] for size, question in zip(ASKED[engine], asked, strict=True)}
+
+    async def of_version() -> Any:
+        async with turns:
+            return await inquirer.version(ref(NO_RULES), GPUS, ENOUGH_S)
+
+    async def all_of_it() -> tuple[Any, list[dict[int, EngineAnswer]]]:
+        version, *answers = await asyncio.gather(of_version(), *map(answered, ASKED))
+        return version, answers
+
+    version, answers = asyncio.run(all_of_it())
+    return Said(dict(zip(ASKED, answers, strict=True)), version, inquirer)
+
+
+def kernels(answer: EngineAnswer) -> set[str]:
+    assert not answer.refused
+    return {row.kernel for row in answer.kernels}
+
+
+def test_0_19_1_has_no_kernel_for_half_of_a_layer(said: Said) -> None:
+    halves, whole = said.answers["vllm==0.19.1"][2], said.answers["vllm==0.19.1"][1]
+    assert "Failed to find a kernel that can implement the WNA16 linear layer" in halves.refused
+    assert "MarlinLinearKernel cannot implement due to: Weight output_size_per_partition = 32" in halves.refused
+    assert {"MarlinLinearKernel", "GPTQMarlinMoEMethod"} < kernels(whole)
+
+
+@pytest.mark.parametrize("engine", ["vllm==0.26.0", "vllm==0.33.0"])
+def test_later_versions_have_one(said: Said, engine: str) -> None:
+    assert {"MarlinLinearKernel", "MARLIN"} < kernels(said.answers[engine][2])
+
+
+def test_sglang_answers_for_one_gpu(said: Said) -> None:
+    """That its repacking refuses half of the layer is said in CUDA, which nobody is asked."""
+    assert "apply_gptq_marlin_linear" in kernels(said.answers["sglang==0.5.23"][1])
+
+
+def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(said: Said, tmp_path: Path) -> None:
+    """Its forecast is a guess, and its own code then says that both GPUs together will do."""
+    near = Profiles().nearest(NO_RULES)
+    profile: Engine = profile_of(near, ref(NO_RULES).version, None, *said.version)
+    assert near.ref != profile.ref
+    keep(profile, tmp_path / "learned")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(SEED))
+    planner = OfflinePlanner.from_environment()
+    planner.profiles = Profiles(learned=tmp_path / "learned")
+    wanted = wish(source=str(model), engines=(NO_RULES,), tensor_parallel=2)
+    forecast = planner.decide(wanted, "2x3090")
+    name, machine = planner.machine("2x3090")
+    decision, problems = asyncio.run(planner.check_on(wanted, name, machine, said.inquirer))
+    assert problems == {}
+    assert (forecast.plans[0].grade, decision.plans[0].grade) == ("guess", "checked")
+    assert decision.plans[0].tensor_parallel.value == 2
