@@ -37,6 +37,14 @@ def wait_for(what: str, check: Callable[[], Any], timeout_s: float = HANG_S, eve
     raise AssertionError(f"{what}: not within {timeout_s:.0f} s")
 
 
+def fitserve(data: Path, *arguments: str, host: str = "process") -> subprocess.CompletedProcess[str]:
+    """The command line on its own, without a gateway."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+    environment |= {"FITSERVE_DATA_DIR": str(data), "FITSERVE_HOST_KIND": host}
+    command = [sys.executable, "-m", "gateway.__main__", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=START_S, check=False)
+
+
 class Gateway:
     """`fitserve serve` on a data folder; start, kill and ask it."""
 

@@ -13,11 +13,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import yaml
 
 from gateway.demo.checkpoint import SENTENCE, make_model
 from tests.contract.docker_harness import docker_harness
 from tests.contract.process_harness import free_port
-from tests.e2e.conftest import START_S, wait_for
+from tests.e2e.conftest import ENGINE, START_S, fitserve, wait_for
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
 
@@ -240,6 +241,24 @@ def test_from_the_gateways_container_nothing_but_an_engine_can_be_started(ready:
     assert set(docker("ps", "-aq").split()) <= set(before)
     log = subprocess.run(["docker", "logs", ready.agent], capture_output=True, text=True, check=True).stderr
     assert log.count('"refused"') >= len(CHANGES)
+
+
+def test_the_engines_image_is_asked(stack: Composed, tmp_path: Path) -> None:
+    """In a container of its own, beside the one that serves."""
+    done = fitserve(tmp_path, "plan", str(stack.models / "demo"), "--engine", ENGINE, "--check", "--json", host="docker")
+    assert (done.returncode, done.stderr) == (0, "")
+    best = json.loads(done.stdout)["plans"][0]
+    assert best["grade"] == "checked"
+    assert {row["backend"] for row in best["attention"]} == {"CPU_ATTN"}
+    assert docker("ps", "-aq", "--filter", "label=fitserve.inquiry=cli") == ""
+
+
+def test_what_an_image_says_of_its_version_is_kept_with_its_digest(stack: Composed, tmp_path: Path) -> None:
+    image = f"fitserve/{ENGINE.replace('==', ':')}"
+    done = fitserve(tmp_path, "engine", "learn", ENGINE, "--image", image)
+    assert done.returncode == 0, done.stderr
+    said = yaml.safe_load((tmp_path / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml").read_text())
+    assert said["sources"]["flags"] == f"asked of {inspect(image)['Id']}"
 
 
 def test_a_killed_agent_costs_nothing_that_runs(ready: Composed) -> None:

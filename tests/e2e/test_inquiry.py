@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,7 @@ import yaml
 
 from gateway.domain import Engine
 from gateway.profiles import Profiles
-from tests.e2e.conftest import ENGINE, START_S, Gateway, wait_for
-from tests.support.paths import ROOT
+from tests.e2e.conftest import ENGINE, START_S, Gateway, fitserve, wait_for
 
 pytestmark = pytest.mark.engine
 
@@ -30,13 +26,6 @@ def engine_data(engines: Path, tmp_path: Path) -> Path:
     data.mkdir()
     (data / "engines").symlink_to(engines)
     return data
-
-
-def fitserve(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
-    environment["FITSERVE_DATA_DIR"] = str(data)
-    command = [sys.executable, "-m", "gateway.__main__", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_a_plan_is_checked_by_the_engines_own_code(engine_data: Path, demo_model: Path) -> None:
@@ -64,7 +53,9 @@ def test_a_config_that_the_engine_refuses_is_told_in_its_words(engine_data: Path
 
 
 def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:
-    done = fitserve(engine_data, "engine", "learn", ENGINE)
+    """Asked in an environment that is named, as one that nobody installed here would be."""
+    python = engine_data / "engines" / ENGINE.replace("==", "-") / "bin/python"
+    done = fitserve(engine_data, "engine", "learn", ENGINE, "--python", str(python))
     assert done.returncode == 0, done.stderr
     learned = Profiles(learned=engine_data / "learned")
     path = engine_data / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml"
@@ -72,6 +63,7 @@ def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:
     assert (said.flags, set(said.architectures), said.user_env) == (known.flags, set(known.architectures), known.user_env)
     assert (said.quantizations, said.default_seqs) == (known.quantizations, known.default_seqs)
     assert said.guessed_from == ENGINE
+    assert said.sources["flags"] == f"asked of {python}"
 
 
 def test_a_model_is_checked_before_its_start(engine_data: Path, demo_model: Path) -> None:
