@@ -271,3 +271,27 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
     hopeless = await run("add", "n", str(source), *engine, "--min-context", "999999", "--wait")
     assert hopeless.returncode == 3
     assert "999999 tokens was asked for" in hopeless.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "code", "words"),
+    [
+        (("--image", "a", "--python", "b"), {}, 2, "Give --image or --python, not both"),
+        (("--python", "/no/such/python"), {}, 1, "/no/such/python is no program. Give the Python that vllm is installed for"),
+        (
+            ("--python", sys.executable),
+            {},
+            1,
+            "The engine could not be asked (exit code 1): ModuleNotFoundError: No module named",
+        ),
+        ((), {"FITSERVE_HOST_KIND": "process"}, 1, "vllm==0.30.0 is not installed on this machine"),
+        (("--image", "a"), {"DOCKER_HOST": "unix:///no/such.sock"}, 1, "there is no socket /no/such.sock. Start Docker"),
+        ((), {"FITSERVE_HOST_KIND": "agent"}, 1, "The agent does not answer: there is no socket"),
+    ],
+)
+def test_an_engine_that_cannot_be_asked_is_said_with_what_to_do(
+    arguments: tuple[str, ...], environment: dict[str, str], code: int, words: str
+) -> None:
+    done = fitserve("engine", "learn", "vllm==0.30.0", *arguments, **environment)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in " ".join(done.stderr.split())
