@@ -104,7 +104,8 @@ class DockerHarness:
         """Remove what test runs left that were killed: their containers would hold the names."""
         for container in self.docker.containers(all=True):
             labels = container["Labels"]
-            run = re.fullmatch(r"test-(\d+)-\w+", labels.get("fitserve.instance") or labels.get(TEST_LABEL) or "")
+            owner = next((labels[name] for name in ("fitserve.instance", "fitserve.inquiry", TEST_LABEL) if name in labels), "")
+            run = re.fullmatch(r"test-(\d+)-\w+", owner)
             if run is not None and not Path(f"/proc/{run[1]}").exists():
                 with suppress(NotFound):
                     self.docker.remove_container(container["Id"], v=True, force=True)
