@@ -86,25 +86,25 @@ def said(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> Said:
     with ThreadPoolExecutor(3) as pool:
         sources = dict(zip(names, pool.map(lambda name: kept.sources(*name.split("==")), names), strict=True))
     python = engines / ENGINE.replace("==", "-") / "bin/python"
-    inquirer = Inquirer(Unpacked(python, sources, folder / "asking"), AnswerCache(folder / "answers"))
+    host, cache = Unpacked(python, sources, folder / "asking"), AnswerCache(folder / "answers")
     model, turns = model_files(SEED, None), asyncio.Semaphore(2)
 
     async def answered(engine: str) -> dict[int, EngineAnswer]:
         asked = questions(engine, ASKED[engine])
         async with turns:
-            found = await inquirer.answers(ref(engine), GPUS, model, asked, ENOUGH_S)
+            found = await Inquirer(host, cache).answers(ref(engine), GPUS, model, asked, ENOUGH_S)
         return {size: found[question] for size, question in zip(ASKED[engine], asked, strict=True)}
 
     async def of_version() -> Any:
         async with turns:
-            return await inquirer.version(ref(NO_RULES), GPUS, ENOUGH_S)
+            return await Inquirer(host, cache).version(ref(NO_RULES), GPUS, ENOUGH_S)
 
     async def all_of_it() -> tuple[Any, list[dict[int, EngineAnswer]]]:
         version, *answers = await asyncio.gather(of_version(), *map(answered, ASKED))
         return version, answers
 
     version, answers = asyncio.run(all_of_it())
-    return Said(dict(zip(ASKED, answers, strict=True)), version, inquirer)
+    return Said(dict(zip(ASKED, answers, strict=True)), version, Inquirer(host, cache))
 
 
 def kernels(answer: EngineAnswer) -> set[str]:
@@ -143,7 +143,7 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(said: S
     wanted = wish(source=str(model), engines=(NO_RULES,), tensor_parallel=2)
     forecast = planner.decide(wanted, "2x3090")
     name, machine = planner.machine("2x3090")
-    decision, problems = asyncio.run(planner.check_on(wanted, name, machine, said.inquirer))
-    assert problems == {}
+    decision, asked = asyncio.run(planner.check_on(wanted, name, machine, said.inquirer))
+    assert asked.problems == {}
     assert (forecast.plans[0].grade, decision.plans[0].grade) == ("guess", "checked")
     assert decision.plans[0].tensor_parallel.value == 2
