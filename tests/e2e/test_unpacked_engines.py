@@ -9,18 +9,20 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from gateway.checking import model_files
+from gateway.checking import checked, model_files
 from gateway.domain import Engine, EngineAnswer, EngineRef, Question
 from gateway.hosts.process.asked_environment import ask
 from gateway.inquiry.answer_cache import AnswerCache
 from gateway.inquiry.document import StatedGpus
 from gateway.inquiry.inquirer import Inquirer
 from gateway.inquiry.learned import keep, profile_of
+from gateway.planning import offline
 from gateway.planning.offline import OfflinePlanner
 from gateway.profiles import Profiles
 from tests.conformance.kept import Kept
@@ -129,8 +131,11 @@ def test_sglang_answers_for_one_gpu(said: Said) -> None:
     assert "apply_gptq_marlin_linear" in kernels(said.answers["sglang==0.5.23"][1])
 
 
-def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(said: Said, tmp_path: Path) -> None:
+def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
+    said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its forecast is a guess, and its own code then says that both GPUs together will do."""
+    monkeypatch.setattr(offline, "checked", partial(checked, limit_s=ENOUGH_S))  # a busy machine is no reason
     near = Profiles().nearest(NO_RULES)
     profile: Engine = profile_of(near, ref(NO_RULES).version, None, *said.version)
     assert near.ref != profile.ref
