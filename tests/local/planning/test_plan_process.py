@@ -246,8 +246,8 @@ async def test_the_process_ends_with_the_gateway(tmp_path: Path, stalled: FakeHu
         "import asyncio, json; from gateway.planning.messages import *; from gateway.planning.plan_process import PlanProcess\n"
         "from gateway.profiles import Profiles; from tests.support.makers import wish\n"
         f"process = PlanProcess(Start(tuple(map(str, Profiles().roots)), {str(tmp_path)!r}, {stalled.url()!r}, None, False))\n"
-        "asked = {'wish': wish(source='org/name').model_dump(mode='json'), 'claims': {}, 'snapshot': '2x3090'}\n"
-        "asyncio.run(process.ask('org/name', Request(json.dumps(asked).encode(), b'', b'')))"
+        "asked = {'wish': wish(source='org/name').model_dump(mode='json'), 'claims': {}, 'snapshot': '2x3090', 'asking': False}\n"
+        "asyncio.run(process.ask('org/name', Request(json.dumps(asked).encode(), b'', b'', b'[]')))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", gateway, cwd=ROOT)
     try:
