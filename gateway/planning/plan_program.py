@@ -50,7 +50,7 @@ from gateway.profiles import Profiles
 
 # What the library of the Hub writes into its cache is within the limits of gateway.catalog.
 _FILE_BYTES = 256 * MIB
-# A process that once held more would keep it, as the allocator gives little back.
+# A process that holds more ends after its answer: the allocator gives little back.
 _KEPT_BYTES = 384 * MIB
 # Of a message: what a config.json says may be in it.
 _WORDS = 4000
@@ -142,7 +142,8 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
         answer, frames = Answer(told), Frames()
     else:
         answer = Answer(reason="" if decision.plans else why_no_plan(decision)[:_WORDS])
-    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > _KEPT_BYTES:
+    # Not the peak that getrusage tells: Linux has it begin with that of the gateway, whose memory the process had until its program was here.
+    if int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() > _KEPT_BYTES:
         answer = answer._replace(last=True)
     return [json.dumps(answer).encode(), *frames]
 

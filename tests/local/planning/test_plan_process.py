@@ -91,6 +91,17 @@ async def test_the_plan_is_that_of_a_planner_in_this_process(tmp_path: Path) -> 
     assert found.reason == ""
 
 
+async def test_a_gateway_that_held_much_memory_keeps_its_process(tmp_path: Path) -> None:
+    much = b"x" * 2**29
+    folder = write(tmp_path / "model", model())
+    async with planning(tmp_path) as planner:
+        await planned(planner, folder)
+        first = children()
+        await planned(planner, folder)
+        assert children() == first != []
+    assert len(much) == 2**29
+
+
 async def test_an_error_comes_back_as_the_error_that_it_is(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", model())
     foreign = {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "modeling_x.X"}
