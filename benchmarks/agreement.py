@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -30,11 +29,11 @@ from gateway.core.model.spec import read_model  # noqa: E402
 from gateway.core.planner.decide import decide  # noqa: E402
 from gateway.domain import Decision, Engine, EngineAnswer, Hardware, ModelSpec, Question, RuleGap, Wish  # noqa: E402
 from gateway.errors import BadModel  # noqa: E402
-from gateway.inquiry import script  # noqa: E402
 from gateway.inquiry.document import StatedGpus, document, read_answers  # noqa: E402
 from gateway.profiles import Profiles  # noqa: E402
 from tests.conformance.kept import Kept  # noqa: E402
 from tests.conformance.layer_cases import QUANTS  # noqa: E402
+from tests.support.asked_python import asked_in  # noqa: E402
 from tests.support.versions import since  # noqa: E402
 
 VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.30.0", "0.33.0")
@@ -156,17 +155,15 @@ def ask(kept: Kept, version: str, gpus: StatedGpus, asked: list[Case]) -> list[d
         environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONHASHSEED": "0"}
         if not since(version, _OLDER_BEFORE):
             environment["PYTHONPATH"] = str(kept.older())
-        command = script.command(kept.environment())
-        given = script.packed() + json.dumps(whole).encode()
-        done = subprocess.run(command, input=given, env=environment, capture_output=True, check=False)
+        answered, ended = asked_in(kept.environment(), json.dumps(whole).encode(), environment)
         lines: dict[int, list[bytes]] = {}
-        for line in done.stdout.splitlines():
+        for line in answered:
             if "model" in (said := json.loads(line)):
                 lines.setdefault(said["model"], []).append(line)
         for number, told in lines.items():
             answers[begin + number] = read_answers(told, asked[begin + number].questions, f"sources of {version}")
         begin += max(lines, default=0) + 1
-        if not done.returncode:
+        if not ended:
             break
     return answers
 

@@ -34,10 +34,10 @@ from gateway.core.model.spec import read_model  # noqa: E402
 from gateway.core.planner.asked import open_questions  # noqa: E402
 from gateway.domain import Decision, Engine, EngineAnswer, Hardware, ModelSpec, Plan, Question, Wish  # noqa: E402
 from gateway.errors import FitserveError  # noqa: E402
-from gateway.inquiry import script  # noqa: E402
 from gateway.inquiry.document import StatedGpus, document, read_answers  # noqa: E402
 from gateway.planning.offline import decide_with  # noqa: E402
 from gateway.profiles import Profiles  # noqa: E402
+from tests.support.asked_python import asked_in  # noqa: E402
 
 KEPT = ROOT / ".cache/engines"
 CONFIGS = "aiconfigurator-core==0.12.0 --hash=sha256:aadc4aad0a00bf8a61c477c62bef43de479849c3aa0b1c3078068e08309eccc4"
@@ -201,18 +201,10 @@ def ask(
         one = json.loads(document("vllm", gpus, model=model_files(family.config, None), questions=questions))
         whole = {**one, **whole, "models": whole["models"] + one["models"]}
     env = {"PATH": os.environ["PATH"], "HOME": tempfile.gettempdir(), "PYTHONHASHSEED": "0"}
-    given = script.packed() + json.dumps(whole).encode()
-    try:
-        done = subprocess.run(
-            script.command(python), input=given, env=env, cwd=env["HOME"], timeout=LIMIT_S, capture_output=True, check=False
-        )
-        out, ended = done.stdout, done.stderr[-300:].decode(errors="replace") if done.returncode else ""
-    except subprocess.TimeoutExpired as error:
-        out, ended = error.stdout or b"", f"{LIMIT_S} s were over"
+    lines, ended = asked_in(python, json.dumps(whole).encode(), env, LIMIT_S)
     if ended:
         print(f"# {', '.join(family.name for family, _ in batch)}: {ended}", file=sys.stderr)
-    lines = [line for line in out.split(b"\n") if line.startswith(b"{") and line.endswith(b"}")]
-    said = [(json.loads(line).get("model"), line) for line in lines]
+    said = [(json.loads(line).get("model"), line) for line in lines if line.startswith(b"{")]
     return [
         read_answers([line for model, line in said if model == index], questions, "the engine")
         for index, (_, questions) in enumerate(batch)

@@ -1,0 +1,32 @@
+"""An engine's Python, asked outside of a gateway: for benchmarks that put questions of many models into one document."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from gateway.errors import HostError
+from gateway.hosts.process import child
+from gateway.inquiry import script
+
+
+def asked_in(python: str, document: bytes, env: Mapping[str, str], limit_s: float | None = None) -> tuple[list[bytes], str]:
+    """The lines that an engine's Python answers, and why there are no more; empty: it came to its end."""
+
+    async def run() -> tuple[list[bytes], str]:
+        found: list[bytes] = []
+        lines = child.lines_of(script.command(python), script.given(document), cwd=Path(tempfile.gettempdir()), env=env)
+        try:
+            async with asyncio.timeout(limit_s), contextlib.aclosing(lines):
+                async for line in lines:
+                    found.append(line)  # noqa: PERF401 - what was said until the end is kept
+        except HostError as error:
+            return found, error.message
+        except TimeoutError:
+            return found, f"{limit_s} s were over"
+        return found, ""
+
+    return asyncio.run(run())
