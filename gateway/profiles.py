@@ -4,6 +4,7 @@
     asked/KIND/VERSION.yaml     -> Likeness: an engine version without rules, by what it has otherwise than one that has them
     failures.yaml               -> Signature list
     gpus.yaml                   -> GpuTable: what follows from a GPU's capability
+    cards.yaml                  -> CardTable: what the data sheets of cards promise
     facts.yaml                  -> Fact list: what passes every rule and still fails
     xids.yaml                   -> XidTable: what the error numbers of NVIDIA's driver mean
     hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
@@ -26,6 +27,7 @@ from pydantic import ValidationError
 from gateway.core.engines.candidate import EngineRules
 from gateway.core.engines.registry import KINDS
 from gateway.core.engines.vllm_engine import VllmRules
+from gateway.core.kernels.cards import CardTable
 from gateway.core.kernels.gpus import GpuTable
 from gateway.domain import Engine, Fact, Hardware, Value
 from gateway.domain.likeness import Likeness, different, like
@@ -241,6 +243,16 @@ class Profiles:
             sources={name: source for table in reversed(tables) for name, source in table.sources.items()},
             capabilities={name: traits for table in reversed(tables) for name, traits in table.capabilities.items()},
             schemes={kind: wanted for table in reversed(tables) for kind, wanted in table.schemes.items()},
+        )
+
+    @cached_property
+    def cards(self) -> CardTable:
+        """What cards promise; a user's file adds to ours and goes first."""
+        paths = [root / "cards.yaml" for root in self.roots]
+        tables = [_validate(path, CardTable, self._yaml(path)) for path in paths if path.is_file()]
+        return CardTable(
+            sources={name: source for table in reversed(tables) for name, source in table.sources.items()},
+            cards=tuple(card for table in tables for card in table.cards),
         )
 
     @cached_property
