@@ -16,6 +16,7 @@ class Card(Value):
     name: str
     capability: str = Field(pattern=r"^[0-9]{1,2}\.[0-9]$")
     memory_mib: int | None = Field(None, gt=0, description="as nvidia-smi prints it; None: it prints none")
+    idle_mib: int | None = Field(None, gt=0, description="what CUDA counts as the card's memory: the driver keeps the rest")
     unified: bool = Field(False, description="the memory is the host's")
     memory_gb_s: float = Field(gt=0, description="10^9 bytes/s")
     sms: int = Field(gt=0, description="streaming multiprocessors")
