@@ -36,6 +36,10 @@ FINER_BLOCKS = "finer_blocks"
 _ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
 _FLOATS = {"", "BF16", "F16", "F32", "F64"}
 _STORED = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2}
+_DECAY = (
+    ".mamba.A_log",
+    ".mixer.A_log",
+)  # float32 whatever the model's dtype: mamba_mixer.py, mamba_mixer2.py of layers/mamba/
 _FLOAT_SCALE = 4  # scales of FP8 and INT8 are float32
 _BNB_BLOCK = 64  # weights that share a float32 (bitsandbytes' default, which checkpoints do not change)
 
@@ -47,7 +51,8 @@ def weights_bytes(
     padded: Mapping[Linear, tuple[int, int]] | None = None,
 ) -> int | None:
     """Bytes of all parameters on one rank; linear_bytes says what the arguments are."""
-    kv_heads = min((group.kv_heads for group in built.attention if group.kv_heads), default=1)
+    attending = [group.kv_heads for group in built.attention if group.kv_heads and group.kind not in ("recurrent", "vision")]
+    kv_heads = min(attending, default=1)
     total = sum(other_bytes(tensor, rank.tp, rank.dtype, None if built.known else kv_heads) for tensor in built.others)
     for layer in built.linears:
         size = linear_bytes(layer, rank, traits, (padded or {}).get(layer))
@@ -63,7 +68,10 @@ def other_bytes(tensor: TensorGroup, tp: int, dtype: str, kv_heads: int | None =
     kv_heads: the tensor is a checkpoint's own, whose floats the engine casts to `dtype`; where ranks outnumber KV heads, each
     holds one head.
     """
-    item = _ITEM[dtype] if not tensor.dtype or (kv_heads and tensor.dtype in _FLOATS) else _STORED.get(tensor.dtype, 1)
+    cast = not tensor.dtype or (kv_heads and tensor.dtype in _FLOATS)
+    item = _ITEM[dtype] if cast else _STORED.get(tensor.dtype, 1)
+    if kv_heads and tensor.name.endswith(_DECAY):
+        item = 4
     elements = math.prod(tensor.shape)
     if tensor.shard == "vocab" and tensor.shape:
         elements = padded_vocab(tensor.shape[0]) // tp * math.prod(tensor.shape[1:])

@@ -7,19 +7,32 @@ import re
 from gateway.domain import Shard
 
 # How tensor parallelism cuts a weight, by the last named modules of its path; the first rule that matches holds.
-# Source: the parallel layers that vLLM's model files build (vllm/model_executor/layers/linear.py and, of
-# vllm/model_executor/models/: llama, qwen2, qwen3_moe, mixtral, phi3, gpt2, gpt_neox, falcon, starcoder2, opt, bert).
+# Source: the parallel layers that vLLM's model files build (vllm/model_executor/layers/linear.py, mamba/mamba_mixer.py,
+# mamba_mixer2.py and short_conv.py, and of vllm/model_executor/models/: llama, qwen2, qwen3_moe, mixtral, granitemoe, phi3, gpt2, gptj,
+# gpt_neox, falcon, starcoder2, opt, bert, deepseek_v2, lfm2, zamba2, whisper, siglip, clip, interns1_vit, qwen2_vl).
 _SHARDS: tuple[tuple[str, Shard], ...] = (
     (r"\.experts\.(\*\.)?(gate_proj|up_proj|gate_up_proj|w1|w3)(\.|$)", "expert_column"),
     (r"\.experts\.(\*\.)?(down_proj|w2)(\.|$)", "expert_row"),
+    (r"\.block_sparse_moe\.input_linear\.", "expert_column"),
+    (r"\.block_sparse_moe\.output_linear\.", "expert_row"),
+    (r"\.encoder\.layer\.\*\.attention\.[qkv]_proj\.", "replicated"),  # InternVL's own tower
+    # A tower has as many KV heads as heads.
+    (r"\.(vision_tower|vision_model|audio_tower|encoder)\.(.*\.)?(k_proj|v_proj)\.", "column"),
     (r"\.(k_proj|v_proj)\.", "kv"),
     (r"\.(q_proj|qkv_proj|query_key_value|c_attn|query|key|value|gate_proj|up_proj|gate_up_proj)\.", "column"),
-    (r"\.(fc1|c_fc|dense_h_to_4h|intermediate\.dense)\.", "column"),
+    (r"\.(q_b_proj|kv_b_proj|w1|w3|fc1|fc_in|c_fc|dense_h_to_4h|intermediate\.dense)\.", "column"),
+    (r"\.(mamba|mixer)\.(in_proj|conv1d|dt_proj|norm|A_log|D|dt_bias)(\.|$)", "column"),
+    (r"\.conv\.(in_proj|conv)\.", "column"),
+    (r"\.visual\.blocks\.\*\.attn\.qkv\.", "column"),
+    (r"\.gate_up_proj_adapter_list\.", "column"),
+    (r"\.(mamba|mixer)\.x_proj\.", "row"),
+    (r"\.visual\.(blocks\.\*\.attn\.proj|merger\.mlp\.\*)\.", "row"),
     (
-        r"\.(o_proj|out_proj|down_proj|fc2|c_proj|dense_4h_to_h|output\.dense|(self_)?attention\.dense|self_attn\.dense)\.",
+        r"\.(o_proj|out_proj|down_proj|w2|fc2|fc_out|c_proj|dense_4h_to_h|output\.dense|(self_)?attention\.dense|self_attn\.dense)\.",
         "row",
     ),
-    (r"\.(embed_tokens|lm_head|wte|word_embeddings|embed_in|embed_out)\.", "vocab"),
+    (r"\.decoder\.embed_tokens\.", "replicated"),
+    (r"\.(embed_tokens|lm_head|wte|word_embeddings|embed_in|embed_out|backbone\.embeddings)\.", "vocab"),
 )
 
 

@@ -93,7 +93,7 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
     """The checked `layer_types`, or None where the config has none."""
     kinds = fields.config.get("layer_types")
     states = _OTHER_STATE if kinds is not None else _OTHER_STATE + _RECURRENT
-    unknown = next((name for name in states if fields.config.get(name)), None)
+    unknown = next((name for name in states if fields.config.get(name) and not _attends(fields, name)), None)
     if isinstance(kinds, list) and unknown is None:
         unknown = next((f"layer_types of {shown(kind)}" for kind in kinds if kind not in _LAYER_KINDS), None)
     if unknown is not None:
@@ -104,6 +104,13 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
         raise fields.wrong("layer_types", f"a list with one kind for each of {layers} layers")
     return kinds
+
+
+def _attends(fields: Fields, name: str) -> bool:
+    """Whether this field says of every layer that attention is what it is. Source: `attn_type_list` in MiniMax's configs, where
+    0 is a layer with a state."""
+    said = fields.config[name]
+    return name == "attn_type_list" and isinstance(said, list) and all(kind == 1 for kind in said)
 
 
 def _sliding_layers(fields: Fields, family: str, layers: int) -> int:

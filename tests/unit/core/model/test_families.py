@@ -51,6 +51,13 @@ def test_attention_is_told_by_kind(model: str, groups: list[AttentionGroup]) -> 
     assert list(published(model).attention) == groups
 
 
+def test_a_list_of_layers_that_all_attend_tells_of_no_state() -> None:
+    layers = config("minimax-m2")["num_hidden_layers"]
+    assert published("minimax-m2", attn_type_list=[1] * layers).attention == published("minimax-m2").attention
+    with pytest.raises(BadModel, match="attn_type_list"):
+        published("minimax-m2", attn_type_list=[0, *[1] * (layers - 1)])
+
+
 def test_a_sentence_model_that_sees_both_ways_has_half_the_window() -> None:
     spec = published("gemma-3-1b", "embed", use_bidirectional_attention=True)
     assert [(one.kind, one.causal, one.window) for one in spec.attention] == [("full", False, None), ("sliding", False, 257)]
