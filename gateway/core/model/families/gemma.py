@@ -97,13 +97,32 @@ def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
     full = [number for number in numbers if kinds[number] == "full_attention" or number == numbers[-1]]
     sliding = sorted(set(numbers) - set(full))
     heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
-    wide = fields.integer("num_global_key_value_heads", default=kv_heads) if fields.flag("attention_k_eq_v") else kv_heads
-    head_dim, global_dim = fields.integer("head_dim", default=256), fields.integer("global_head_dim", default=512)
+    head_dim = fields.integer("head_dim", default=256)
+    wide, global_dim = _full_heads(fields, full)
     found = [
         _Heads("sliding", sliding, heads, kv_heads, head_dim, fields.integer("sliding_window")),
         _Heads("full", full, heads, wide, global_dim, None),
     ]
     return [kind for kind in found if kind.numbers]
+
+
+def _full_heads(fields: Fields, full: Sequence[int]) -> tuple[int, int]:
+    """(KV heads, head size) of the full layers: said once for all of them, or, as transformers writes it from 5.19 on, of each."""
+    kv_heads, head_dim = fields.integer("num_key_value_heads"), fields.integer("head_dim", default=256)
+    if fields.config.get("per_layer_config") is None:
+        wide = fields.integer("num_global_key_value_heads", default=kv_heads) if fields.flag("attention_k_eq_v") else kv_heads
+        return wide, fields.integer("global_head_dim", default=512)
+    layers = {name.lstrip("0") or "0": of for name, of in fields.mapping("per_layer_config", {}).items()}
+    found = set()
+    for number in full:
+        own = layers.get(str(number), {})
+        if not isinstance(own, Mapping):
+            raise fields.wrong("per_layer_config", "an object with an object for each layer")
+        layer = Fields(own, fields.source)
+        found.add((layer.integer("num_key_value_heads", default=kv_heads), layer.integer("head_dim", default=head_dim)))
+    if len(found) != 1:
+        raise fields.wrong("per_layer_config", "the same for all layers of full attention")
+    return found.pop()
 
 
 def _projections(heads: _Heads, hidden: int, path: str, own: Sequence[int], *, bias: bool) -> list[Built]:
