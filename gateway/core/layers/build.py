@@ -116,7 +116,7 @@ def _schemed(
             packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
             mixer = item.shard == "qkv" and item.modules == ("in_proj",)
             heads = 1 if packed and mixer and CUT_PACKED_MIXERS not in traits else item.heads
-            found.append(Linear(item.name, count, *size, scheme, heads, item.kv_heads, item.experts, item.bias))
+            found.append(Linear(item.name, count, *size, scheme, heads, item.kv_heads, item.experts, item.bias, item.exact))
     return tuple(sorted(found, key=lambda linear: (linear.name, -linear.count)))
 
 

@@ -20,7 +20,7 @@ class Linear:
 
     Names are the engine's, with `.w13` (gate and up) and `.w2` (down) for the two products of experts, of which there are
     `experts`. A cut never splits one of `heads`; `kv_heads` are repeated where ranks outnumber them. Both are 0 elsewhere.
-    A `bias` is cut as the outputs are: not at all where `shard` cuts the inputs.
+    A `bias` is cut as the outputs are: not at all where `shard` cuts the inputs. `exact`: its products are float32.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Linear:
     kv_heads: int = 0
     experts: int = 0
     bias: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: engine versions that build alike share one

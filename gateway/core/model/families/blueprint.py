@@ -20,7 +20,8 @@ Shard = Literal["column", "merged", "qkv", "row", "replicated", "expert_column",
 class Built:
     """A layer of the model: `modules` are the last names of what a checkpoint stores for it, where that is not its own.
 
-    `experts` is how many there are of it, 0 for a layer that is not of experts. `bias`: it has one, cut as its outputs are.
+    `experts` is how many there are of it, 0 for a layer that is not of experts. `bias`: it has one, cut as its outputs are. `exact`:
+    its products are float32, and so are its weights where no kernel does that with narrower ones.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Built:
     kv_heads: int = 0
     experts: int = 0
     bias: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def _nemotron_experts(fields: Fields, mixer: str, numbers: Sequence[int], hidden
     count, width = fields.integer("n_routed_experts"), fields.integer("moe_intermediate_size")
     inner = fields.integer("moe_latent_size", default=hidden)
     built = [
-        router(f"{mixer}.gate", numbers, hidden, count),
+        router(f"{mixer}.gate", numbers, hidden, count, exact=True),
         Built(f"{mixer}.experts.w13", numbers, inner, (width,), "expert_column", experts=count),
         Built(f"{mixer}.experts.w2", numbers, width, (inner,), "expert_row", experts=count),
     ]

@@ -204,9 +204,9 @@ def experts(path: str, numbers: Sequence[int], hidden: int, width: int, count: i
     ]
 
 
-def router(name: str, numbers: Sequence[int], hidden: int, count: int, *, bias: bool = False) -> Built:
+def router(name: str, numbers: Sequence[int], hidden: int, count: int, *, bias: bool = False, exact: bool = False) -> Built:
     """Routers are whole on every rank and not quantized."""
-    return Built(name, numbers, hidden, (count,), "replicated", quantizable=False, bias=bias)
+    return Built(name, numbers, hidden, (count,), "replicated", quantizable=False, bias=bias, exact=exact)
 
 
 def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -> list[Built]:
@@ -217,7 +217,8 @@ def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -
     built = mlp(path, rest, hidden, fields.integer("intermediate_size")) if rest else []
     if not sparse:
         return built
-    count = fields.integer("num_experts")
+    # transformers 5 writes the second name for what it has read under the first (attribute_map of Qwen3MoeConfig).
+    count = fields.integer("num_experts", "num_local_experts")
     # Only Qwen3-MoE hands its router the checkpoint's quantization (models/qwen3_moe.py:176 of 0.19.1, :170 of 0.33.0).
     quantizable = family == "qwen3_moe"
     built.append(Built(f"{path}.gate", sparse, hidden, (count,), "replicated", quantizable=quantizable))
