@@ -100,6 +100,7 @@ class Engine(Value):
     default_seqs: int = 256
     block_size: int = 16
     head_dims: tuple[int, ...] = Field((), description="head sizes its attention can compute; empty: not known to be limited")
+    no_float16: tuple[str, ...] = Field((), description="model types that it refuses to compute in float16")
     traits: tuple[str, ...] = Field((), description="what this version builds differently; core/layers/build.py names them")
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
     config_classes: tuple[str, ...] = Field(

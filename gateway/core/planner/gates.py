@@ -254,33 +254,45 @@ def gate_method(
     return resolved.method
 
 
-def gate_dtype(given: PlanningInput, group: tuple[Gpu, ...], args: Mapping[str, Scalar], variant: Variant) -> Choice[str]:
+def gate_dtype(
+    given: PlanningInput, engine: Engine, group: tuple[Gpu, ...], args: Mapping[str, Scalar], variant: Variant
+) -> Choice[str]:
+    """What activations are computed in: as a change or a user wants it, else as the engine itself would choose."""
+    capability = group[0].capability if group else None
+    without = _not_computed(given.spec, engine, group)
+    wanted = variant.dtype or str(args.get("dtype", given.wish.dtype))
+    wanted = {"half": "float16", "float": "float32"}.get(wanted, wanted)
+    if wanted in without:
+        reason, source = without[wanted]
+        raise Refused("no_kernel", reason, source)
     if variant.dtype:
         reason, source = variant.because["dtype"]
         return StrChoice(value=variant.dtype, reason=reason, source=source)
-    wanted = args.get("dtype", given.wish.dtype)
-    wanted = {"half": "float16", "float": "float32"}.get(str(wanted), str(wanted))
-    capability = group[0].capability if group else None
-    old = capability is not None and float(capability) < 8.0
     if wanted != "auto":
-        if wanted == "bfloat16" and old:
-            raise Refused(
-                "no_kernel",
-                f"bfloat16 needs compute capability 8.0, {group[0].name} has {capability}",
-                "vllm/platforms/cuda.py check_if_supports_dtype",
-            )
         return StrChoice(value=wanted, reason="set by the user", source="user")
-    if given.spec.dtype == "bfloat16" and old:
-        return StrChoice(
-            value="float16",
-            reason=f"the weights are bfloat16, which compute capability {capability} cannot compute",
-            source="vllm/platforms/cuda.py",
-        )
-    if given.spec.dtype == "float32":
-        value = "float16" if old or given.spec.task != "generate" else "bfloat16"
-        return StrChoice(
-            value=value,
-            reason="half the bytes of the float32 weights, as the engine itself would choose",
-            source="vllm/config/model.py _resolve_auto_dtype",
-        )
-    return StrChoice(value=given.spec.dtype, reason="the dtype of the weights", source="config.json")
+    stored = given.spec.dtype
+    first = ("bfloat16", "float16") if given.spec.task == "generate" else ("float16", "bfloat16")
+    preferred = next(dtype for dtype in (*first, "float32") if dtype not in without)
+    if stored == "float32" != preferred:
+        reason = "half the bytes of the float32 weights, as the engine itself would choose"
+        return StrChoice(value=preferred, reason=reason, source="vllm/config/model.py _resolve_auto_dtype")
+    if stored in without:
+        reason = f"the weights are {stored}, which compute capability {capability} cannot compute"
+        source = "vllm/platforms/cuda.py"
+        if stored == "float16" or preferred == "float32":
+            reason, source = without["float16"]
+            reason += "; it takes twice the memory and time" if preferred == "float32" else ""
+        return StrChoice(value=preferred, reason=reason, source=source)
+    return StrChoice(value=stored, reason="the dtype of the weights", source="config.json")
+
+
+def _not_computed(spec: ModelSpec, engine: Engine, group: tuple[Gpu, ...]) -> dict[str, tuple[str, str]]:
+    """Dtypes that the engine does not compute this model in on these GPUs: the reason, and where that stands."""
+    found = {}
+    if group and group[0].capability is not None and float(group[0].capability) < 8.0:
+        reason = f"bfloat16 needs compute capability 8.0, {group[0].name} has {group[0].capability}"
+        found["bfloat16"] = reason, "vllm/platforms/cuda.py check_if_supports_dtype"
+    if spec.model_type in engine.no_float16:
+        reason = f"{engine.ref} refuses float16 for {spec.model_type}: it is numerically unstable"
+        found["float16"] = reason, engine.sources.get("no_float16", f"profile {engine.ref}")
+    return found

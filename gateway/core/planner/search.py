@@ -231,7 +231,7 @@ class Search:
         built = self._built(variant)
         group = gate_devices(given, engine, built, variant, self.shared.groups)
         gate_peers(given, engine, group)
-        dtype = gate_dtype(given, group, self.canonical, variant)
+        dtype = gate_dtype(given, engine, group, self.canonical, variant)
         alone = Speculation(method=StrChoice(value="none", reason="nothing is said of it yet", source="planner"))
         return Candidate(given, engine, self.rules, built, variant, group, dtype, self.canonical, alone, Evidence())
 

@@ -74,6 +74,19 @@ def test_bfloat16_is_refused_to_a_user_where_the_gpu_has_none_and_replaced_where
     assert on(machine("t4"), "vllm==0.19.1", model=small).plans[0].dtype.value == "float16"
 
 
+def test_a_model_that_is_refused_in_float16_is_computed_in_float32_where_there_is_no_bfloat16() -> None:
+    small = published("gemma-3-1b")
+    best = on(machine("t4"), "vllm==0.33.0", model=small).plans[0]
+    assert best.dtype.value == "float32"
+    assert "refuses float16 for gemma3_text: it is numerically unstable; it takes twice the memory" in best.dtype.reason
+    assert (
+        on(machine("3090"), "vllm==0.33.0", model=published("gemma-3-1b", torch_dtype="float16")).plans[0].dtype.value
+        == "bfloat16"
+    )
+    refused = on(machine("3090"), "vllm==0.33.0", model=small, dtype="float16").rejected[0]
+    assert "refuses float16" in refused.reasons[0]
+
+
 # --- the KV cache ---
 
 
