@@ -149,6 +149,10 @@ def _row(group: AttentionGroup, rules: BackendRules, chosen: Selection, model: S
     if (group.kind == "encoder" or not group.causal) and rules.backends[chosen.prefill].causal_only:
         wrong = Refusal(kernel=chosen.prefill, reason="would answer, but wrongly: it lets no token see those after it")
         return LayerAttention(**about, backend=None, status="none", refused=(wrong,))
+    for part in dict.fromkeys((chosen.prefill, chosen.decode)):
+        if why := rules.backends[part].starts.refusal(model):
+            late = Refusal(kernel=part, reason=f"is selected, and {why}", at_start=True)
+            return LayerAttention(**about, backend=None, status="none", refused=(late,))
     version = rules.backends[name].version if name in rules.backends else None
     return LayerAttention(**about, backend=name, version=version, block=chosen.page, status="ok")
 

@@ -53,6 +53,7 @@ class SglangBackend(Value):
     pages: tuple[int, ...] = ()
     page_of: tuple[BackendOption, ...] = ("attention", "decode")
     page_where: Check = Check()
+    starts: Check = Field(Check(), description="what its kernels refuse as they are compiled")
     causal_only: bool = Field(False, description="also of layers whose tokens see later ones: with wrong results")
     version: Literal[3, 4] | None = Field(None, description="of FlashAttention")
 

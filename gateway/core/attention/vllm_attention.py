@@ -106,6 +106,7 @@ def layer_attention(
             choice = BackendChoice(backend="torch", status="ok")
         else:
             choice = choose_backend(rules, asked, rank.capability, None, forced or (step.backend if step else None))
+            choice = _started(choice, rules, Subject(rank.capability, frozenset(rules.packages), attention=asked))
         rows.append(
             LayerAttention(
                 kind=group.kind,
@@ -119,6 +120,15 @@ def layer_attention(
             )
         )
     return tuple(rows)
+
+
+def _started(choice: BackendChoice, rules: AttentionRules, subject: Subject) -> BackendChoice:
+    """The choice; none where the backend that is selected then refuses. The engine tries no other."""
+    backend = rules.backends.get(choice.backend or "")
+    if backend is None or choice.backend is None or not (why := backend.starts.refusal(subject)):
+        return choice
+    refused = Refusal(kernel=choice.backend, reason=f"is selected, and {why}", at_start=True)
+    return BackendChoice(backend=None, refused=(*choice.refused, refused), status="none")
 
 
 def _query(

@@ -39,6 +39,8 @@ class VllmBackend(Value):
     roles: tuple[AttentionRole, ...] = ("decoder",)
     takes: dict[Trait, Check] = Field(default_factory=dict)  # an empty check: everywhere
     combination: tuple[Check, ...] = ()
+    starts: Check = Check()  # what it refuses once it is selected: in its constructor, or as its kernels are compiled
+    starts_source: str = ""
 
 
 def refusals(backend: VllmBackend, asks: Iterable[Trait], subject: Subject) -> Iterator[tuple[str, str]]:

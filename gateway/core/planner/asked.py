@@ -63,20 +63,27 @@ def evidence_of(answer: EngineAnswer, forecast: Evidence) -> Evidence:
     loaded = answer.settled.quantization if answer.settled else ""
     return Evidence(
         kernels=tuple(_kernel(row, forecast.kernels, loaded or "unquantized") for row in answer.kernels),
-        attention=tuple(
-            LayerAttention(
-                kind=row.kind,
-                layers=row.layers,
-                head_dim=row.head_dim,
-                backend=row.backend,
-                status="ok",
-                version=row.version or None,
-            )
-            for row in answer.attention
-        ),
+        attention=tuple(_attention(row, forecast.attention) for row in answer.attention),
         memory=forecast.memory,
         method=loaded,
         answer=answer,
+    )
+
+
+def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> LayerAttention:
+    """The row; with what the rules know of refusals that come after the start's Python code."""
+    for one in forecast:
+        refused = one.status == "none" and any(no.at_start and no.kernel == row.backend for no in one.refused)
+        if refused and (one.kind, one.head_dim) == (row.kind, row.head_dim):
+            known_refusal: LayerAttention = one.evolve(layers=row.layers)
+            return known_refusal
+    return LayerAttention(
+        kind=row.kind,
+        layers=row.layers,
+        head_dim=row.head_dim,
+        backend=row.backend,
+        status="ok",
+        version=row.version or None,
     )
 
 

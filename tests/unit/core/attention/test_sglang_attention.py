@@ -138,3 +138,17 @@ def test_a_forced_backend_is_checked() -> None:
     assert "trtllm_mha: runs on compute capability 9.* or 10.*" in refused.rejected[0].reasons[0]
     taken = plan("3090", "0.5.23", model("qwen3-8b"), tensor_parallel=1, args={"attention-backend": "triton", "page-size": 16})
     assert (taken.plans[0].attention[0].backend, taken.plans[0].attention[0].block) == ("triton", 16)
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_triton_keeps_no_e4m3_on_gpus_that_it_does_not_compile_it_for(version: str) -> None:
+    spec = model("deepseek-v2-lite")
+
+    def row(kv: str, capability: str) -> LayerAttention:
+        rank = Rank(kv_dtype=kv, capability=capability)
+        (found,) = server_attention(spec.attention, rules(version), rank, spec.architecture, spec.config, 24 << 30, {})
+        return found
+
+    refused = row("fp8_e4m3", "8.6")
+    assert (refused.status, refused.refused[0].kernel, refused.refused[0].at_start) == ("none", "triton", True)
+    assert [row("fp8_e4m3", "8.9").backend, row("fp8_e5m2", "8.6").backend, row("auto", "8.6").backend] == ["triton"] * 3
