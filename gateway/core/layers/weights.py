@@ -17,7 +17,6 @@ from gateway.core.layers.built_model import BuiltModel, Linear, padded_vocab, pe
 from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import Scheme, round_up
 from gateway.core.quantization.block import UnknownScheme
-from gateway.core.rules.capability import of_family
 from gateway.domain import TensorGroup
 
 # vLLM 0.33.0: GPTQ layers and packed experts keep no order of their inputs; GPTQ experts have biases even where the model
@@ -35,7 +34,7 @@ CHANNEL_SCALES = "channel_scales"
 FINER_BLOCKS = "finer_blocks"
 
 # Where kernels give float32 products of 16-bit weights: fused_moe/router/gate_linear.py:38 of 0.18.0, :87 of 0.33.0.
-_EXACT_KERNELS = ("9.0", "10.*")
+_EXACT_KERNELS = ("9.0", "10.0", "10.3")
 
 _ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
 _FLOATS = {"", "BF16", "F16", "F32", "F64"}
@@ -106,7 +105,7 @@ def linear_bytes(
     if cut is None or undivided(layer, scheme, *cut, traits):
         return None
     k, n = padded_to or (_grown(layer, scheme, *cut, rank.capability, traits) if layer.experts else cut)
-    narrow = not layer.exact or of_family(rank.capability, _EXACT_KERNELS)
+    narrow = not layer.exact or rank.capability in _EXACT_KERNELS
     size = _matrix_bytes(layer, scheme, k, n, _ITEM[rank.dtype if narrow else "float32"], traits)
     return size * layer.count * (round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1)
 
