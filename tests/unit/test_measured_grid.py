@@ -1,0 +1,80 @@
+"""The grid that is measured on rented machines is well-formed: a misspelt flag would cost a start of a minute there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import yaml
+
+from gateway.core.model.spec import read_model
+from tests.support.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from speed import models
+from speed.grid import GRID, LOADS, ONE_GPU
+from speed.load import Answer, figures, shared
+from speed.run import done
+
+FLAGS = [*yaml.safe_load_all((ROOT / "profiles/engines/vllm/0.26.0.yaml").read_text())][1]["flags"]
+
+
+def test_every_flag_is_one_of_the_engine() -> None:
+    for setting in GRID:
+        for flag in setting.flags:
+            name, given, value = flag.removeprefix("--").partition("=")
+            known = FLAGS[name] if name in FLAGS else FLAGS[name.removeprefix("no-")]
+            assert given or known["type"] == "bool", flag
+            assert not given or value in known.get("choices", [value]), flag
+            assert known["type"] != "int" or value.isdigit(), flag
+
+
+def test_each_model_has_its_defaults_and_five_other_settings() -> None:
+    assert len(set(GRID)) == len(GRID)
+    assert len({(one.model, one.name) for one in GRID}) == len(GRID)
+    counted = Counter(one.model for one in GRID)
+    assert {model for model, count in counted.items() if count >= 6} >= set(ONE_GPU)
+    assert [one.name for one in GRID[: len(ONE_GPU)]] == ["defaults"] * len(ONE_GPU)
+    assert all(not one.flags for one in GRID if one.name == "defaults")
+
+
+def test_a_setting_has_the_gpus_that_its_flags_take() -> None:
+    for setting in GRID:
+        taken = 1
+        for flag in setting.flags:
+            if "parallel-size=" in flag:
+                taken *= int(flag.partition("=")[2])
+        assert taken == setting.gpus, setting
+
+
+def test_the_models_are_what_they_are_called(tmp_path: Path) -> None:
+    for name in {one.model for one in GRID}:
+        spec = read_model(name, None, models.config(name), None, None, (), None)
+        assert spec.max_position > max(load.tokens_in + load.tokens_out for load in LOADS)
+    folder = models.write(tmp_path, "tiny")
+    assert json.loads((folder / "config.json").read_text()) == models.config("tiny")
+    assert len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]) == models.config("tiny")["vocab_size"]
+
+
+def test_figures_of_answers() -> None:
+    answers = [Answer(0.1, 1.1, 11), Answer(0.3, 2.3, 11), Answer(0.2, 1.7, 11), Answer(error="refused")]
+    said = figures(answers, 3.0)
+    assert (said["answers"], said["errors"], said["error"]) == (3, 1, "refused")
+    assert (said["tokens_s"], said["ttft_ms"], said["ttft_most_ms"], said["tpot_ms"]) == (11.0, 200.0, 300.0, 150.0)
+    assert "tpot_ms" not in figures([Answer(0.1, 0.1, 1)], 0.1)
+    assert shared(10, 4) == [3, 3, 2, 2]
+
+
+def test_what_was_cut_or_failed_once_is_measured_again(tmp_path: Path) -> None:
+    lines = [
+        {"model": "a", "setting": "whole"},
+        {"model": "a", "setting": "cut", "cut": True},
+        {"model": "a", "setting": "once", "failed": "x"},
+        *[{"model": "a", "setting": "twice", "failed": "x"}] * 2,
+    ]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert done(tmp_path) == {("a", "whole"), ("a", "twice")}
+    assert done(tmp_path / "none") == set()
