@@ -1,0 +1,71 @@
+"""What people outside have measured of engines (benchmarks/published.yaml), to hold plans against."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import yaml
+from pydantic import Field, model_validator
+
+from gateway.domain import Value
+from tests.support.paths import ROOT
+
+# Whose config.json has the model's shapes: tests/models/NAME.json, or model_configs/NAME_config.json of aiconfigurator-core.
+CONFIG = r"^(tests|aiconfigurator):[A-Za-z0-9._-]+$"
+Quantization = Literal["bf16", "fp16", "fp8", "fp8_block", "awq_int4", "gptq_int4", "autoround_int4", "nvfp4", "mxfp4"]
+
+
+class Figure(Value):
+    """One measurement. Lengths are means of a request; None: not said."""
+
+    input_tokens: int | None = Field(None, ge=0, description="0: a prompt too short to matter")
+    output_tokens: int | None = Field(None, gt=0)
+    concurrency: float = Field(
+        ge=1, description="requests at once: the mean where it was measured, else how many clients there were"
+    )
+    output_tokens_s: float | None = Field(None, gt=0, description="of all requests, over the whole time")
+    decode_tokens_s: float | None = Field(None, gt=0, description="of one request, after its first token")
+    tpot_ms: float | None = Field(None, gt=0, description="mean time per output token after the first")
+    ttft_ms: float | None = Field(None, gt=0, description="mean time to the first token")
+
+    @model_validator(mode="after")
+    def _says(self) -> Figure:
+        if self.output_tokens_s is None and self.decode_tokens_s is None and self.tpot_ms is None:
+            raise ValueError("a figure has a rate or a time per token")
+        return self
+
+
+class Measured(Value):
+    """One engine on one machine, and what it did. Nothing here drafts tokens (speculative decoding)."""
+
+    model: str = Field(description="as it was named there")
+    config: str = Field(pattern=CONFIG)
+    quantization: Quantization
+    gpu: str = Field(description="a card of profiles/cards.yaml")
+    count: int = Field(ge=1, description="GPUs that served these requests")
+    tensor_parallel: int = Field(1, ge=1)
+    pipeline_parallel: int = Field(1, ge=1)
+    expert_parallel: bool = False
+    engine: Literal["vllm", "sglang"]
+    version: str | None = Field(None, description="None: not said")
+    context: int | None = Field(None, gt=0, description="the longest request that the engine was started for")
+    max_sequences: int | None = Field(None, gt=0)
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    power_w: int | None = Field(None, gt=0, description="a limit set on each card below its own")
+    source: str = Field(pattern=r"^https://")
+    note: str = ""
+    figures: tuple[Figure, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _placed(self) -> Measured:
+        if self.tensor_parallel * self.pipeline_parallel != self.count:
+            raise ValueError(f"{self.model}: {self.count} GPUs are not {self.tensor_parallel} x {self.pipeline_parallel}")
+        return self
+
+
+class Published(Value):
+    measured: tuple[Measured, ...]
+
+
+def published() -> tuple[Measured, ...]:
+    return Published.model_validate(yaml.safe_load((ROOT / "benchmarks/published.yaml").read_text())).measured

@@ -1,0 +1,38 @@
+"""benchmarks/published.yaml: what others measured is whole, sourced, and possible on the cards that it names."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.profiles import Profiles
+from tests.support.outside import Measured, published
+from tests.support.paths import MODELS
+
+MEASURED = published()
+CARDS = {card.name: card for card in Profiles().cards.cards}
+
+
+def test_there_are_figures_of_both_engines_and_of_small_and_large_machines() -> None:
+    assert sum(len(one.figures) for one in MEASURED) >= 40
+    assert {one.engine for one in MEASURED} == {"vllm", "sglang"}
+    assert len({one.gpu for one in MEASURED}) >= 10
+
+
+@pytest.mark.parametrize("one", MEASURED, ids=lambda one: f"{one.model}-{one.gpu}-{one.count}")
+def test_the_model_and_the_card_are_known(one: Measured) -> None:
+    assert one.gpu in CARDS
+    where, _, name = one.config.partition(":")
+    assert where != "tests" or (MODELS / f"{name}.json").is_file()
+
+
+def test_nothing_stands_twice() -> None:
+    rows = [one.model_copy(update={"figures": (figure,), "note": ""}) for one in MEASURED for figure in one.figures]
+    assert len(rows) == len({row.model_dump_json() for row in rows})
+
+
+def test_throughput_is_what_the_time_per_token_allows() -> None:
+    """Requests at once, each a token in its time: more cannot come, but for means that short answers bend."""
+    for one in MEASURED:
+        for figure in one.figures:
+            if figure.output_tokens_s and figure.tpot_ms:
+                assert figure.output_tokens_s <= 1.3 * figure.concurrency * 1000 / figure.tpot_ms, (one.model, one.gpu, figure)
