@@ -48,7 +48,8 @@ SYNCHRONOUS = ("--no-async-scheduling",)
 TRITON = ("--attention-backend=TRITON_ATTN",)
 # The flags of each model's columns that all have in common, in the order of their worth where time is short.
 FIRST = (("defaults", ()), ("batched-2k", BATCHED_2K), ("kv-fp8", FP8_KV), ("eager", EAGER))
-LATER = (("seqs-64", SEQS_64), ("batched-16k", BATCHED_16K), ("synchronous", SYNCHRONOUS))
+THEN = (("seqs-64", SEQS_64), ("batched-16k", BATCHED_16K))
+LAST = (("synchronous", SYNCHRONOUS),)
 ONE_GPU = (
     "llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b", "llama-3.1-8b-awq", "llama-3.1-8b-fp8", "deepseek-v2-lite", "llama-3.2-1b",
     "llama-3.1-8b-gptq",
@@ -65,18 +66,21 @@ TWO = ("--tensor-parallel-size=2",)
 FOUR = ("--tensor-parallel-size=4",)
 SEVERAL = (
     Setting("llama-3.1-8b", "tp2", TWO, 2),
-    Setting("qwen3-30b-a3b", "tp2", TWO, 2),
     Setting("llama-3.3-70b-fp8", "tp2", TWO, 2),
+    Setting("qwen3-30b-a3b", "tp2", TWO, 2),
     Setting("llama-3.3-70b", "tp2", TWO, 2),
+    Setting("llama-3.3-70b-fp8", "tp4", FOUR, 4),
+)
+SEVERAL_MORE = (
     Setting("llama-3.1-8b", "pp2", ("--pipeline-parallel-size=2",), 2),
     Setting("llama-3.1-8b", "dp2", ("--data-parallel-size=2",), 2),
-    Setting("llama-3.3-70b-fp8", "tp4", FOUR, 4),
-    Setting("llama-3.3-70b", "tp4", FOUR, 4),
     Setting("llama-3.1-8b", "tp4", FOUR, 4),
+    Setting("llama-3.3-70b", "tp4", FOUR, 4),
 )
-GRID = (
-    *(Setting(model, name, flags) for name, flags in FIRST for model in ONE_GPU),
-    *SEVERAL,
-    *(Setting(model, name, flags) for name, flags in LATER for model in ONE_GPU),
-    *OTHERS,
-)
+
+
+def columns(settings: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[Setting, ...]:
+    return tuple(Setting(model, name, flags) for name, flags in settings for model in ONE_GPU)
+
+
+GRID = (*columns(FIRST), *SEVERAL, *columns(THEN), *OTHERS, *SEVERAL_MORE, *columns(LAST))

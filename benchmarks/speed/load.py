@@ -1,4 +1,4 @@
-"""One load on an OpenAI completions API, as one line of JSON: python load.py PORT CONCURRENCY REQUESTS TOKENS_IN TOKENS_OUT SEED VOCABULARY
+"""One load on an OpenAI completions API, as one line of JSON: python load.py CORES PORT CONCURRENCY REQUESTS TOKENS_IN TOKENS_OUT SEED VOCABULARY
 
 Prompts are random tokens of their own, so that no cache helps; answers are streamed and have TOKENS_OUT tokens each. Several processes
 ask, and each starts when all have made their prompts: the client is not what is measured. Only the standard library.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import os
 import random
 import statistics
 import sys
@@ -122,4 +123,5 @@ def figures(answers: list[Answer], seconds: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(*map(int, sys.argv[1:]))))
+    os.sched_setaffinity(0, map(int, sys.argv[1].split(",")))
+    print(json.dumps(measure(*map(int, sys.argv[2:]))))

@@ -224,7 +224,7 @@ class Run:
 
 def asked(load: Load, port: int, seed: int, vocabulary: int, cores: list[int]) -> dict[str, Any]:
     numbers = [port, load.concurrency, load.requests, load.tokens_in, load.tokens_out, seed, vocabulary]
-    command = ["taskset", "-c", ",".join(map(str, cores)), sys.executable, str(HERE / "load.py"), *map(str, numbers)]
+    command = [sys.executable, str(HERE / "load.py"), ",".join(map(str, cores)), *map(str, numbers)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         return {"errors": load.requests, "error": done.stderr[-300:]}
