@@ -112,11 +112,15 @@ class Profiles:
         return sorted([*self.engine_files, *self.asked_files], key=_version_key, reverse=True)
 
     def describes(self, ref: str) -> bool:
-        """Whether there is a profile. A gateway that runs makes one (`learned`), so the folders are looked at again."""
-        if ref not in self.engine_files and ref not in self.asked_files:
+        """Whether there is a profile. A gateway that runs makes one (`learned`), so it is looked for again."""
+        if ref not in self.engine_files and ref not in self.asked_files and self._has_come(ref):
             for name in ("engine_files", "asked_files", "images"):
                 self.__dict__.pop(name, None)
         return ref in self.engine_files or ref in self.asked_files
+
+    def _has_come(self, ref: str) -> bool:
+        name = ref[:200].replace("==", "/", 1) + ".yaml"  # no longer than a file's name may be
+        return any((root / folder / name).is_file() for root in self.roots for folder in ("engines", "asked"))
 
     def _likely(self, ref: str) -> Engine:
         """Never kept: the version may say itself what it is. Raises NotFound."""

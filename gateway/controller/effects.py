@@ -18,7 +18,7 @@ from gateway.controller.planner import Planner
 from gateway.controller.verify import verify
 from gateway.core.facts.learn import judged, learn, proved
 from gateway.core.reconcile import failures_in_a_row
-from gateway.domain import Asked, Attempt, Failure, Plan, Planned
+from gateway.domain import Asked, Attempt, EngineRef, Failure, Plan, Planned
 from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.store.running_engines import RunningEngine, RunningEngines
@@ -32,8 +32,6 @@ _LAST_WORDS, _TURN_S = 10, 0.1
 _PORT_TRIES = 100
 # Between two looks at whether a pull or a download still moves.
 _STALL_POLL_S = 5.0
-# For all questions about a plan before its start.
-_CHECK_S = 60.0
 
 Claims = Callable[[], Mapping[str, int]]
 
@@ -108,7 +106,7 @@ class Effects:
     async def _checked(self, model: ManagedModel, claims: Claims, engine: str, plan: Plan | None) -> AsyncGenerator[Planned]:
         """What is planned once engines were asked; until the end no other plan is made. Nobody waits while they are asked: what was
         promised to others meanwhile is looked at again. plan, of that engine: what stands where nothing comes of it."""
-        limit_s = min(_CHECK_S, self._launcher.settings.start_timeout_s / 2)
+        limit_s = self._launcher.settings.start_timeout_s / 2
         async with model.asking:
             facts, before = await asyncio.to_thread(self._store.fact_texts), claims()
             known = model.answers, model.not_asked
@@ -156,11 +154,28 @@ class Effects:
         self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, claims: Claims, report: Callable[[str], None]
     ) -> None:
         """Check the plan, and start the engine. Raises HostError, BadModel and their kin; NoPlan where the engines refuse every plan."""
-        while model.wish.check and attempt.plan.question is not None and str(attempt.plan.engine) not in model.not_asked:
-            attempt = await self._settle(model, replica, attempt, claims, report)
+        replaced = model.wish.check and await self._replaced(model, attempt.plan.engine, report)
+        while (
+            model.wish.check
+            and (replaced or attempt.plan.question is not None)
+            and str(attempt.plan.engine) not in model.not_asked
+        ):
+            attempt, replaced = await self._settle(model, replica, attempt, claims, report), False
         entry = RunningEngine(wish=model.wish, created_at=model.created_at, attempt=attempt)
         await asyncio.to_thread(self._running.write, attempt.instance_name, entry)
         await self._launcher.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
+
+    async def _replaced(self, model: ManagedModel, engine: EngineRef, report: Callable[[str], None]) -> bool:
+        """Whether another image or environment is here than the one that answered about the model: what that one said is forgotten."""
+        name = str(engine)
+        if not any(question.engine == name for question in model.answers):
+            return False
+        await self._launcher.host.prepare(engine, report)
+        here = await self._launcher.host.identity(engine)
+        old = [asked for asked, said in model.answers.items() if asked.engine == name and said.source != here]
+        for question in old:
+            del model.answers[question]
+        return bool(old)
 
     async def _settle(
         self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, claims: Claims, report: Callable[[str], None]

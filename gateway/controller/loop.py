@@ -103,6 +103,7 @@ class Loop:
         await asyncio.to_thread(self._store.forgive, name, now)
         model.forgiven_at = now
         model.problems_of_asking.clear()
+        model.answers.clear()  # they are on disk, as long as what gave them is here
         model.setback.over()
         for replica in model.replicas:
             replica.blocked = None

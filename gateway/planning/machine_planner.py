@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.checking import Forecast, checked
+from gateway.checking import LIMIT_S, Forecast, checked
 from gateway.domain import Asked, EngineAnswer, Hardware, Plan, Planned, Question, Wish
 from gateway.errors import BadModel, HostError
 from gateway.inquiry.document import ModelFiles
@@ -59,7 +59,7 @@ class MachinePlanner:
         problems: Mapping[str, str],
         limit_s: float,
     ) -> tuple[Planned, Asked]:
-        machine = await self.hardware()
+        machine, limit_s = await self.hardware(), min(limit_s, LIMIT_S)
 
         async def again(fresh: Mapping[Question, EngineAnswer]) -> Forecast[Planned]:
             async with self.turn:

@@ -135,6 +135,8 @@ class World:
         """(seconds to wait before, words): what the next `prepare` reports, as of an image that is pulled."""
         self.code: Callable[[str, bytes], AsyncGenerator[bytes, None]] | None = None
         """What the own code of an engine, by its name, answers to a document of questions; None: there is none to ask."""
+        self.build = "the code"
+        """What all engines here are made of: other code has another identity."""
         self._faults: dict[str, list[Exception]] = {}
 
     def fail_next(self, method: Method, error: Exception) -> None:
@@ -228,7 +230,7 @@ class MemoryHost:
     async def identity(self, engine: EngineRef) -> str:
         if self.world.code is None:
             raise HostError(f"{engine} is pretended: it has no code to ask.")
-        return f"the code of {engine}"
+        return f"{self.world.build} of {engine}"
 
     async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
         await self.identity(engine)

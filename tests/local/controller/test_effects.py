@@ -14,6 +14,7 @@ import yaml
 from gateway.domain import LaunchSpec
 from tests.support.makers import engine
 from tests.support.memory_host import World
+from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, profiles_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -56,6 +57,7 @@ class Code:
         self.asked: list[str] = []
         self.let_go = asyncio.Event()
         self.begun = asyncio.Event()
+        self.weights = AGREED["weights"]
         self._refuses = refuses
         if not held:
             self.let_go.set()
@@ -68,8 +70,9 @@ class Code:
             yield json.dumps({"version": OWN}).encode()
             return
         refused = {"refused": "ValueError: no such thing in this build"}
+        agreed = {"answer": AGREED | {"weights": self.weights}}
         for number, _ in enumerate(json.loads(document)["models"][0]["questions"]):
-            yield json.dumps({"question": number, **(refused if engine in self._refuses else {"answer": AGREED})}).encode()
+            yield json.dumps({"question": number, **(refused if engine in self._refuses else agreed)}).encode()
 
 
 def healthy(spec: LaunchSpec) -> EngineScript:
@@ -105,6 +108,28 @@ async def test_what_is_started_is_the_plan_that_the_engine_was_asked_about(tmp_p
         again = await gateway.until("again", "ready")
         assert again["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
         assert len(code.asked) == count
+
+
+async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_start(tmp_path: Path) -> None:
+    world = World()
+    world.code = code = Code()
+
+    async def killed(gateway: Running) -> Any:
+        (one,) = world.engines.values()
+        one.kill()
+        async with asyncio.timeout(HANG_S):
+            while (view := await gateway.until("m", "ready"))["attempts"][-1]["id"] == one.spec.attempt:
+                await asyncio.sleep(0.02)
+        return view
+
+    async with running(tmp_path, healthy, world) as gateway:
+        await started(gateway, tmp_path)
+        code.weights += 1
+        again = await killed(gateway)
+        assert (again["plan"]["memory"]["weights_bytes"], len(code.asked)) == (AGREED["weights"], 1)
+        world.build = "other code"
+        other = await killed(gateway)
+        assert (other["plan"]["memory"]["weights_bytes"], len(code.asked)) == (code.weights, 2)
 
 
 async def test_while_one_model_is_checked_others_start(tmp_path: Path) -> None:
@@ -173,7 +198,7 @@ async def test_a_version_that_nobody_described_says_what_it_is_and_is_planned_by
 async def test_an_engine_that_does_not_answer_in_time_is_started_by_the_forecast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.controller.effects._CHECK_S", 0.2)
+    monkeypatch.setattr("gateway.planning.machine_planner.LIMIT_S", 0.2)
     world = World()
     world.code = code = Code(held=True)
     async with running(tmp_path, healthy, world) as gateway:
