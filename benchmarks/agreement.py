@@ -1,6 +1,6 @@
 """Where forecast and inquiry agree: every model of tests/models, by the rules and by the engine's own code, for versions and capabilities.
 
-    python benchmarks/agreement.py [--version 0.33.0 ...] [--capability 8.6 ...] [--model NAME ...] [--rules 0.26.0]
+    python benchmarks/agreement.py [--engine vllm==0.33.0 ...] [--capability 8.6 ...] [--model NAME ...] [--rules 0.26.0]
 
 For each version and capability one process builds the models on 1, on 2 and on 2 x 2 GPUs (large ones: memory refuses nothing) as the
 planner's command lines say. It prints a row for each version, and each gap once, with how often it was met. The engines' sources and the
@@ -36,7 +36,11 @@ from tests.conformance.layer_cases import QUANTS  # noqa: E402
 from tests.support.asked_python import asked_in  # noqa: E402
 from tests.support.versions import since  # noqa: E402
 
-VERSIONS = ("0.18.0", "0.19.1", "0.26.0", "0.30.0", "0.33.0")
+ENGINES = (
+    *(f"vllm=={version}" for version in ("0.18.0", "0.19.1", "0.26.0", "0.30.0", "0.33.0")),
+    "sglang==0.5.10.post1",
+    "sglang==0.5.23",
+)
 CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 QUANTIZED = {
     "llama-3.1-8b": ("gptq", "awq", "w4a16", "fp8-dynamic", "fp8-block", "nvfp4"),
@@ -46,7 +50,7 @@ QUANTIZED = {
     "deepseek-v3": ("fp8-block",),
 }
 LAYOUTS = ((1, 1), (2, 1), (2, 2))
-_OLDER_BEFORE = "0.33"  # versions before are asked with the transformers that they were made for
+_OLDER_BEFORE = {"vllm": "0.33", "sglang": "0.5.11"}  # versions before are asked with the transformers that they were made for
 _MEMORY = 1 << 40
 # What a version says of a model for which the environment that asks lacks something.
 _NOT_HERE = "failed to be inspected"
@@ -111,13 +115,13 @@ def decided(
 def forecaster(profiles: Profiles, ref: str, other: str | None) -> Forecaster:
     """The version with its own rules, or with those of another version in their place."""
     engine = profiles.engine(ref)
-    ruled = profiles.engine(f"vllm=={other}") if other else engine
+    ruled = profiles.engine(f"{engine.kind}=={other}") if other else engine
     rules = profiles.rules([ruled])[ruled.ref]
     return Forecaster(engine.evolve(traits=ruled.traits, method_rules=ruled.method_rules), rules)
 
 
-def tally(profiles: Profiles, kept: Kept, version: str, capability: str, wanted: list[str], rules: str | None) -> Tally:
-    by = forecaster(profiles, f"vllm=={version}", rules)
+def tally(profiles: Profiles, kept: Kept, ref: str, capability: str, wanted: list[str], rules: str | None) -> Tally:
+    by = forecaster(profiles, ref, rules)
     whole = profiles.hardware("8xh100")
     cards = [gpu.evolve(capability=capability, total_bytes=_MEMORY, free_bytes=_MEMORY, name="GPU") for gpu in whole.gpus]
     machine = whole.evolve(gpus=tuple(cards))
@@ -125,7 +129,7 @@ def tally(profiles: Profiles, kept: Kept, version: str, capability: str, wanted:
     silent = [one for one in found if isinstance(one, str)]
     asked = [one for one in found if not isinstance(one, str)]
     counts, gaps = Counter({"not asked": len(silent)}), []
-    for case, answers in zip(asked, ask(kept, version, StatedGpus(capability, _MEMORY, 8, "GPU"), asked), strict=True):
+    for case, answers in zip(asked, ask(kept, ref, StatedGpus(capability, _MEMORY, 8, "GPU"), asked), strict=True):
         contradicted: dict[tuple[str, ...], list[RuleGap]] = {}
         for gap in decided(profiles, by, machine, case.spec, answers).gaps:
             contradicted.setdefault(gap.argv, []).append(gap)
@@ -141,19 +145,20 @@ def tally(profiles: Profiles, kept: Kept, version: str, capability: str, wanted:
     return Tally(counts, gaps, silent)
 
 
-def ask(kept: Kept, version: str, gpus: StatedGpus, asked: list[Case]) -> list[dict[Question, EngineAnswer]]:
+def ask(kept: Kept, ref: str, gpus: StatedGpus, asked: list[Case]) -> list[dict[Question, EngineAnswer]]:
     """The answers about each case: one process, and another for what a process that died did not come to."""
     answers: list[dict[Question, EngineAnswer]] = [{} for _ in asked]
+    kind, _, version = ref.partition("==")
     begin = 0
     while begin < len(asked):
         whole: dict[str, Any] = {"models": []}
         for case in asked[begin:]:
             files = model_files(case.config, None)
-            one = json.loads(document("vllm", gpus, model=files, questions=case.questions))
+            one = json.loads(document(kind, gpus, model=files, questions=case.questions))
             whole = {**one, "models": [*whole["models"], *one["models"]]}
-        whole |= {"sources": str(kept.sources("vllm", version)), "version": False}
+        whole |= {"sources": str(kept.sources(kind, version)), "version": False}
         environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONHASHSEED": "0"}
-        if not since(version, _OLDER_BEFORE):
+        if not since(version, _OLDER_BEFORE[kind]):
             environment["PYTHONPATH"] = str(kept.older())
         answered, ended = asked_in(kept.environment(), json.dumps(whole).encode(), environment)
         lines: dict[int, list[bytes]] = {}
@@ -161,7 +166,7 @@ def ask(kept: Kept, version: str, gpus: StatedGpus, asked: list[Case]) -> list[d
             if "model" in (said := json.loads(line)):
                 lines.setdefault(said["model"], []).append(line)
         for number, told in lines.items():
-            answers[begin + number] = read_answers(told, asked[begin + number].questions, f"sources of {version}")
+            answers[begin + number] = read_answers(told, asked[begin + number].questions, f"sources of {ref}")
         begin += max(lines, default=0) + 1
         if not ended:
             break
@@ -170,7 +175,7 @@ def ask(kept: Kept, version: str, gpus: StatedGpus, asked: list[Case]) -> list[d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", action="append", help=f"default: {', '.join(VERSIONS)}")
+    parser.add_argument("--engine", action="append", help=f"default: {', '.join(ENGINES)}")
     parser.add_argument("--capability", action="append", help=f"default: {', '.join(CAPABILITIES)}")
     parser.add_argument("--model", action="append", default=[], help="of tests/models; default: all")
     parser.add_argument("--rules", help="the version whose rules forecast, in place of each version's own")
@@ -178,7 +183,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / ".cache/engines")
     args = parser.parse_args()
     profiles, kept = Profiles(), Kept(args.folder.resolve())
-    print("version    capability    agree    gap    unknown    not asked    seconds")
+    print("engine                 capability    agree    gap    unknown    not asked    seconds")
     everything: Counter[tuple[str, str, str]] = Counter()
     where: dict[tuple[str, str, str], set[str]] = {}
     silent: Counter[tuple[str, str]] = Counter()
@@ -187,20 +192,20 @@ def main() -> None:
         began = time.monotonic()
         return pair, tally(profiles, kept, *pair, args.model, args.rules), time.monotonic() - began
 
-    pairs = [(version, capability) for version in args.version or VERSIONS for capability in args.capability or CAPABILITIES]
+    pairs = [(ref, capability) for ref in args.engine or ENGINES for capability in args.capability or CAPABILITIES]
     with ThreadPoolExecutor(args.jobs) as pool:
-        for (version, capability), found, seconds in pool.map(one, pairs):
+        for (ref, capability), found, seconds in pool.map(one, pairs):
             row = "".join(f"{found.counts[name]:>9}" for name in ("agree", "gap", "unknown", "not asked"))
-            print(f"{version:<10} {capability:<8}{row}  {seconds:>9.0f}", flush=True)
+            print(f"{ref:<22} {capability:<8}{row}  {seconds:>9.0f}", flush=True)
             for name, gap in found.gaps:
-                key = version, name, f"{gap.about}: {gap.forecast} | {gap.answer}"
+                key = ref, name, f"{gap.about}: {gap.forecast} | {gap.answer}"
                 everything[key] += 1
                 where.setdefault(key, set()).add(capability)
-            silent.update((version, line) for line in found.silent)
-    for (version, name, words), count in sorted(everything.items()):
-        print(f"gap {version} {name} on {', '.join(sorted(where[version, name, words]))} ({count}): {words[:400]}")
-    for (version, line), count in sorted(silent.items()):
-        print(f"not asked {version} ({count}): {line[:200]}")
+            silent.update((ref, line) for line in found.silent)
+    for (ref, name, words), count in sorted(everything.items()):
+        print(f"gap {ref} {name} on {', '.join(sorted(where[ref, name, words]))} ({count}): {words[:400]}")
+    for (ref, line), count in sorted(silent.items()):
+        print(f"not asked {ref} ({count}): {line[:200]}")
 
 
 if __name__ == "__main__":

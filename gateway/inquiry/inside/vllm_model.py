@@ -63,6 +63,12 @@ def prepare() -> None:
         }
 
 
+def forget_backends() -> None:
+    """Versions remember which backend they took for a shape of heads, but not all that it followed from: in a start there is one model."""
+    with suppress(ModuleNotFoundError, AttributeError):
+        importlib.import_module("vllm.v1.attention.selector")._cached_get_attn_backend.cache_clear()
+
+
 def _refuse(message: str) -> None:
     raise ValueError(message)  # argparse's own way is to print and to exit
 
@@ -92,6 +98,7 @@ def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator
     loading: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
     usage: Any = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER if served else None
     made = arguments.create_engine_config(usage)
+    forget_backends()
     group_up(arguments.tensor_parallel_size, arguments.pipeline_parallel_size, stage)
     torch.set_default_dtype(made.model_config.dtype)
     try:
