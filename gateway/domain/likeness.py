@@ -29,6 +29,8 @@ class Likeness(Value):
     flags: dict[str, Flag] = Field({})
     quantizations: dict[str, Method] = Field({})
     architectures: tuple[str, ...] = ()
+    config_classes: tuple[str, ...] = ()
+    tokenizers: tuple[str, ...] = ()
     user_env: tuple[str, ...] = ()
 
     @property
@@ -38,7 +40,7 @@ class Likeness(Value):
 
 # Fields of Engine by what is different in them.
 _NAMED = ("flags", "quantizations")
-_LISTED = ("architectures", "user_env")
+_LISTED = ("architectures", "config_classes", "tokenizers", "user_env")
 _VALUES = (
     "default_utilization",
     "default_batched_tokens",

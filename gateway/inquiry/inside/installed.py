@@ -11,9 +11,10 @@ from typing import Any
 
 def installed() -> dict[str, Any]:
     torch: Any = importlib.import_module("torch")
-    found = {
-        str(one.metadata["Name"]).lower().replace("_", "-"): one.version for one in distributions() if one.metadata["Name"]
-    }
+    found: dict[str, str] = {}
+    for one in distributions():
+        if one.metadata["Name"]:  # of two the first on the search path is what is imported
+            found.setdefault(str(one.metadata["Name"]).lower().replace("_", "-"), one.version)
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),

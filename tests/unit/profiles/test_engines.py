@@ -176,7 +176,9 @@ def test_a_version_that_is_told_by_differences_is_a_whole_engine_with_the_rules_
     assert "sha256" in engine.sources["flags"]
     assert set(PROFILES.rules([engine])) == {ref}
     assert {"LlamaForCausalLM", "Qwen3MoeForCausalLM"} <= set(engine.architectures)
-    assert not any(len(values) != len({*values}) for values in (engine.architectures, engine.user_env))
+    listed = (engine.architectures, engine.user_env, engine.config_classes, engine.tokenizers)
+    assert not any(len(values) != len({*values}) for values in listed)
+    assert {"llama", "deepseek_v3", "minimax_m2", "nemotron_h"} <= set(engine.config_classes), "what these bring is not needed"
     kind = [name for name in PLANNED.split() if name in engine.flags or kindred(ref)]
     assert [name for name in kind if engine.flags[name].ours] == []
     assert [
@@ -190,6 +192,13 @@ def test_a_version_that_is_told_by_differences_is_a_whole_engine_with_the_rules_
         if flag.type in ("str", "json") and not flag.choices and not is_closed(engine, name)
     }
     assert free - {*OPEN.split(), "limit-mm-data-per-request"} == set()
+
+
+def test_what_a_version_has_classes_for_is_its_own_and_not_its_neighbours() -> None:
+    newer, older = PROFILES.engine("vllm==0.33.0"), PROFILES.engine("vllm==0.32.0")
+    assert "step5" in newer.config_classes
+    assert "step5" not in older.config_classes
+    assert "medusa" in older.config_classes
 
 
 def kindred(ref: str) -> bool:
