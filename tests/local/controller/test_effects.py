@@ -21,7 +21,7 @@ from tests.support.scripted_engine import EngineScript
 pytestmark = pytest.mark.anyio
 
 BLOCK = 65_536
-AGREED = {
+AGREED: dict[str, Any] = {
     "kernels": [],
     "attention": [],
     "weights": 12_345_678,
