@@ -1,8 +1,8 @@
-"""What people outside have measured of engines (benchmarks/published.yaml), to hold plans against."""
+"""What people outside have measured of engines (benchmarks/published.yaml) and what they run (experts.yaml), to hold plans against."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import Field, model_validator
@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 
 # Whose config.json has the model's shapes: tests/models/NAME.json, or model_configs/NAME_config.json of aiconfigurator-core.
 CONFIG = r"^(tests|aiconfigurator):[A-Za-z0-9._-]+$"
-Quantization = Literal["bf16", "fp16", "fp8", "fp8_block", "awq_int4", "gptq_int4", "autoround_int4", "nvfp4", "mxfp4"]
+Quantization = Literal["bf16", "fp16", "fp8", "fp8_block", "int4", "awq_int4", "gptq_int4", "autoround_int4", "nvfp4", "mxfp4"]
 
 
 class Figure(Value):
@@ -69,3 +69,40 @@ class Published(Value):
 
 def published() -> tuple[Measured, ...]:
     return Published.model_validate(yaml.safe_load((ROOT / "benchmarks/published.yaml").read_text())).measured
+
+
+class Setting(Value):
+    """How an engine is started; None: as the engine does it itself."""
+
+    engine: Literal["vllm", "sglang"]
+    tensor_parallel: int = Field(1, ge=1)
+    pipeline_parallel: int = Field(1, ge=1)
+    data_parallel: int = Field(1, ge=1)
+    expert_parallel: bool = False
+    context: int | None = Field(None, gt=0)
+    kv_dtype: Literal["fp8", "int8"] | None = None
+    max_sequences: int | None = Field(None, gt=0)
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+
+class Choice(Value):
+    """What people run of one model on one machine: whoever chooses one of the settings has chosen as they did."""
+
+    machine: str = Field(description="a snapshot of profiles/hardware")
+    model: str
+    config: str = Field(pattern=CONFIG)
+    quantization: Quantization
+    accepted: tuple[Setting, ...] = Field(min_length=1)
+    sources: tuple[Annotated[str, Field(pattern=r"^https://")], ...] = Field(min_length=1)
+    note: str = ""
+
+
+class Experts(Value):
+    choices: tuple[Choice, ...]
+
+
+def experts() -> tuple[Choice, ...]:
+    return Experts.model_validate(yaml.safe_load((ROOT / "benchmarks/experts.yaml").read_text())).choices

@@ -1,15 +1,22 @@
-"""benchmarks/published.yaml: what others measured is whole, sourced, and possible on the cards that it names."""
+"""benchmarks/published.yaml and experts.yaml: what others measured and run is whole, sourced, and possible on the cards that it names."""
 
 from __future__ import annotations
 
 import pytest
 
 from gateway.profiles import Profiles
-from tests.support.outside import Measured, published
+from tests.support.outside import Choice, Measured, experts, published
 from tests.support.paths import MODELS
 
 MEASURED = published()
+CHOICES = experts()
 CARDS = {card.name: card for card in Profiles().cards.cards}
+
+
+def shipped(config: str) -> bool:
+    """Whether the config is there, as far as that can be seen: aiconfigurator-core is not installed with us."""
+    where, _, name = config.partition(":")
+    return where != "tests" or (MODELS / f"{name}.json").is_file()
 
 
 def test_there_are_figures_of_both_engines_and_of_small_and_large_machines() -> None:
@@ -21,8 +28,7 @@ def test_there_are_figures_of_both_engines_and_of_small_and_large_machines() -> 
 @pytest.mark.parametrize("one", MEASURED, ids=lambda one: f"{one.model}-{one.gpu}-{one.count}")
 def test_the_model_and_the_card_are_known(one: Measured) -> None:
     assert one.gpu in CARDS
-    where, _, name = one.config.partition(":")
-    assert where != "tests" or (MODELS / f"{name}.json").is_file()
+    assert shipped(one.config)
 
 
 def test_nothing_stands_twice() -> None:
@@ -36,3 +42,17 @@ def test_throughput_is_what_the_time_per_token_allows() -> None:
         for figure in one.figures:
             if figure.output_tokens_s and figure.tpot_ms:
                 assert figure.output_tokens_s <= 1.3 * figure.concurrency * 1000 / figure.tpot_ms, (one.model, one.gpu, figure)
+
+
+def test_experts_chose_for_small_and_large_machines() -> None:
+    assert len(CHOICES) >= 60
+    assert len({(one.machine, one.model) for one in CHOICES}) == len(CHOICES)
+    assert len({one.machine for one in CHOICES}) >= 20
+
+
+@pytest.mark.parametrize("one", CHOICES, ids=lambda one: f"{one.machine}-{one.model}")
+def test_a_choice_is_of_a_machine_that_has_the_gpus(one: Choice) -> None:
+    assert shipped(one.config)
+    cards = Profiles().hardware(one.machine).gpus
+    assert all(setting.gpus <= len(cards) for setting in one.accepted)
+    assert len(set(one.accepted)) == len(one.accepted)
