@@ -60,7 +60,7 @@ def fill_weights() -> None:
     def initialize(model: torch.nn.Module, *args: object) -> None:
         given(model, *args)
         for name, weight in model.state_dict().items():
-            if weight.device.type == "meta" or "g_idx" in name:
+            if weight.device.type == "meta" or "g_idx" in name or "map" in name:
                 continue
             if torch.is_floating_point(weight):
                 if torch.finfo(weight.dtype).bits < 16:
