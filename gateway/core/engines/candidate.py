@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Protocol
 
 from gateway.core.engines.evidence import Evidence
@@ -64,6 +65,13 @@ class Candidate:
         return min(available_bytes(gpu, self.given.claims) for gpu in self.group) - _HEADROOM
 
     @cached_property
+    def through_host(self) -> bool:
+        """As was read, no two of its GPUs reach each other but through the host's memory."""
+        links = {frozenset((link.a, link.b)): link for link in self.given.hardware.links}
+        pairs = [links.get(frozenset((a.index, b.index))) for a, b in combinations(self.group, 2)]
+        return bool(pairs) and all(link is not None and link.p2p is False and not link.nvlinks for link in pairs)
+
+    @cached_property
     def stage(self) -> BuiltModel:
         """What one rank's stage has of the model; all of it without pipeline parallelism."""
         return stage(self.built, self.variant.pp)
@@ -110,6 +118,7 @@ class Budget:
     bytes: int
     flags: dict[str, Scalar]
     words: str
+    warning: str = ""
 
 
 # A number that an engine takes by itself, the reason, and where that stands.
@@ -186,6 +195,9 @@ class EngineRules(Protocol):
     def budget(self, footprint: Footprint, context: int) -> Budget:
         """What the engine may take of each device. `context`: tokens that a user would be content with, where nothing else bounds
         the KV cache (on a CPU)."""
+
+    def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
+        """What it may take where its usual share is too little: all that is free. None: that is no more, or nobody read what is free."""
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         """How one rank divides its budget."""

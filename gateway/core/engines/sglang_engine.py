@@ -118,6 +118,10 @@ class SglangRules:
         taken = int(candidate.gpu_bytes * fraction) + round(static.reserved_mib * MIB)
         return Budget(taken, {"gpu-memory-utilization": fraction}, f"static fraction {fraction:.3f}")
 
+    def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
+        """None: its share follows from what it reserves, which it may need."""
+        return None
+
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static(footprint).reserved_mib * MIB)
         held, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token

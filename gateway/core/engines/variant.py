@@ -15,7 +15,8 @@ from gateway.domain import Engine, Scalar
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 
 # How destructive each change is; a plan's changes add up, and of two plans that else are equal the smaller sum wins.
-_COST = {"disabled": 1, "backends": 1, "ep": 1, "pp": 1, "dtype": 2, "kv_dtype": 3, "conservative": 4, "quantization": 8}
+_COST = {"disabled": 1, "backends": 1, "ep": 1, "pp": 1, "small": 1, "eager": 2, "dtype": 2, "kv_dtype": 3, "conservative": 4}
+_COST |= {"quantization": 8}
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Variant:
     """tp, pp: ranks of tensor and pipeline parallelism; ep: experts are split whole over the tensor parallel ranks.
 
     dtype, quantization: "" as the checkpoint has them. disabled: kernels for VLLM_DISABLED_KERNELS. backends: engine flags
-    that force a kernel. conservative: no graphs and a small batch. because: why each of these differs from the plain variant.
+    that force a kernel. small: few sequences and tokens at once. eager: no graphs. conservative: both, and memory left free. because: why each of these differs from the plain variant.
     """
 
     tp: int = 1
@@ -34,6 +35,8 @@ class Variant:
     quantization: str = ""
     disabled: tuple[str, ...] = ()
     backends: tuple[tuple[str, str], ...] = ()
+    small: bool = False
+    eager: bool = False
     conservative: bool = False
     because: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, hash=False)
 

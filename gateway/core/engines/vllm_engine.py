@@ -25,6 +25,8 @@ from gateway.errors import BadFlag
 
 # The part of its share that a conservative plan leaves free, because the plan that failed may have lacked it.
 _CONSERVATIVE = 0.05
+# The largest share of a GPU that is taken, where all of the GPU is free.
+_MOST = 0.97
 # A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside it.
 GRAPHS_IN_BUDGET = "graphs_in_budget"
 _DEFAULTS = "vllm/engine/arg_utils.py get_batch_defaults"
@@ -158,20 +160,47 @@ class VllmRules:
         candidate = footprint.candidate
         if candidate.engine.device == "cpu":
             return self._of_ram(footprint, context)
-        total = candidate.gpu_bytes
-        # The engine takes its share of what CUDA says the card has, which is less than NVML says.
-        sizes = (size - vllm_memory.driver_bytes(gpu) for gpu in candidate.group if (size := gpu.total_bytes))
-        seen = min(sizes, default=0)
+        seen = self._seen(candidate)
         if "gpu-memory-utilization" in candidate.args:
             share = float(candidate.args["gpu-memory-utilization"])
             return Budget(round(seen * share), {}, f"utilization {share:.2f}, set by the user")
         spared = _CONSERVATIVE if candidate.variant.conservative else 0
-        most = candidate.engine.default_utilization - _spared(candidate) / total - spared
-        room = candidate.usable_bytes - vllm_memory.beside_bytes(
-            candidate.given.spec, candidate.stage, footprint.load, graphs_in_budget=_counts_graphs(candidate)
-        )
-        share = max(0.0, min(math.floor(most * 100) / 100, room * 100 // total / 100))
+        share = self._share(footprint, candidate.engine.default_utilization - spared)
         return Budget(round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
+
+    def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
+        candidate = footprint.candidate
+        read = all(gpu.free_bytes is not None and gpu.memory_kind == "dedicated" for gpu in candidate.group)
+        if not read or not usual.flags or not candidate.group or candidate.variant.conservative:
+            return None
+        before, share = usual.flags["gpu-memory-utilization"], self._share(footprint, _MOST)
+        if share <= float(before):
+            return None
+        warning = (
+            f"It takes {share:.2f} of each GPU, not {before:.2f}: a short context fits otherwise, and so much was free. What else comes "
+            "to these GPUs finds no room."
+        )
+        flags: dict[str, Scalar] = {"gpu-memory-utilization": share}
+        return Budget(round(self._seen(candidate) * share), flags, f"utilization {share:.2f}", warning)
+
+    def _seen(self, candidate: Candidate) -> int:
+        """The engine takes its share of what CUDA says the card has, which is less than NVML says."""
+        sizes = (size - vllm_memory.driver_bytes(gpu) for gpu in candidate.group if (size := gpu.total_bytes))
+        return min(sizes, default=0)
+
+    def _share(self, footprint: Footprint, most: float) -> float:
+        """The part of each GPU that is free beside what the engine takes beside its share, in hundredths; `most` at most."""
+        candidate = footprint.candidate
+        total = candidate.gpu_bytes
+        room = candidate.usable_bytes - vllm_memory.beside_bytes(
+            candidate.given.spec,
+            candidate.stage,
+            footprint.load,
+            graphs_in_budget=_counts_graphs(candidate),
+            through_host=candidate.through_host,
+        )
+        most -= _spared(candidate) / total
+        return max(0.0, min(math.floor(most * 100) / 100, room * 100 // total / 100))
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         candidate = footprint.candidate

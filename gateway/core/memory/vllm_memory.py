@@ -26,6 +26,9 @@ _OVERHEAD_OF_RANKS = round(0.18 * GIB)
 # Taken before the engine begins to count, so beside its budget: the CUDA context (0.51 GiB), and NCCL with its peers.
 _CONTEXT = round(0.51 * GIB)
 _NCCL = 2 * GIB
+# Where the GPUs meet in the host's memory alone, NCCL keeps its buffers there: context and NCCL took about 0.4 GiB of each of eight
+# 3090 (github.com/Sandermage/genesis-vllm-patches/issues/24), 0.25 GiB of each of two 4090 (github.com/vllm-project/vllm/issues/13061).
+_NCCL_THROUGH_HOST = GIB // 2
 # Graphs of one layer, all batch sizes together: the engine's own estimate where it makes one (0.009 to 0.024 GiB), and what
 # capturing really took (0.009 to 0.044).
 _GRAPH_OF_LAYER = round(0.017 * GIB)
@@ -117,9 +120,15 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     return max(forward, sampling, compiling) + experts + beside
 
 
-def beside_bytes(spec: ModelSpec, built: BuiltModel, load: Workload, *, graphs_in_budget: bool = True) -> int:
-    """What an engine takes of a GPU beside its share: the CUDA context, NCCL, and graphs and sampling it does not count."""
-    beside = _CONTEXT + (_NCCL if load.rank.tp * load.rank.pp > 1 else 0)
+def beside_bytes(
+    spec: ModelSpec, built: BuiltModel, load: Workload, *, graphs_in_budget: bool = True, through_host: bool = False
+) -> int:
+    """What an engine takes of a GPU beside its share: the CUDA context, NCCL, and graphs and sampling it does not count.
+
+    through_host: its GPUs reach each other through the host's memory alone.
+    """
+    nccl = _NCCL_THROUGH_HOST if through_host else _NCCL
+    beside = _CONTEXT + (nccl if load.rank.tp * load.rank.pp > 1 else 0)
     if load.runner == 2 and spec.task == "generate":
         beside += _warm_bytes(spec, load)
     if load.graphs and (load.runner == 2 or not graphs_in_budget):

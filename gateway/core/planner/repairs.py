@@ -1,6 +1,7 @@
-"""What may be changed in a variant after a refusal. Pure.
+"""What may be changed in a variant after a refusal, or for a longer context. Pure.
 
     repairs(variant, refusal, ...) -> variants that may cure the refusal
+    lengthened(variant, context, wanted, ...) -> variants whose context may be longer
 
 A repair changes one thing. What a user set is never changed.
 """
@@ -69,6 +70,11 @@ def repairs(
             "pp", variant.tp, f"whole layers on each GPU, because a cut one has no kernel: {why}", refusal.source
         )
         yield replace(whole, tp=1)
+    if refusal.verdict == "illegal_parallelism" and variant.tp == gpus and variant.pp == 1 and not sizes:
+        for size in range(gpus - 1, 0, -1) if has(engine, "pipeline-parallel-size") else ():
+            if gpus % size == 0:
+                reason = f"stages of {size} GPUs: {why}" if size > 1 else f"a stage on each GPU: {why}"
+                yield replace(variant.changed("pp", gpus // size, reason, refusal.source), tp=size)
     if refusal.verdict == "no_backend" and not variant.backend("attention-backend") and not _forced(args):
         for name in rules.attention_repairs:
             backends = (*variant.backends, ("attention-backend", name))
@@ -83,19 +89,61 @@ def repairs(
         # What memory was short for may have been the batch or the graphs.
         yield variant.changed("conservative", True, f"fewer demands, because memory ran out without this: {why}", "fact")
     if refusal.verdict == "no_memory":
-        flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
-        # SGLang has no plain name for the usual one of the two.
-        half = next((name for name in ("fp8", "fp8_e4m3") if flag and name in (flag.choices or ())), None)
-        if half and refusal.cache and variant.kv_dtype == "auto" and "kv-cache-dtype" not in args and engine.device == "cuda":
-            yield variant.changed(
-                "kv_dtype", half, "half the bytes per token: the context asked for does not fit otherwise", why
-            )
-        if has(engine, "pipeline-parallel-size") and "pipeline-parallel-size" not in args and variant.pp == 1:
+        if refusal.cache:
+            yield from _half_cache(variant, engine, args, f"the context asked for does not fit otherwise: {why}")
+        if _near(refusal):
+            yield from smaller(variant, engine, args, why)
+        stages_help = variant.pp == 1 and not (variant.small or variant.eager)
+        if has(engine, "pipeline-parallel-size") and "pipeline-parallel-size" not in args and stages_help:
             for stages in range(2, gpus // variant.tp + 1):
                 yield variant.changed("pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model")
         halved = not quantized and engine.device == "cuda" and QUANTIZES_LATE not in engine.traits
         if halved and not variant.quantization and "quantization" not in args:
             yield variant.changed("quantization", "fp8", f"weights are halved while they load: {why}", "memory model")
+
+
+def lengthened(
+    variant: Variant, context: int, wanted: int, engine: Engine, gpus: int, args: Collection[str]
+) -> Iterator[Variant]:
+    """Variants that differ in one thing, which may have a longer context than this one, whose `context` is less than `wanted`."""
+    if context >= wanted or len(variant.because) >= _MOST_CHANGES:
+        return
+    why = f"{context} tokens of context fit otherwise"
+    yield from smaller(variant, engine, args, why)
+    stages = variant.pp + 1
+    own = "pipeline-parallel-size" in args or not has(engine, "pipeline-parallel-size")
+    if not own and not variant.small and engine.device == "cuda" and variant.tp * stages <= gpus:
+        yield variant.changed("pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model")
+
+
+def smaller(variant: Variant, engine: Engine, args: Collection[str], why: str) -> Iterator[Variant]:
+    """What is given up for memory, one thing after the other: requests at once, then half of the KV cache's precision, or
+    graphs. Never what the user set."""
+    if engine.device != "cuda" or variant.conservative or "quantization" in variant.because:
+        return
+    if not variant.small and "max-num-seqs" not in args:
+        yield variant.changed(
+            "small", True, f"fewer requests at once, which leaves memory for long ones: {why}", "memory model"
+        )
+        return
+    yield from _half_cache(variant, engine, args, why)
+    if not variant.eager and "enforce-eager" not in args and has(engine, "enforce-eager"):
+        yield variant.changed("eager", True, f"no graphs, which costs speed and leaves their memory: {why}", "memory model")
+
+
+def _half_cache(variant: Variant, engine: Engine, args: Collection[str], why: str) -> Iterator[Variant]:
+    flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
+    # SGLang has no plain name for the usual one of the two.
+    half = next((name for name in ("fp8", "fp8_e4m3") if flag and name in (flag.choices or ())), None)
+    if half and variant.kv_dtype == "auto" and "kv-cache-dtype" not in args and engine.device == "cuda":
+        reason = f"half the bytes per token, which costs some accuracy: {why}"
+        yield variant.changed("kv_dtype", half, reason, "memory model")
+
+
+def _near(refusal: Refused) -> bool:
+    """The weights have room, so that less beside them may help."""
+    memory = refusal.evidence.memory
+    return memory is not None and memory.weights_bytes + memory.overhead_bytes < memory.budget_bytes
 
 
 def _forced(args: Collection[str]) -> bool:

@@ -33,7 +33,8 @@ from gateway.core.planner.gates import (
 from gateway.core.planner.layer_kernels import Seen, layer_kernels
 from gateway.core.planner.parallel import GpuGroups, spare_groups
 from gateway.core.planner.propose import propose, question
-from gateway.core.planner.repairs import repairs
+from gateway.core.planner.repairs import lengthened, repairs
+from gateway.core.planner.sizes import wanted_context
 from gateway.core.planner.sizing import batch_of, sizes
 from gateway.core.quantization.block import UnknownScheme
 from gateway.core.speculative.drafter import Drafter
@@ -119,21 +120,31 @@ class Search:
             return
         users = self.canonical.keys() | ({"dtype"} if given.wish.dtype != "auto" else set())
         users |= {"tensor-parallel-size"} if given.wish.tensor_parallel else set()
-        seen = set(variants)
+        reached: dict[Variant, int] = {}  # tokens of context that a plan with fewer changes has
+        wanted, seen = wanted_context(given.spec, given.wish, self.canonical), set(variants)
         for _ in range(_MOST_VARIANTS):
             if not variants:
                 break
             variant = variants.popleft()
+            changed: list[Variant] = []
             try:
-                self.plans.append(self._plan(variant))
+                plan = self._plan(variant)
+                context = plan.max_model_len.value
+                if context > reached.get(variant, 0):  # else what it gives up is for nothing
+                    self.plans.append(plan)
+                changed += lengthened(variant, context, wanted, engine, gpus, users)
+                reached.update(dict.fromkeys(changed, max(context, reached.get(variant, 0))))
             except Refused as refusal:
                 # The refusal of the unchanged variant tells what the change could not cure.
                 if not variant.because or refusal.verdict == "known_bad":
                     self.rejected.append(rejection(engine, variant, refusal))
-                changed = repairs(variant, refusal, engine, rules, gpus, users, quantized=given.spec.quant is not None)
-                fresh = [other for other in changed if other not in seen]
-                seen.update(fresh)
-                variants.extend(fresh)
+                changed += repairs(variant, refusal, engine, rules, gpus, users, quantized=given.spec.quant is not None)
+                if refusal.verdict == "known_bad" and (memory := refusal.evidence.memory):
+                    # What failed with a short context says nothing of what has a longer one.
+                    changed += lengthened(variant, memory.kv_tokens, wanted, engine, gpus, users)
+            fresh = [other for other in changed if other not in seen]
+            seen.update(fresh)
+            variants.extend(fresh)
         self._replicated()
 
     def _known_model(self, first: Variant) -> None:
@@ -302,7 +313,7 @@ class Search:
         return layer_kernels(
             built.linears,
             self.rules,
-            rank,
+            replace(rank, pp=1, kv_dtype="auto"),  # whose kernels are those of this rank, and known
             disabled - {""},
             variant.backend("linear-backend"),
             experts=expert_traits(spec, online=bool(variant.quantization and spec.quant is None)),

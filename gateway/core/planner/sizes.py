@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.domain import Choice, Memory, Scalar
+from gateway.domain import Choice, Memory, ModelSpec, Scalar, Wish
 
 # A context that serves most chats and agents. Of plans that all load, a plan with a shorter context ranks behind a plan with this
 # context. Only a preference: `min_context` is the user's hard limit.
 COMFORTABLE_CONTEXT = 32768
+
+
+def wanted_context(spec: ModelSpec, wish: Wish, args: Mapping[str, Scalar]) -> int:
+    """Tokens that the user asked for, or would be content with. args: the user's flags by canonical names."""
+    longest = min(spec.max_position, wish.max_context or spec.max_position, int(args.get("max-model-len", spec.max_position)))
+    return min(longest, wish.min_context or COMFORTABLE_CONTEXT)
 
 
 @dataclass(frozen=True)

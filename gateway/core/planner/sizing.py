@@ -9,31 +9,55 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gateway.core.engines.candidate import Candidate, Footprint
+from gateway.core.engines.candidate import Budget, Candidate, Footprint
 from gateway.core.engines.evidence import Evidence
 from gateway.core.engines.refusal import Refused
 from gateway.core.facts.scope import batch_scope
 from gateway.core.layers.weights import weights_bytes
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.model.workload import Workload
-from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, Batch, Sizes
+from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, Batch, Sizes, wanted_context
 from gateway.domain import BoolChoice, Choice, IntChoice, Memory
 from gateway.domain.units import MIB, gib
 
 _LEAST_KV = 16 * MIB
 # Two starts of the same plan use memory alike to about so much.
 _STEADY = 64 * MIB
-# A conservative plan goes no lower: blocks of some KV caches are as long as this, and have to fit into a batch.
+# No plan goes lower by itself: blocks of some KV caches are as long as this, and have to fit into a batch.
 _LEAST_TOKENS = 2048
+# Of a plan that is short of memory.
+_FEW_SEQS = 16
 
 
 def sizes(candidate: Candidate) -> Sizes:
-    """Raises Refused, whose evidence has the memory that was missing."""
-    engine, rules = candidate.engine, candidate.rules
-    batch = batch_of(candidate)
+    """Within the engine's usual share, or within all that is free where that holds no context that is wanted. Raises Refused, whose
+    evidence has the memory that was missing."""
+    rules, batch = candidate.rules, batch_of(candidate)
     footprint = _footprint(candidate, batch)
-    wanted = min(_limit(candidate), max(COMFORTABLE_CONTEXT, candidate.given.wish.min_context or 0))
-    bounds = rules.budget(footprint, wanted)
+    wanted = wanted_context(candidate.given.spec, candidate.given.wish, candidate.args)
+    usual = rules.budget(footprint, min(_limit(candidate), max(COMFORTABLE_CONTEXT, candidate.given.wish.min_context or 0)))
+    found, refusal = None, None
+    try:
+        found = _within(footprint, batch, usual)
+        if found.context.value >= wanted:
+            return found
+    except Refused as error:
+        refusal = error
+    most = rules.most(footprint, usual)
+    if most is not None:
+        try:
+            return _within(footprint, batch, most)
+        except Refused as error:
+            refusal = error
+    if found is None:
+        assert refusal is not None  # noqa: S101 - one of the two is there
+        raise refusal
+    return found
+
+
+def _within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
+    """The sizes within this budget. Raises Refused."""
+    candidate, rules = footprint.candidate, footprint.candidate.rules
     scope = candidate.scope | {"budget": bounds.words}
     estimate = rules.divided(footprint, bounds.bytes)
     memory = _seen(footprint, estimate, batch)
@@ -45,14 +69,16 @@ def sizes(candidate: Candidate) -> Sizes:
         reason = f"{gib(used)} {needed} beside the KV cache, and {gib(bounds.bytes)} are to be had ({bounds.words})"
         raise Refused("no_memory", reason, "fact" if learned else "memory model", evidence=evidence)
     # On a CPU never left out: without a size the engine takes nearly all memory, even for a model that keeps no cache.
-    flags = {"kv-cache-memory-bytes": max(memory.kv_bytes, _LEAST_KV)} if engine.device == "cpu" else bounds.flags
+    on_cpu = candidate.engine.device == "cpu"
+    flags = {"kv-cache-memory-bytes": max(memory.kv_bytes, _LEAST_KV)} if on_cpu else bounds.flags
     context, warnings = _context(footprint, evidence, memory.kv_bytes, scope)
     if memory.kv_bytes:
         requests = footprint.cache.requests(memory.kv_bytes, context.value, batch.tokens.value)
         # The engine's own count: what fits of requests this long, which with windows is less than bytes divided by a token's.
         tokens = round(requests * context.value) if math.isfinite(requests) else memory.kv_tokens
         memory = memory.evolve(full_requests=round(requests, 2), kv_tokens=tokens)
-    return Sizes(batch, memory, context, dict(flags), scope, warnings)
+    told = (bounds.warning, *warnings) if bounds.warning else warnings
+    return Sizes(batch, memory, context, dict(flags), scope, told)
 
 
 def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
@@ -160,6 +186,9 @@ def batch_of(candidate: Candidate) -> Batch:
 def _sized(candidate: Candidate, flag: str, default: int, reason: str, source: str) -> Choice[int]:
     if flag in candidate.args:
         return IntChoice(value=int(candidate.args[flag]), reason="set by the user", source="user")
+    if candidate.variant.small and flag == "max-num-seqs" and default > _FEW_SEQS:
+        why, source = candidate.variant.because["small"]
+        return IntChoice(value=_FEW_SEQS, reason=why, source=source)
     if candidate.variant.conservative and flag == "max-num-seqs":
         why = "a smaller batch, because the plan with the usual one failed"
         return IntChoice(value=max(1, default // 8), reason=why, source="fact")
@@ -171,6 +200,9 @@ def _eager(candidate: Candidate) -> Choice[bool]:
         return BoolChoice(value=bool(candidate.args["enforce-eager"]), reason="set by the user", source="user")
     if candidate.engine.device == "cpu":
         return BoolChoice(value=True, reason="compiling for the CPU costs minutes at every start", source=candidate.source)
+    if candidate.variant.eager:
+        why, source = candidate.variant.because["eager"]
+        return BoolChoice(value=True, reason=why, source=source)
     if candidate.variant.conservative:
         return BoolChoice(value=True, reason="no graphs, because the plan with them failed", source="fact")
     return BoolChoice(value=False, reason="CUDA graphs are faster", source="planner")
@@ -185,6 +217,8 @@ def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
             "a smaller batch, because the plan with the usual one failed",
             "fact",
         )
+    if candidate.variant.small and value > _LEAST_TOKENS and not reads_whole:
+        value, (reason, source) = _LEAST_TOKENS, candidate.variant.because["small"]
     # Drafted tokens take their places in the batch first; the engine refuses to start when nothing is left beside them.
     drafted = candidate.speculation.slots * seqs
     if value <= drafted:

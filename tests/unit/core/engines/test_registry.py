@@ -37,6 +37,9 @@ class MadeUpRules(VllmRules):
         half = footprint.candidate.gpu_bytes // 2
         return Budget(half, {"gpu-memory-utilization": 0.5}, "one half")
 
+    def most(self, footprint: Footprint, usual: Budget) -> None:
+        return None
+
 
 def profiles_with_a_third_kind(folder: Path) -> Profiles:
     """Those of vLLM 0.33.0 under another name."""

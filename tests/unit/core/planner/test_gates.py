@@ -102,7 +102,7 @@ def test_a_kv_cache_that_a_version_lacks_or_that_is_not_understood_is_refused() 
 @pytest.mark.parametrize(("ref", "name"), [("vllm==0.33.0", "fp8"), ("sglang==0.5.23", "fp8_e4m3")])
 def test_half_a_kv_cache_is_asked_for_by_the_engines_own_name(ref: str, name: str) -> None:
     whole = on(machine("3090"), ref, tensor_parallel=1).plans[0].max_model_len.value
-    best = on(machine("3090"), ref, tensor_parallel=1, min_context=whole + 4096).plans[0]
+    best = on(machine("3090"), ref, tensor_parallel=1, min_context=whole * 7 // 4).plans[0]
     assert best.kv_cache_dtype.value == name
     assert f"--kv-cache-dtype={name}" in best.argv
 

@@ -10,7 +10,7 @@ from gateway.core.engines.refusal import Refused
 from gateway.core.engines.variant import Variant, plain
 from gateway.core.engines.vllm_engine import VllmRules
 from gateway.core.kernels.linear import LinearRules
-from gateway.core.planner.repairs import has, repairs
+from gateway.core.planner.repairs import has, lengthened, repairs
 from gateway.domain import Engine, Flag, Scalar
 from tests.support.makers import engine
 
@@ -156,3 +156,38 @@ def test_a_flag_is_known_by_the_engines_own_name() -> None:
     renamed = engine(flags={"tp-size": Flag(type="int")}, spelling={"tensor-parallel-size": "tp-size"})
     assert has(renamed, "tensor-parallel-size")
     assert not has(renamed, "max-model-len")
+
+
+# --- a short context ---
+
+
+def longer(variant: Variant, context: int = 9000, *, gpus: int = 1, args: Any = (), on: Engine = ENGINE) -> list[str]:
+    """What each variant changes that may have a longer context than this one."""
+    found = lengthened(variant, context, 32_768, on, gpus, args)
+    return [name for other in found for name in other.because if name not in variant.because]
+
+
+def test_for_a_longer_context_one_thing_after_the_other_is_given_up_and_nothing_where_it_is_long_enough() -> None:
+    fewer = Variant().changed("small", True, "short", "memory model")
+    half = fewer.changed("kv_dtype", "fp8", "short", "memory model")
+    assert longer(Variant(), 32_768) == []
+    assert longer(Variant()) == ["small"]
+    assert longer(fewer) == ["kv_dtype", "eager"]
+    assert longer(half) == ["eager"]
+    assert longer(half.changed("eager", True, "short", "memory model")) == []
+    assert longer(Variant(), gpus=2) == ["small", "pp"]
+    assert longer(fewer, gpus=2) == ["kv_dtype", "eager"]
+
+
+def test_what_the_user_set_is_not_given_up() -> None:
+    assert longer(Variant(), args={"max-num-seqs"}) == ["kv_dtype", "eager"]
+    assert longer(Variant(), args={"max-num-seqs", "kv-cache-dtype", "enforce-eager"}) == []
+    assert longer(Variant(), gpus=4, args={"max-num-seqs", "kv-cache-dtype", "enforce-eager", "pipeline-parallel-size"}) == []
+
+
+def test_of_gpus_that_do_not_divide_the_heads_each_stage_takes_as_many_as_do() -> None:
+    refusal = Refused("illegal_parallelism", "64 attention heads cannot be shared by 6 GPUs", "vllm/config/model.py")
+    found = cures(refusal, Variant(tp=6), gpus=6)
+    assert [(variant.tp, variant.pp) for variant in found] == [(3, 2), (2, 3), (1, 6)]
+    assert cures(refusal, Variant(tp=3), gpus=6) == []
+    assert cures(refusal, Variant(tp=6), gpus=6, args={"tensor-parallel-size"}) == []

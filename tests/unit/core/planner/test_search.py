@@ -51,6 +51,52 @@ def test_a_cache_of_half_the_bytes_holds_the_context_that_was_asked_for() -> Non
     assert "--kv-cache-dtype=fp8" in best.argv
 
 
+LLAMA_70B: dict[str, Any] = {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+
+
+def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_useful_context() -> None:
+    engines, here = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("2x3090")
+    model = published("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
+    decision = decide(model, here, engines, wish(tensor_parallel=2), rules=PROFILES.rules(engines))
+    told = [
+        (plan.max_num_seqs.value, plan.enforce_eager.value, plan.kv_cache_dtype.value)
+        for plan in sorted(decision.plans, key=lambda plan: plan.cost)
+    ]
+    assert told == [(256, False, "auto"), (16, True, "auto"), (16, False, "fp8"), (16, True, "fp8")]
+    contexts = [plan.max_model_len.value for plan in sorted(decision.plans, key=lambda plan: plan.cost)]
+    assert contexts[0] < 8192 < 16_384 < contexts[1]
+    best = decision.plans[0]
+    assert best.max_model_len.value >= 32_768
+    assert "no graphs, which costs speed" in best.enforce_eager.reason
+    assert "which costs some accuracy" in best.kv_cache_dtype.reason
+    assert "fewer requests at once" in best.max_num_seqs.reason
+    assert all(plan.memory is not None and plan.memory.low <= plan.memory.budget_bytes for plan in decision.plans)
+
+
+def test_more_than_the_usual_share_is_taken_where_it_is_needed_and_was_read_to_be_free() -> None:
+    engines, here = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("3090")
+    model = published("gemma-3-27b", quantization_config=QUANTS["w4a16"])
+
+    def shares(free: int | None) -> list[float]:
+        seen = here.evolve(gpus=tuple(gpu.evolve(free_bytes=free) for gpu in here.gpus))
+        plans = decide(model, seen, engines, wish(), rules=PROFILES.rules(engines)).plans
+        flags = [flag.partition("=") for plan in plans for flag in plan.argv]
+        return [float(value) for name, _, value in flags if name == "--gpu-memory-utilization"]
+
+    free = here.gpus[0].free_bytes or 0
+    assert max(shares(free)) > 0.92
+    assert max(shares(free - (1 << 30))) < max(shares(free)) - 0.03  # a desktop's share
+    assert max(shares(None)) <= 0.92
+    long = decide(published("llama-3.2-1b"), here, engines, wish(), rules=PROFILES.rules(engines)).plans
+    assert [plan.cost for plan in long] == [0]
+    assert "--gpu-memory-utilization=0.92" in long[0].argv
+
+
 def test_a_user_who_set_the_cache_is_not_overruled() -> None:
     decision = searched("llama-3.1-8b", "3090", "vllm==0.33.0", min_context=70_000, args={"kv-cache-dtype": "auto"})
     assert all(plan.quantization.value == "fp8" for plan in decision.plans)
