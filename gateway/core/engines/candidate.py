@@ -62,7 +62,12 @@ class Candidate:
     @property
     def usable_bytes(self) -> int:
         """What an engine may take of each GPU."""
-        return min(available_bytes(gpu, self.given.claims) for gpu in self.group) - _HEADROOM
+        return min(free for free, _ in self.room)
+
+    @property
+    def room(self) -> list[tuple[int, int]]:
+        """Of each GPU what an engine may take, and all that it has."""
+        return [(available_bytes(gpu, self.given.claims) - _HEADROOM, gpu.total_bytes or self.gpu_bytes) for gpu in self.group]
 
     @cached_property
     def through_host(self) -> bool:

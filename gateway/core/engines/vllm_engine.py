@@ -191,16 +191,16 @@ class VllmRules:
     def _share(self, footprint: Footprint, most: float) -> float:
         """The part of each GPU that is free beside what the engine takes beside its share, in hundredths; `most` at most."""
         candidate = footprint.candidate
-        total = candidate.gpu_bytes
-        room = candidate.usable_bytes - vllm_memory.beside_bytes(
+        beside = vllm_memory.beside_bytes(
             candidate.given.spec,
             candidate.stage,
             footprint.load,
             graphs_in_budget=_counts_graphs(candidate),
             through_host=candidate.through_host,
         )
-        most -= _spared(candidate) / total
-        return max(0.0, min(math.floor(most * 100) / 100, room * 100 // total / 100))
+        room = min((free - beside) * 100 // total for free, total in candidate.room)
+        most -= _spared(candidate) / candidate.gpu_bytes
+        return max(0.0, min(math.floor(most * 100) / 100, room / 100))
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         candidate = footprint.candidate

@@ -221,23 +221,40 @@ def gate_devices(
     layers = sum(group.layers for group in given.spec.attention if group.kind != "vision")
     if pp > layers:
         raise Refused("illegal_parallelism", f"{layers} layers cannot be shared by {pp} stages", "vllm/distributed/utils.py")
-    group = groups.best(tp * pp)
+    group = groups.best(tp * pp) or (groups.unlike(pp) if tp == 1 else None)
     if group is None:
         raise Refused("no_device", f"there are no {tp * pp} GPUs of one kind", "probe")
     if group[0].total_bytes is None:
         raise Refused("unknown_memory", f"the memory of {group[0].name} could not be read", "probe")
-    capability = group[0].capability
+    for gpu in group:
+        _computed_for(engine, gpu)
+    return group
+
+
+def _computed_for(engine: Engine, gpu: Gpu) -> None:
+    """The engine holds code for this GPU. Raises Refused."""
+    capability = gpu.capability
     if engine.min_capability and capability and float(capability) < float(engine.min_capability):
         raise Refused(
             "no_kernel",
-            f"{engine.ref} needs compute capability {engine.min_capability}, {group[0].name} has {capability}",
+            f"{engine.ref} needs compute capability {engine.min_capability}, {gpu.name} has {capability}",
             f"profile {engine.ref}",
         )
     if engine.compiled and capability and runs(engine.compiled, capability) == "no":
         made = ", ".join(capabilities(engine.compiled))
-        reason = f"{engine.ref} is compiled for compute capability {made}; {group[0].name} has {capability}"
+        reason = f"{engine.ref} is compiled for compute capability {made}; {gpu.name} has {capability}"
         raise Refused("no_kernel", reason, engine.sources.get("compiled", f"profile {engine.ref}"))
-    return group
+
+
+def gate_alike(first: Evidence, other: Evidence, gpu: Gpu) -> None:
+    """Stages on unlike GPUs keep their caches alike, as the engine counts them once for all. Raises Refused."""
+    kept, theirs = (
+        {(row.kind, row.head_dim): f"{row.backend} in blocks of {row.block}" for row in one.attention if row.kind != "vision"}
+        for one in (first, other)
+    )
+    if kept != theirs:
+        reason = f"its stages would keep their caches unlike: on {gpu.name} {', '.join(theirs.values())}, else {', '.join(kept.values())}"
+        raise Refused("no_backend", reason, "planner")
 
 
 def gate_method(
@@ -289,8 +306,8 @@ def gate_dtype(
 def _not_computed(spec: ModelSpec, engine: Engine, group: tuple[Gpu, ...]) -> dict[str, tuple[str, str]]:
     """Dtypes that the engine does not compute this model in on these GPUs: the reason, and where that stands."""
     found = {}
-    if group and group[0].capability is not None and float(group[0].capability) < 8.0:
-        reason = f"bfloat16 needs compute capability 8.0, {group[0].name} has {group[0].capability}"
+    if old := next((gpu for gpu in group if gpu.capability is not None and float(gpu.capability) < 8.0), None):
+        reason = f"bfloat16 needs compute capability 8.0, {old.name} has {old.capability}"
         found["bfloat16"] = reason, "vllm/platforms/cuda.py check_if_supports_dtype"
     if spec.model_type in engine.no_float16:
         reason = f"{engine.ref} refuses float16 for {spec.model_type}: it is numerically unstable"

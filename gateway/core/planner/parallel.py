@@ -108,3 +108,12 @@ class GpuGroups:
         if size not in self._best:
             self._best[size] = best_group(self._hardware, size, self._claims)
         return self._best[size]
+
+    def unlike(self, size: int) -> tuple[Gpu, ...] | None:
+        """The GPUs with the most room, whatever they are: for stages, which each compute by themselves. None: there are not so many."""
+        room = {
+            gpu.uuid: available_bytes(gpu, self._claims) for gpu in self._hardware.gpus if gpu.total_bytes and gpu.capability
+        }
+        known = [gpu for gpu in self._hardware.gpus if gpu.uuid in room and gpu.memory_kind == "dedicated"]
+        most = sorted(known, key=lambda gpu: (-room[gpu.uuid], gpu.index))[:size]
+        return tuple(sorted(most, key=lambda gpu: gpu.index)) if len(most) == size else None

@@ -182,6 +182,12 @@ def _warnings(candidate: Candidate) -> list[str]:
     if candidate.variant.quantization and spec.quant is None:
         quantization = candidate.variant.quantization
         warnings.append(f"The weights are quantized to {quantization} while they load, which costs some accuracy.")
+    if len({gpu.name for gpu in candidate.group}) > 1:
+        names = ", ".join(gpu.name for gpu in candidate.group)
+        warnings.append(
+            f"Its stages are on unlike GPUs ({names}): each has as many layers, and the smallest and slowest sets the pace. Kernels are "
+            f"told of {candidate.group[0].name}."
+        )
     warnings += _widened(candidate)
     return warnings
 

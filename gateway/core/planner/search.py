@@ -18,6 +18,7 @@ from gateway.core.model.rank import Rank
 from gateway.core.planner.asked import evidence_of, gaps
 from gateway.core.planner.flags import canonical
 from gateway.core.planner.gates import (
+    gate_alike,
     gate_devices,
     gate_driver,
     gate_dtype,
@@ -264,6 +265,10 @@ class Search:
             smallest = min(gpu.total_bytes or 0 for gpu in group)
             rows = self._attention(built.attention, rank, variant, smallest)
             evidence = Evidence(self._kernels(built, rank, variant), rows, method=method)
+        for gpu in {gpu.capability: gpu for gpu in group if gpu.capability != capability}.values():
+            other = self._forecast(replace(bare, group=(gpu,))).evidence
+            gate_kernels(other, engine, given.facts, gpu.capability)
+            gate_alike(evidence, other, gpu)
         return replace(bare, speculation=speculation, evidence=evidence)
 
     def _proposed(self, candidate: Candidate) -> Plan:

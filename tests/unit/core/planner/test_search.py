@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from gateway.core.engines.evidence import Evidence
+from gateway.core.engines.refusal import Refused
 from gateway.core.planner.decide import decide
-from gateway.domain import Decision, Fact
+from gateway.core.planner.gates import gate_alike
+from gateway.domain import Decision, Fact, LayerAttention
 from gateway.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
@@ -177,3 +182,42 @@ def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says(
     assert "MarlinLinearKernel" not in {row.kernel for row in after.kernels}
     (warning,) = [one for one in after.warnings if "for the whole model only" in one]
     assert f"{sum(row.count for row in first.kernels if row.kernel == failing.kernel)} layers go without it" in warning
+
+
+# --- unlike GPUs ---
+
+
+def on_5090_and_3090(changed: int, **changes: Any) -> Decision:
+    """Of a model that neither of the two holds alone."""
+    engines, pair = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("5090+3090")
+    gpus = tuple(gpu.evolve(**changes) if gpu.index == changed else gpu for gpu in pair.gpus)
+    model = published("qwen3.6-35b-a3b", quantization_config=QUANTS["fp8-block"])
+    return decide(model, pair.evolve(gpus=gpus), engines, wish(), rules=PROFILES.rules(engines))
+
+
+def test_a_model_too_large_for_the_larger_of_unlike_gpus_is_shared_by_stages() -> None:
+    best = on_5090_and_3090(0).plans[0]
+    assert (best.tensor_parallel.value, best.pipeline_parallel.value, len(best.gpus)) == (1, 2, 2)
+    assert any("stages are on unlike GPUs (NVIDIA GeForce RTX 5090, NVIDIA GeForce RTX 3090)" in one for one in best.warnings)
+    assert best.memory.gpu_bytes == 24 << 30
+    alone = searched("qwen3-8b", "5090+3090", "vllm==0.33.0").plans[0]
+    assert (alone.pipeline_parallel.value, len(alone.gpus)) == (1, 1)
+
+
+def test_of_unlike_gpus_the_fullest_bounds_the_share_and_each_must_compute_its_stage() -> None:
+    total = PROFILES.hardware("5090+3090").gpus[0].total_bytes or 0
+    best = on_5090_and_3090(0, free_bytes=total * 93 // 100).plans[0]
+    assert "--gpu-memory-utilization=0.89" in best.argv
+    assert on_5090_and_3090(1, capability="7.0").plans == ()
+    assert on_5090_and_3090(1, capability="7.5").plans == ()
+
+
+def test_stages_that_would_keep_their_caches_unlike_are_refused() -> None:
+    row = LayerAttention(kind="full", layers=8, head_dim=128, backend="FLASH_ATTN", status="ok", block=16)
+    tower = LayerAttention(kind="vision", layers=8, head_dim=64, backend="FLASH_ATTN", status="ok")
+    (gpu,) = PROFILES.hardware("3090").gpus
+    first = Evidence(attention=(row, tower))
+    gate_alike(first, Evidence(attention=(row, tower.evolve(backend="TORCH_SDPA"))), gpu)
+    for other in (row.evolve(backend="TRITON_ATTN"), row.evolve(block=32)):
+        with pytest.raises(Refused, match="keep their caches unlike: on NVIDIA GeForce RTX 3090"):
+            gate_alike(first, Evidence(attention=(other,)), gpu)
