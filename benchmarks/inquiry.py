@@ -43,6 +43,9 @@ class Timed:
         self._host = host
         self.came: list[float] = []
 
+    async def resolve(self, engine: EngineRef) -> EngineRef:
+        return await self._host.resolve(engine)
+
     async def identity(self, engine: EngineRef) -> str:
         return await self._host.identity(engine)
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from gateway.core.model.spec import Tensor
 from gateway.domain import Asked, EngineAnswer, Hardware, OpenQuestions, Question, RuleGap
+from gateway.domain.image_name import exact
 from gateway.errors import HostError
 from gateway.inquiry.document import ModelFiles, StatedGpus
 from gateway.inquiry.inquirer import Inquirer
@@ -58,19 +59,23 @@ async def checked(
     model: ModelFiles,
     limit_s: float = LIMIT_S,
     known_problems: Mapping[str, str] | None = None,
+    known_pins: Mapping[str, str] | None = None,
 ) -> Checked[D]:
     """Ask the engine of the best plan, decide again, until the best plan was checked or the time is over.
 
     `decide` gets the answers so far. The forecast stands wherever an engine cannot be asked; those of `known_problems`, by name, are not.
+    Images of `known_pins` are asked at these digests.
     """
     answers: dict[Question, EngineAnswer] = {}
+    pins = dict(known_pins or {})
     problems = dict(known_problems or {})
     end = time.monotonic() + limit_s
     while found := next((one for one in forecast.open if str(one.engine) not in problems), None):
         name, capability = str(found.engine), found.questions[0].capability
         try:
             gpus = StatedGpus.of(machine, capability) if capability else None
-            fresh = await inquirer.answers(found.engine, gpus, model, found.questions, max(0, end - time.monotonic()))
+            engine = await inquirer.exact(exact(found.engine, pins))
+            fresh = await inquirer.answers(engine, gpus, model, found.questions, max(0, end - time.monotonic()))
         except HostError as error:
             problems[name] = str(error)
             continue
@@ -78,6 +83,8 @@ async def checked(
             problems[name] = f"{name} did not answer within {limit_s:g} s."
             continue
         answers |= fresh
+        if engine.image and engine.digest:
+            pins[engine.image] = engine.digest
         forecast = await decide(answers)
     await inquirer.contradicted(forecast.gaps)
-    return Checked(forecast.decision, Asked(answers, problems))
+    return Checked(forecast.decision, Asked(answers, problems, pins))

@@ -15,6 +15,7 @@ A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from collections.abc import Iterable
 from functools import cached_property
@@ -29,7 +30,8 @@ from gateway.core.engines.registry import KINDS
 from gateway.core.engines.vllm_engine import VllmRules
 from gateway.core.kernels.cards import CardTable
 from gateway.core.kernels.gpus import GpuTable
-from gateway.domain import Engine, Fact, Hardware, Value
+from gateway.domain import Engine, EngineRef, Fact, Hardware, Value
+from gateway.domain.image_name import AllowedImages, repository
 from gateway.domain.likeness import Likeness, different, like
 from gateway.domain.release import release
 from gateway.errors import BadRequest, NotFound, SettingsError
@@ -64,8 +66,10 @@ class Profiles:
         if extra is not None and not extra.is_dir():
             raise SettingsError(f"The profiles folder {extra} does not exist.", hint="Correct or unset FITSERVE_PROFILES_DIR.")
         self.roots = roots or (*([extra] if extra else []), shipped(), *([learned] if learned else []))
+        self._learned = learned
         self.documents = Documents(cache)
         self._engines: dict[str, Engine] = {}
+        self._heard: dict[Path, tuple[int, Engine]] = {}
         self._heads: dict[str, dict[str, Any]] = {}
         self._known_rules: dict[str, EngineRules | None] = {}
 
@@ -92,6 +96,8 @@ class Profiles:
         if ref not in self._engines:
             if not self.describes(ref):
                 return self._likely(ref)
+            if self._learned is not None and self.engine_files.get(ref, Path()).is_relative_to(self._learned):
+                return self._said(self.engine_files[ref])
             if ref in self.engine_files:
                 path = self.engine_files[ref]
                 engine = _validate(path, Engine, self._merged(path))
@@ -106,6 +112,49 @@ class Profiles:
                 )
             self._engines[ref] = engine
         return self._engines[ref]
+
+    def of(self, engine: EngineRef) -> Engine:
+        """The profile of an engine in its image. Of an image that the engine's project did not publish, what the image said of itself; before
+        it was asked, what is known of the version that it is said to hold. Raises NotFound."""
+        known = self.engine(str(engine))
+        if engine.image in (None, known.image):
+            return known
+        path = self._said_by(engine)
+        if path is not None and path.is_file():
+            return self._said(path)
+        return like(known, known.version, engine.image)
+
+    def learned_in(self, engine: EngineRef) -> Path:
+        """The folder for what an engine in its image says of itself."""
+        if self._learned is None:
+            raise SettingsError("There is no folder for what engines say of themselves.", hint="Set FITSERVE_DATA_DIR.")
+        if engine.image in (None, self.engine(str(engine)).image):
+            return self._learned
+        return self._learned / "images" / hashlib.sha256(str(engine.image).encode()).hexdigest()[:16]
+
+    def _said_by(self, engine: EngineRef) -> Path | None:
+        return self.learned_in(engine) / "engines" / engine.kind / f"{engine.version}.yaml" if self._learned else None
+
+    def _said(self, path: Path) -> Engine:
+        """What an engine said of itself; it is asked again when its image is another."""
+        written = path.stat().st_mtime_ns
+        if self._heard.get(path, (0,))[0] != written:
+            self._heard[path] = written, _validate(path, Engine, self._yaml(path))
+        return self._heard[path][1]
+
+    def undescribed(self, engine: EngineRef) -> bool:
+        """Whether nobody but the engine itself says what it is: no profile came with us, or it is in an image of another name."""
+        path = self._said_by(engine)
+        said = path is not None and path.is_file()
+        return said or not self.describes(str(engine)) or engine.image not in (None, self.engine(str(engine)).image)
+
+    def heard(self, engine: EngineRef, identity: str) -> bool:
+        """Whether it has said what it is, and the same image would say it now. identity: the image's id."""
+        path = self._said_by(engine)
+        if path is None or not path.is_file():
+            return False
+        said = self._said(path).sources.get("flags", "")
+        return said == f"asked of {identity}" or not said.startswith("asked of sha256:")
 
     @property
     def _known(self) -> list[str]:
@@ -180,8 +229,17 @@ class Profiles:
                 refs.extend(found)
         return [self.engine(ref) for ref in refs or self.engine_files if wanted or self._device(ref) == device]
 
-    def engines_for(self, machine: Hardware, wanted: tuple[str, ...] = ()) -> list[Engine]:
-        """The engines that `wanted` allows on this machine, newest first; empty `wanted`: all."""
+    def engines_for(self, machine: Hardware, wanted: tuple[str, ...] = (), image: str | None = None) -> list[Engine]:
+        """The engines that `wanted` allows on this machine, newest first; empty `wanted`: all. image: what holds the one that is wanted."""
+        if image is not None:
+            kind, _, version = (wanted[0] if wanted else "").partition("==")
+            if not version:
+                raise BadRequest(
+                    f"Which engine the image {image} holds was not said.",
+                    hint="Name it: --engine KIND==VERSION.",
+                    param="engines",
+                )
+            return [self.of(EngineRef(kind=kind, version=version, image=image))]
         return self.engines(wanted, device="cuda" if machine.gpus else "cpu")
 
     def _device(self, ref: str) -> str:
@@ -200,6 +258,16 @@ class Profiles:
             if ref.partition("==")[0] == one.partition("==")[0]
         }
         return frozenset(known.values()) | others
+
+    def allowed_images(self, named: str | None) -> AllowedImages:
+        """The images that may be started: those that are named, else the repositories of all profiles that somebody wrote. What an image said
+        of itself (`learned`) allows nothing."""
+        if named is not None:
+            return AllowedImages(named.split(","))
+        written = [
+            ref for ref, path in self.engine_files.items() if self._learned is None or not path.is_relative_to(self._learned)
+        ]
+        return AllowedImages(repository(str(self._head(ref).get("image"))) for ref in written)
 
     def _head(self, ref: str) -> dict[str, Any]:
         """What stands before the generated part of an engine's file."""

@@ -42,6 +42,11 @@ class Settings(BaseSettings):
         None, description="Unix socket of the agent (`fitserve agent`), on both sides; default: DATA_DIR/agent.sock"
     )
     docker_network: str = Field("fitserve-engines", description="internal network of the engines' containers")
+    allowed_images: str | None = Field(
+        None,
+        description="names of images that engines may be started from, with commas between them: repositories, or names with a tag; "
+        "`*` is any text; default: the repositories that profiles name",
+    )
     start_timeout_s: float = Field(1800, gt=0, description="longest time without a new log line until a start counts as failed")
     stop_grace_s: float = Field(20, ge=0, description="time an engine, or a stream at shutdown, gets to finish")
     backoff_s: float = Field(10, gt=0, description="first wait before the same plan is started again; doubles to backoff_max_s")

@@ -14,6 +14,7 @@ import structlog
 from gateway.domain import Mount
 from gateway.errors import SettingsError
 from gateway.hosts.agent.agent_server import Agent
+from gateway.hosts.agent.resolved_images import ResolvedImages
 from gateway.hosts.docker.host import DockerHost
 from gateway.profiles import Profiles
 from gateway.settings import Settings
@@ -40,7 +41,8 @@ async def _serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     host = DockerHost(settings.docker_network, _installation(settings.data))
     try:
-        async with Agent(host, profiles.engine, models).serving(settings.agent):
+        allowed, resolved = profiles.allowed_images(settings.allowed_images), ResolvedImages(settings.data / "images.json")
+        async with Agent(host, profiles.engine, models, allowed, resolved).serving(settings.agent):
             log.info("listening", socket=str(settings.agent), models=models.source, network=settings.docker_network)
             await ended.wait()
     finally:

@@ -6,9 +6,11 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from gateway.domain import EngineRef
+from gateway.domain.image_name import AllowedImages
 from gateway.errors import HostError
 from gateway.inquiry.answer_cache import AnswerCache
 from gateway.inquiry.inquirer import AskedHost, Inquirer
+from gateway.profiles import Profiles
 from gateway.settings import Settings, load_settings
 
 # Marks the containers of inquiries: the gateway's carry the id of its installation.
@@ -19,6 +21,14 @@ def inquirer(*, image: str | None = None, python: Path | None = None) -> Inquire
     """image: the engine is asked in a container, whatever the settings say; python: it is asked there."""
     settings = load_settings()
     return Inquirer(_host(settings, image, python), AnswerCache(settings.data / "answers"))
+
+
+def allowed_images() -> AllowedImages | None:
+    """Those that may be started; None where engines are processes."""
+    settings = load_settings()
+    if settings.host_kind == "process":
+        return None
+    return Profiles(settings.profiles_dir).allowed_images(settings.allowed_images)
 
 
 def _host(settings: Settings, image: str | None, python: Path | None) -> AskedHost:
@@ -38,9 +48,10 @@ def _host(settings: Settings, image: str | None, python: Path | None) -> AskedHo
     from gateway.hosts.docker.host import DockerHost
 
     if kind == "docker" or image is not None:
-        return DockerHost(settings.docker_network, _OWNER)
+        return DockerHost(settings.docker_network, _OWNER, allowed=allowed_images())
     process = ProcessHost(settings.data)
-    return _FirstThatHas((DockerHost(settings.docker_network, _OWNER), process)) if listening() else process
+    docker = DockerHost(settings.docker_network, _OWNER, allowed=allowed_images())
+    return _FirstThatHas((docker, process)) if listening() else process
 
 
 class _FirstThatHas:
@@ -48,6 +59,9 @@ class _FirstThatHas:
 
     def __init__(self, hosts: Sequence[AskedHost]) -> None:
         self._hosts = hosts
+
+    async def resolve(self, engine: EngineRef) -> EngineRef:
+        return await (await self._found(engine))[0].resolve(engine)
 
     async def identity(self, engine: EngineRef) -> str:
         return (await self._found(engine))[1]

@@ -24,6 +24,8 @@ from gateway.settings import Settings
 
 # A CPU engine takes 2.4 GiB on disk, and uv keeps a second copy in its cache while it works.
 _ROOM_BYTES = 6 * GIB
+# In the environment: what uv is told to leave out.
+_WITHOUT = "without.txt"
 
 
 class InstallFailed(FitserveError):
@@ -55,6 +57,8 @@ def install(engine: Engine, profiles: Profiles, settings: Settings, say: Callabl
         environment = {**os.environ, **sources}
         uv = find_uv()
         _run([uv, "venv", "--quiet", "--clear", "--python", engine.install.python, str(folder)], environment)
+        without = (f"{package}; sys_platform == 'never'\n" for package in engine.install.without)
+        (folder / _WITHOUT).write_text("".join(without))
         _run([uv, *pip_arguments(engine.install, profiles.install_file(engine), folder, sources)], environment)
         _run(
             [str(folder / "bin" / "python"), "-c", f"import {engine.install.module}"],
@@ -86,6 +90,8 @@ def pip_arguments(recipe: Install, lock_file: Path | None, folder: Path, sources
         arguments += ["--index-strategy", "unsafe-best-match"]
     if lock_file is not None:
         arguments += ["--require-hashes", "--no-deps", "-r", str(lock_file)]
+    elif recipe.without:
+        arguments += ["--overrides", str(folder / _WITHOUT)]
     arguments += recipe.packages
     if recipe.torch_backend and not _has_torch(sources.get("UV_FIND_LINKS", "")):
         arguments += ["--torch-backend", recipe.torch_backend]

@@ -15,6 +15,9 @@ from gateway.errors import BadRequest
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Engines = Annotated[list[str] | None, typer.Option("--engine", help="Allowed engine, KIND or KIND==VERSION; repeatable.")]
+Image = Annotated[
+    str | None, typer.Option(help="Image that holds the engine, instead of its project's; without --engine it is asked.")
+]
 Tp = Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallel size.")]
 MinContext = Annotated[int | None, typer.Option(min=1, help="Refuse plans with fewer tokens of context.")]
 MaxContext = Annotated[int | None, typer.Option(min=1, help="Never plan more tokens of context.")]
@@ -31,6 +34,7 @@ Hardwares = Annotated[
 
 def _wished(
     engine: Engines = None,
+    image: Image = None,
     tp: Tp = None,
     min_context: MinContext = None,
     max_context: MaxContext = None,
@@ -41,6 +45,7 @@ def _wished(
 ) -> dict[str, Any]:
     """What the options that make a wish say, as fields of a Wish."""
     given = {
+        "image": image,
         "tensor_parallel": tp,
         "min_context": min_context,
         "max_context": max_context,

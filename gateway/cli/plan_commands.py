@@ -23,7 +23,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show how MODEL would be served, and why; start nothing. Exit code 3 when there is no way."""
-    wish = read_wish(source=model, **wished)
+    wish = _named(read_wish(source=model, **wished))
     decision = _checked(wish, hardware) if check else _decisions(wish, [model], [hardware])[0][1]
     show_decision(decision, as_json=as_json)
     if not decision.plans:
@@ -53,6 +53,19 @@ def matrix(
         raise typer.Exit(3)
 
 
+def _named(wish: Any) -> Any:
+    """The wish with the engine that its image holds: the image is asked where only that is named."""
+    if wish.image is None:
+        return wish
+    import asyncio
+
+    from gateway.cli.asking import allowed_images, inquirer
+    from gateway.planning.images import named
+    from gateway.planning.offline import OfflinePlanner
+
+    return asyncio.run(named(wish, allowed_images(), OfflinePlanner.from_environment().profiles, inquirer(image=wish.image)))
+
+
 def _checked(wish: Any, hardware: str | None) -> Any:
     """The decision, once the engines that are here were asked; what could not be asked is said on standard error."""
     import asyncio
@@ -62,7 +75,7 @@ def _checked(wish: Any, hardware: str | None) -> Any:
 
     planner = OfflinePlanner.from_environment()
     name, machine = planner.machine(hardware)
-    decision, asked = asyncio.run(planner.check_on(wish, name, machine, inquirer()))
+    decision, asked = asyncio.run(planner.check_on(wish, name, machine, inquirer(image=wish.image)))
     for problem in asked.problems.values():
         say(f"not checked: {problem}", err=True)
     return decision

@@ -170,7 +170,13 @@ def show_model(view: Any) -> None:
         say("\nAttempts")
         for attempt in view["attempts"]:
             started = datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC).astimezone().strftime("%F %T")
-            words = [attempt["state"], attempt["engine"], f"context {attempt['max_model_len']:,}", attempt["otherwise"]]
+            words = [
+                attempt["state"],
+                attempt["engine"],
+                explain.short(attempt["digest"] or ""),
+                f"context {attempt['max_model_len']:,}",
+                attempt["otherwise"],
+            ]
             say(f"  {attempt['id']}  {started}  {'  '.join(word for word in words if word)}")
             if failure := attempt["failure"]:
                 say(f"     {failure['kind']} while {failure['phase']}: {visible_line(failure['message'])} {failure['advice']}")

@@ -19,6 +19,7 @@ from gateway.controller.verify import verify
 from gateway.core.facts.learn import judged, learn, proved
 from gateway.core.reconcile import failures_in_a_row
 from gateway.domain import Asked, Attempt, EngineRef, Failure, Plan, Planned
+from gateway.domain.image_name import exact
 from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.store.running_engines import RunningEngine, RunningEngines
@@ -83,9 +84,9 @@ class Effects:
     async def _decide(self, model: ManagedModel, claims: Claims) -> Planned:
         """By what is known now; that is shown. Raises BadModel and its kin."""
         facts = await asyncio.to_thread(self._store.fact_texts)
-        planned = await self._planner.decide(model.wish, facts, claims(), answers=model.answers)
+        planned = await self._planner.decide(model.wish, facts, claims(), answers=model.answers, pins=model.pins)
         model.decision = planned.decision
-        return planned
+        return planned._replace(plan=_pinned(planned.plan, model.pins)) if planned.plan else planned
 
     async def _record(
         self, model: ManagedModel, replica: ReplicaState, plan: Plan, ports: Callable[[], Collection[int]]
@@ -109,18 +110,20 @@ class Effects:
         limit_s = self._launcher.settings.start_timeout_s / 2
         async with model.asking:
             facts, before = await asyncio.to_thread(self._store.fact_texts), claims()
-            known = model.answers, model.not_asked
+            pins = model.pins
+            known = model.answers, model.not_asked, pins
             try:
                 planned, asked = await self._planner.check(model.wish, facts, before, *known, limit_s)
             except FitserveError as error:
                 planned = Planned(plan, str(error), model.decision or b"null")
-                asked = Asked({}, {engine: str(error)})
+                asked = Asked({}, {engine: str(error)}, {})
+            pins.update(asked.pins)
             model.heard(asked)
         async with self._planning:
             if claims() != before:
                 planned = await self._decide(model, claims)
             model.decision = planned.decision
-            yield planned
+            yield planned._replace(plan=_pinned(planned.plan, pins)) if planned.plan else planned
 
     async def launch(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, claims: Claims) -> None:
         moved = time.monotonic()
@@ -154,39 +157,51 @@ class Effects:
         self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, claims: Claims, report: Callable[[str], None]
     ) -> None:
         """Check the plan, and start the engine. Raises HostError, BadModel and their kin; NoPlan where the engines refuse every plan."""
-        replaced = model.wish.check and await self._replaced(model, attempt.plan.engine, report)
+        attempt = await self._pin(model, replica, attempt, report)
+        replaced = model.wish.check and await self._replaced(model, attempt.plan.engine)
         while (
             model.wish.check
             and (replaced or attempt.plan.question is not None)
             and str(attempt.plan.engine) not in model.not_asked
         ):
             attempt, replaced = await self._settle(model, replica, attempt, claims, report), False
+            attempt = await self._pin(model, replica, attempt, report)
         entry = RunningEngine(wish=model.wish, created_at=model.created_at, attempt=attempt)
         await asyncio.to_thread(self._running.write, attempt.instance_name, entry)
         await self._launcher.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
 
-    async def _replaced(self, model: ManagedModel, engine: EngineRef, report: Callable[[str], None]) -> bool:
+    async def _replaced(self, model: ManagedModel, engine: EngineRef) -> bool:
         """Whether another image or environment is here than the one that answered about the model: what that one said is forgotten."""
         name = str(engine)
         if not any(question.engine == name for question in model.answers):
             return False
-        await self._launcher.host.prepare(engine, report)
         here = await self._launcher.host.identity(engine)
         old = [asked for asked, said in model.answers.items() if asked.engine == name and said.source != here]
         for question in old:
             del model.answers[question]
         return bool(old)
 
+    async def _pin(
+        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, report: Callable[[str], None]
+    ) -> Attempt:
+        """The same attempt, with its engine's image here and named by its digest: what is asked is what is started. Raises HostError."""
+        pins, plan = model.pins, attempt.plan
+        await self._launcher.host.prepare(plan.engine, report)
+        engine = await self._launcher.host.resolve(plan.engine)
+        if engine == plan.engine or engine.image is None or engine.digest is None:
+            return attempt
+        pins[engine.image] = engine.digest
+        return await self._rewrite(replica, attempt, _pinned(plan, pins))
+
     async def _settle(
         self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, claims: Claims, report: Callable[[str], None]
     ) -> Attempt:
         """The same attempt, with the plan that is best once its engine was asked. Another engine may be to be asked about that one."""
         engine = attempt.plan.engine
-        await self._launcher.host.prepare(engine, report)
         try:
             await self._launcher.host.identity(engine)
         except HostError as error:
-            model.heard(Asked({}, {str(engine): str(error)}))
+            model.heard(Asked({}, {str(engine): str(error)}, {}))
             return await self._replan(model, replica, attempt, attempt.plan)
         report(f"checking: {engine} is asked about the plan")
         async with self._checked(model, claims, str(engine), attempt.plan) as planned:
@@ -197,10 +212,14 @@ class Effects:
     async def _replan(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, plan: Plan) -> Attempt:
         if plan.question is not None and (problem := model.not_asked.get(str(plan.engine))):
             plan = plan.evolve(warnings=(*plan.warnings, f"Not checked by the engine's own code: {problem}"))
+        settled = await self._rewrite(replica, attempt, plan)
+        log.info("checked", model=replica.model, replica=replica.index, grade=plan.grade, plan=plan.fingerprint)
+        return settled
+
+    async def _rewrite(self, replica: ReplicaState, attempt: Attempt, plan: Plan) -> Attempt:
         settled: Attempt = attempt.evolve(plan=plan, fingerprint=plan.fingerprint)
         await asyncio.to_thread(self._store.save_plan, settled)
         replica.attempt = settled
-        log.info("checked", model=replica.model, replica=replica.index, grade=plan.grade, plan=plan.fingerprint)
         return settled
 
     async def _give_up(self, replica: ReplicaState, attempt: Attempt, error: NoPlan) -> None:
@@ -263,6 +282,13 @@ class Effects:
         except FitserveError as error:
             log.error("the engine could not be stopped", instance=name, error=str(error))  # noqa: TRY400 - the traceback adds nothing
             await asyncio.sleep(1.0)
+
+
+def _pinned(plan: Plan, pins: Mapping[str, str]) -> Plan:
+    """The plan for exactly these images; what is learned from it holds for them."""
+    engine = exact(plan.engine, pins)
+    found: Plan = plan.evolve(engine=engine, under={**plan.under, "digest": engine.digest}) if engine.digest else plan
+    return found
 
 
 def _not_started(error: FitserveError, progress: str) -> Failure:

@@ -28,7 +28,11 @@ class Fleet:
                 past = history.get((wish.name, index), [])
                 live = next((attempt for attempt in past if attempt.live), None)
                 replicas.append(ReplicaState(wish.name, index, live, [attempt for attempt in past if not attempt.live]))
-            self.models[wish.name] = ManagedModel(wish, created_at, deleting, replicas, forgiven_at=forgiven_at)
+            model = self.models[wish.name] = ManagedModel(wish, created_at, deleting, replicas, forgiven_at=forgiven_at)
+            for attempt in (one for replica in replicas for one in replica.attempts if one.started_at > forgiven_at):
+                engine = attempt.plan.engine
+                if engine.image and engine.digest:
+                    model.pins[engine.image] = engine.digest
 
     def admit(self, model: ManagedModel) -> ManagedModel:
         """Take a new model in, with a replica for each that is wished for."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gateway.catalog.model_folder import check_unmoved, reach
 from gateway.core.planner.flags import launch_spec
-from gateway.domain import Attempt, Engine, LaunchSpec, ModelRef, Mount
+from gateway.domain import Attempt, Engine, EngineRef, LaunchSpec, ModelRef, Mount
 from gateway.errors import BadModel
 from gateway.hosts.host import Host
 from gateway.hosts.process.environment import engine_dir
@@ -32,11 +32,11 @@ class Download(Protocol):
 
 @dataclass(frozen=True)
 class Launcher:
-    """Starts engines on one host. `profile_of` gives the profile of an engine by its name, "KIND==VERSION"."""
+    """Starts engines on one host. `profile_of` gives the profile of an engine in its image."""
 
     settings: Settings
     host: Host
-    profile_of: Callable[[str], Engine]
+    profile_of: Callable[[EngineRef], Engine]
     download: Download
 
     async def launch(self, attempt: Attempt, report: Report, *, allow_remote_code: bool) -> None:
@@ -58,7 +58,7 @@ class Launcher:
         return await self.download(model.source, model.revision, root, report, allow_remote_code=allow_remote_code)
 
     def _spec(self, attempt: Attempt, weights: Path, drafter: Path | None) -> LaunchSpec:
-        engine = self.profile_of(str(attempt.plan.engine))
+        engine = self.profile_of(attempt.plan.engine)
         mounts: tuple[Mount, ...] = ()
         environment: str | None = str(engine_dir(self.settings.data, engine))
         if self.host.kind == "docker":

@@ -103,7 +103,8 @@ class Loop:
         await asyncio.to_thread(self._store.forgive, name, now)
         model.forgiven_at = now
         model.problems_of_asking.clear()
-        model.answers.clear()  # they are on disk, as long as what gave them is here
+        # What is asked or started meanwhile keeps the old ones for itself. Answers are on disk, as long as what gave them is here.
+        model.pins, model.answers = {}, {}
         model.setback.over()
         for replica in model.replicas:
             replica.blocked = None
@@ -117,6 +118,10 @@ class Loop:
         if model is None:
             raise NotFound(f"There is no model {name[:200]}.", hint="`fitserve ps` lists the models.")
         return model
+
+    async def named(self, wish: Wish) -> Wish:
+        """As the planner's."""
+        return await self._planner.named(wish)
 
     async def plan(self, wish: Wish, hardware: str | None = None) -> Planned:
         """What would be done for this wish now; nothing is recorded."""

@@ -96,6 +96,8 @@ class ManagedModel:
     """Failures until then no longer count, because somebody asked to try again."""
     answers: dict[Question, EngineAnswer] = field(default_factory=dict)
     """What engines said of the model when they were asked."""
+    pins: dict[str, str] = field(default_factory=dict)
+    """By the name of an image the digest that it had when it was first asked or started: restarts take the same, wherever the name has moved."""
     problems_of_asking: dict[str, tuple[str, float]] = field(default_factory=dict)
     """By engine, why it could not be asked, and when that was."""
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)

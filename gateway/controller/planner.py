@@ -15,6 +15,11 @@ class Planner(Protocol):
         """What is in this machine now; GPUs that are lost say so."""
         ...
 
+    async def named(self, wish: Wish) -> Wish:
+        """The wish with the engine that its image holds, where it names the image alone. Raises BadRequest for an image that may not be
+        started, and HostError for one that cannot be asked."""
+        ...
+
     async def decide(
         self,
         wish: Wish,
@@ -22,11 +27,12 @@ class Planner(Protocol):
         claims: Mapping[str, int],
         hardware: str | None = None,
         answers: Mapping[Question, EngineAnswer] | None = None,
+        pins: Mapping[str, str] | None = None,
     ) -> Planned:
         """Read the model, look at the machine, or at the snapshot that `hardware` names, and plan.
 
         `facts` are those of the store, as they are kept there; `claims` are bytes per GPU UUID of engines that run or start; `answers` are what
-        engines said of this model. Raises BadModel, BadFlag, NotFound, NoPlan.
+        engines said of this model; `pins` the digests of images, by name, that this model's engines are started from. Raises BadModel, BadFlag, NotFound, NoPlan.
         """
         ...
 
@@ -37,6 +43,7 @@ class Planner(Protocol):
         claims: Mapping[str, int],
         answers: Mapping[Question, EngineAnswer],
         problems: Mapping[str, str],
+        pins: Mapping[str, str],
         limit_s: float,
     ) -> tuple[Planned, Asked]:
         """The same, once the engines of this machine were asked for at most `limit_s`. The forecast stays where one could not be asked:

@@ -73,7 +73,8 @@ class EngineAnswer(Value):
 
 
 class Asked(NamedTuple):
-    """What came of asking: the answers; and by engine, in words, why it could not be asked."""
+    """What came of asking: the answers; by engine, in words, why it could not be asked; and by the name of an image the digest of what was asked."""
 
     answers: Mapping[Question, EngineAnswer]
     problems: Mapping[str, str]
+    pins: Mapping[str, str]

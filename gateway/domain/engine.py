@@ -25,6 +25,9 @@ class Install(Value):
     python: str = Field(pattern=r"^3\.\d+$")
     lock: str | None = Field(None, pattern=r"^[\w.-]+\.txt$", description="requirements with hashes, in the profile's folder")
     packages: tuple[str, ...] = ()
+    without: tuple[str, ...] = Field(
+        (), description="what these packages ask for and text is served without; a lock has none of it"
+    )
     torch_backend: str | None = Field(None, description="uv's --torch-backend, where no wheel of torch is at hand")
     module: str = Field("vllm", pattern=r"^\w+$", description="imported at the end, to prove that it works")
 

@@ -25,11 +25,12 @@ class Value(BaseModel):
 
 
 class EngineRef(Value):
-    """Names an engine version, and the container image that holds it."""
+    """Names an engine version, and the container image that holds it. digest: which image exactly, whatever becomes of its name."""
 
     kind: str
     version: str
     image: str | None = None
+    digest: str | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}=={self.version}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from gateway.domain.image_name import NAME_PATTERN as IMAGE_PATTERN
+from gateway.domain.image_name import tagged
 from gateway.domain.value import Scalar, Value
 
 
@@ -30,6 +32,12 @@ class Wish(Value):
         (), max_length=64, description="base URLs (ending in /v1) of engines we never start or stop"
     )
     engines: tuple[str, ...] = Field((), description='allowed engines, "kind" or "kind==version"; empty: all')
+    image: str | None = Field(
+        None,
+        pattern=IMAGE_PATTERN,
+        max_length=400,
+        description="container image that holds the engine, instead of the one its project publishes; without an engine it is asked which it holds",
+    )
     tensor_parallel: int | None = Field(None, ge=1, le=64)
     replicas: int | None = Field(None, ge=1, le=64, description="None: one, or as many as the plan finds useful")
     min_context: int | None = Field(None, ge=1, description="tokens; a plan with less is refused")
@@ -53,6 +61,17 @@ class Wish(Value):
     args: dict[str, Scalar] = Field({}, max_length=64, description="engine flags that win over the planner")
     env: dict[str, str] = Field({}, max_length=64)
     policy: Policy = Policy()
+
+    @field_validator("image")
+    @classmethod
+    def _image_has_a_tag(cls, image: str | None) -> str | None:
+        return tagged(image) if image is not None else None
+
+    @model_validator(mode="after")
+    def _an_image_holds_one_engine(self) -> Self:
+        if self.image is not None and len(self.engines) > 1:
+            raise ValueError("an image is named, and several engines; name the one that it holds, or none")
+        return self
 
     @model_validator(mode="after")
     def _speculation_is_one(self) -> Self:

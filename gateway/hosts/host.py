@@ -20,6 +20,8 @@ an instance that is not ours is never listed, stopped or removed.
   and its last line was given. Lines have no newline and at most MAX_LINE bytes (a longer one is cut there).
 * `prepare` makes ready what `start` needs (an image, an engine's environment) and reports progress in words; the
   only method that may take minutes. Raises HostError with what to do when it cannot be had.
+* `resolve` says which image an engine's name means now: what it returns means that image for all other methods, whatever becomes of
+  the name. `prepare` brings exactly that image. Of an engine without an image it is the engine as it was given.
 * `inquire` runs the engine's own code (gateway/inquiry/inside) in the engine's environment, without network where the host can take it away, and
   leaves nothing behind, however the generator ends. What it is asked about are GPUs that are stated: it gets none.
 * Calls for different names may run at the same time.
@@ -62,6 +64,10 @@ class Host(Protocol):
 
     async def allocate_port(self) -> int:
         """A port for the next engine, free as far as can be known."""
+        ...
+
+    async def resolve(self, engine: EngineRef) -> EngineRef:
+        """The engine with the digest of its image; as it is where it has one already. Raises HostError where it is not here."""
         ...
 
     async def identity(self, engine: EngineRef) -> str:

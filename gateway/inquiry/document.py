@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -42,6 +43,10 @@ class StatedGpus:
         return cls(capability, min(gpu.total_bytes or 0 for gpu in same), len(machine.gpus), same[0].name)
 
 
+WHICH = json.dumps({"kind": None}).encode()
+"""The document that asks which engine is installed."""
+
+
 def document(
     kind: str,
     gpus: StatedGpus | None,
@@ -71,6 +76,17 @@ def read_version(line: bytes) -> Mapping[str, Any] | None:
     if said is not None and not isinstance(said, dict):
         raise BadAnswer("the version is no object")
     return said
+
+
+def read_engine(line: bytes) -> tuple[str, str]:
+    """Kind and version of the engine that is installed; both are empty where there is none. Raises BadAnswer."""
+    said = _object(line).get("engine")
+    if said is None:
+        return "", ""
+    found = (said.get("kind"), said.get("version")) if isinstance(said, dict) else ()
+    if len(found) != 2 or not all(isinstance(one, str) and re.fullmatch(r"[\w.+-]{1,60}", one) for one in found):
+        raise BadAnswer("an engine without kind and version")
+    return str(found[0]), str(found[1])
 
 
 def read_answers(lines: Iterable[bytes], questions: Sequence[Question], source: str) -> dict[Question, EngineAnswer]:

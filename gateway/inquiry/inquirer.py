@@ -11,7 +11,16 @@ from typing import Any, Protocol
 from gateway.domain import EngineAnswer, EngineRef, Question, RuleGap
 from gateway.errors import HostError
 from gateway.inquiry.answer_cache import AnswerCache
-from gateway.inquiry.document import BadAnswer, ModelFiles, StatedGpus, document, read_answers, read_version
+from gateway.inquiry.document import (
+    WHICH,
+    BadAnswer,
+    ModelFiles,
+    StatedGpus,
+    document,
+    read_answers,
+    read_engine,
+    read_version,
+)
 
 # One for each question, which are some dozen.
 _MOST_LINES = 10_000
@@ -19,6 +28,10 @@ _MOST_LINES = 10_000
 
 class AskedHost(Protocol):
     """What an inquiry needs of a `gateway.hosts.host.Host`."""
+
+    async def resolve(self, engine: EngineRef) -> EngineRef:
+        """The engine with the digest of its image, whose name may move. Raises HostError where it is not here."""
+        ...
 
     async def identity(self, engine: EngineRef) -> str:
         """What would answer: another image or environment has another identity. Raises HostError where the engine is not here."""
@@ -38,6 +51,15 @@ class Inquirer:
         # One at a time: an import of an engine takes a core and gigabytes, beside engines that serve.
         self._turn = asyncio.Lock()
 
+    async def exact(self, engine: EngineRef) -> EngineRef:
+        """What this engine's name means on the host now; to be asked, and started. Raises HostError where it is not here."""
+        return await self._host.resolve(engine)
+
+    async def identified(self, engine: EngineRef) -> tuple[EngineRef, str]:
+        """The same, and what its answers are kept under."""
+        engine = await self.exact(engine)
+        return engine, await self._host.identity(engine)
+
     async def answers(
         self,
         engine: EngineRef,
@@ -48,6 +70,7 @@ class Inquirer:
     ) -> dict[Question, EngineAnswer]:
         """What is known of the questions after at most `limit_s`: answers that came late are missing, and those behind a failure. Raises
         HostError where there is none because of a failure."""
+        engine = await self.exact(engine)
         source = await self._host.identity(engine)
         found = await asyncio.to_thread(self._cache.known, questions, source, gpus, model)
         end = time.monotonic() + limit_s
@@ -77,6 +100,7 @@ class Inquirer:
 
     async def version(self, engine: EngineRef, gpus: StatedGpus | None, limit_s: float) -> tuple[Mapping[str, Any], str]:
         """What the engine says of its version, and the identity of what said it. Raises HostError."""
+        engine = await self.exact(engine)
         source = await self._host.identity(engine)
         lines, problem = await self._lines(engine, document(engine.kind, gpus, version=True), limit_s)
         try:
@@ -88,6 +112,24 @@ class Inquirer:
                 f"{engine} said nothing of itself within {limit_s:g} s.", hint="Try again when the machine is idle."
             )
         return said, source
+
+    async def held(self, engine: EngineRef, limit_s: float) -> EngineRef:
+        """The engine that this one's image holds, by what is installed there, whatever it was taken for. Raises HostError."""
+        engine = await self.exact(engine)
+        lines, problem = await self._lines(engine, WHICH, limit_s)
+        try:
+            kind, version = next((read_engine(line) for line in lines), (None, None))
+        except BadAnswer as error:
+            raise _nonsense(engine, error) from None
+        if kind is None:
+            raise problem or HostError(f"The image {engine.image} said nothing within {limit_s:g} s.", hint="Try again later.")
+        if not kind:
+            raise HostError(
+                f"The image {engine.image} holds no engine that is known here: neither vLLM nor SGLang is installed for its python3.",
+                hint="See whether the image is what it says it is, or name its engine (--engine KIND==VERSION).",
+            )
+        found: EngineRef = engine.evolve(kind=kind, version=version)
+        return found
 
     async def _lines(self, engine: EngineRef, asked: bytes, limit_s: float) -> tuple[list[bytes], HostError | None]:
         """What was said until the limit, or until something went wrong."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from gateway.checking import LIMIT_S, Forecast, checked
 from gateway.domain import Asked, EngineAnswer, Hardware, Plan, Planned, Question, Wish
+from gateway.domain.image_name import AllowedImages, exact
 from gateway.errors import BadModel, HostError
 from gateway.inquiry.document import ModelFiles
-from gateway.inquiry.learned import learn
+from gateway.planning.images import hear, named
 from gateway.planning.messages import ANSWERS, GAPS, OPEN, Frames, Request
 from gateway.planning.plan_process import PlanProcess
 
@@ -33,11 +34,16 @@ class MachinePlanner:
     gpus: GpuWatch
     inquirer: Inquirer
     profiles: Profiles
+    images: AllowedImages | None
+    """Those that may be started; None: engines are processes here."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Of many models that are checked at once one is planned at a time: the process lets few requests wait."""
 
     async def hardware(self) -> Hardware:
         return await asyncio.to_thread(self.gpus.hardware, self.data)
+
+    async def named(self, wish: Wish) -> Wish:
+        return await named(wish, self.images, self.profiles, self.inquirer)
 
     async def decide(
         self,
@@ -46,9 +52,10 @@ class MachinePlanner:
         claims: Mapping[str, int],
         hardware: str | None = None,
         answers: Mapping[Question, EngineAnswer] | None = None,
+        pins: Mapping[str, str] | None = None,
     ) -> Planned:
         machine = None if hardware else await self.hardware()
-        return (await self._forecast(wish, facts, claims, answers or {}, machine, hardware))[0].decision
+        return (await self._forecast(wish, facts, claims, answers or {}, pins or {}, machine, hardware))[0].decision
 
     async def check(
         self,
@@ -57,31 +64,32 @@ class MachinePlanner:
         claims: Mapping[str, int],
         answers: Mapping[Question, EngineAnswer],
         problems: Mapping[str, str],
+        pins: Mapping[str, str],
         limit_s: float,
     ) -> tuple[Planned, Asked]:
         machine, limit_s = await self.hardware(), min(limit_s, LIMIT_S)
 
         async def again(fresh: Mapping[Question, EngineAnswer]) -> Forecast[Planned]:
             async with self.turn:
-                return (await self._forecast(wish, facts, claims, {**answers, **fresh}, machine))[0]
+                return (await self._forecast(wish, facts, claims, {**answers, **fresh}, pins, machine))[0]
 
         async with self.turn:
-            forecast, frames = await self._forecast(wish, facts, claims, answers, machine, asking=True)
-        if forecast.open and not self.profiles.describes(engine := str(forecast.open[0].engine)):
-            # Before it is asked about a model, a version that nobody described says what it is.
-            near, folder, begun = self.profiles.nearest(engine), self.data / "learned", time.monotonic()
+            forecast, frames = await self._forecast(wish, facts, claims, answers, pins, machine, asking=True)
+        if forecast.open:
+            engine, begun = forecast.open[0].engine, time.monotonic()
             try:
-                await learn(self.inquirer, near, forecast.open[0].engine, folder, limit_s)
+                heard = await hear(exact(engine, pins), self.profiles, self.inquirer, limit_s)
             except HostError as error:
-                return forecast.decision, Asked({}, {engine: str(error)})
+                return forecast.decision, Asked({}, {str(engine): str(error)}, pins)
             limit_s = max(0, limit_s - round(time.monotonic() - begun))
+        if forecast.open and heard:
             async with self.turn:
-                forecast, frames = await self._forecast(wish, facts, claims, answers, machine, asking=True)
+                forecast, frames = await self._forecast(wish, facts, claims, answers, pins, machine, asking=True)
         if not frames.config:
             why = "The model has more tensors than an engine is told of."
-            return forecast.decision, Asked({}, dict.fromkeys(forecast.decision.open, why))
-        files, here = ModelFiles(frames.config, frames.headers or None), machine.without_lost_gpus()
-        return await checked(forecast, again, self.inquirer, here, files, limit_s, problems)
+            return forecast.decision, Asked({}, dict.fromkeys(forecast.decision.open, why), pins)
+        files, gpus = ModelFiles(frames.config, frames.headers or None), machine.without_lost_gpus()
+        return await checked(forecast, again, self.inquirer, gpus, files, limit_s, problems, pins)
 
     async def _forecast(
         self,
@@ -89,6 +97,7 @@ class MachinePlanner:
         facts: Sequence[str],
         claims: Mapping[str, int],
         answers: Mapping[Question, EngineAnswer],
+        pins: Mapping[str, str],
         machine: Hardware | None,
         hardware: str | None = None,
         *,
@@ -98,6 +107,7 @@ class MachinePlanner:
         if wish.source is None:
             raise BadModel(f"The model {wish.name} is an endpoint; there is nothing to plan.", hint="Give a `source` instead.")
         fields = {"wish": wish.model_dump(mode="json"), "claims": dict(claims), "snapshot": hardware, "asking": asking}
+        fields["pins"] = dict(pins)
         here = machine.model_dump_json(by_alias=True).encode() if machine else b""
         known = ANSWERS.dump_json(list(answers.items()))
         request = Request(json.dumps(fields).encode(), here, "\n".join(facts).encode(), known)

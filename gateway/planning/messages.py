@@ -28,7 +28,8 @@ class Start(NamedTuple):
     """The first message: what all requests have in common. It comes on stdin, so that the token shows in no process list.
 
     roots: folders of profiles, as `Profiles.roots`. data: the gateway's data folder, with installed engines and caches.
-    installed_only: engines run as processes here, so only an engine that is installed can be planned.
+    installed_only: engines run as processes here, so only an engine that is installed can be planned. allowed_images: patterns of
+    `AllowedImages`, where engines run in containers.
     """
 
     roots: tuple[str, ...]
@@ -36,10 +37,12 @@ class Start(NamedTuple):
     hf_endpoint: str | None
     hf_token: str | None
     installed_only: bool
+    allowed_images: tuple[str, ...] | None = None
 
 
 class Request(NamedTuple):
-    """JSON of the wish, of the claims, of the name of a snapshot and of whether engines will be asked (`asking`); of the machine, where no
+    """JSON of the wish, of the claims, of the name of a snapshot, of whether engines will be asked (`asking`) and of the digests of images, by name
+    (`pins`); of the machine, where no
     snapshot is named; of facts, one a line; of what engines answered (`ANSWERS`)."""
 
     wish: bytes

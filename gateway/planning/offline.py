@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
@@ -14,12 +15,14 @@ from pydantic import ValidationError
 
 from gateway.catalog.catalog import gather, load, load_drafter
 from gateway.catalog.hub import Hub
-from gateway.checking import Checked, Forecast, checked, model_files
+from gateway.checking import LIMIT_S, Checked, Forecast, checked, model_files
 from gateway.core.planner.asked import open_questions
 from gateway.core.planner.decide import decide
 from gateway.core.speculative.drafter import Drafter
-from gateway.domain import Decision, Engine, EngineAnswer, Fact, Hardware, ModelSpec, Policy, Question, Scalar, Wish
-from gateway.errors import BadRequest, NeedsRemoteCode
+from gateway.domain import Decision, Engine, EngineAnswer, EngineRef, Fact, Hardware, ModelSpec, Policy, Question, Scalar, Wish
+from gateway.domain.image_name import exact
+from gateway.errors import BadRequest, HostError, NeedsRemoteCode
+from gateway.planning.images import hear
 from gateway.profiles import Profiles, first_problem
 
 # Only for types: a command must not pay for what only asking needs.
@@ -118,7 +121,7 @@ class OfflinePlanner:
 
     def engines(self, wish: Wish, machine: Hardware) -> list[Engine]:
         """The engine versions that are considered."""
-        return self.profiles.engines_for(machine, wish.engines)
+        return self.profiles.engines_for(machine, wish.engines, wish.image)
 
     def decide(self, wish: Wish, hardware: str | Path | Hardware | None = None) -> Decision:
         return self.decide_on(wish, *self.machine(hardware))
@@ -130,6 +133,10 @@ class OfflinePlanner:
 
     async def check_on(self, wish: Wish, name: str, machine: Hardware, inquirer: Inquirer) -> Checked[Decision]:
         """The same, once the engines that are here were asked about it."""
+        if wish.image is not None:
+            (one,) = self.engines(wish, machine)
+            with suppress(HostError):  # the question about the model says why
+                await hear(EngineRef(kind=one.kind, version=one.version, image=one.image), self.profiles, inquirer, LIMIT_S)
         drafter, spec, engines = self._drafter(wish), self._spec(wish), self.engines(wish, machine)
         decided = partial(decide_with, self.profiles, engines, spec, drafter, machine, wish, hardware_name=name)
 
@@ -139,7 +146,9 @@ class OfflinePlanner:
 
         found = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=self._hub)
         files = model_files(found.config, found.tensors)
-        return await checked(await again({}), again, inquirer, machine, files)
+        decision, asked = await checked(await again({}), again, inquirer, machine, files)
+        plans = tuple(plan.evolve(engine=exact(plan.engine, asked.pins)) for plan in decision.plans)
+        return Checked(decision.evolve(plans=plans), asked)
 
     def _spec(self, wish: Wish) -> ModelSpec:
         key = source, revision, allowed = wish.source or "", wish.revision, wish.policy.allow_remote_code

@@ -25,6 +25,7 @@ from gateway.core.facts.scope import standing
 from gateway.core.planner.asked import open_questions
 from gateway.core.planner.explain import why_no_plan
 from gateway.domain import Decision, Engine, Fact, Hardware, Wish
+from gateway.domain.image_name import AllowedImages
 from gateway.domain.units import MIB, gib
 from gateway.errors import BadModel, FitserveError, NoPlan
 from gateway.hosts.process.environment import is_installed
@@ -71,7 +72,7 @@ class Planner:
     def __init__(self, start: Start) -> None:
         self._start = start
         self._data = Path(start.data)
-        self._profiles = Profiles(roots=tuple(map(Path, start.roots)))
+        self._profiles = Profiles(roots=tuple(map(Path, start.roots)), learned=self._data / "learned")
         self._hub = Hub(start.hf_endpoint, start.hf_token, self._data / "hub")
         self._facts: dict[bytes, Fact] = {}
 
@@ -83,10 +84,13 @@ class Planner:
         self._facts = {line: self._facts.get(line) or Fact.model_validate_json(line) for line in request.facts.splitlines()}
         read = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=self._hub)
         spec = spec_of(read)
-        engines = self._profiles.engines_for(machine, wish.engines)
+        engines = self._profiles.engines_for(machine, wish.engines, wish.image)
         if self._start.installed_only and not name:
             engines = self._installed(engines, wish)
-        learned = standing(self._facts.values(), machine.driver, self._profiles.images)
+        elif self._start.allowed_images is not None:
+            engines = _allowed(engines, AllowedImages(self._start.allowed_images))
+        images = self._profiles.images | ({wish.image} if wish.image else set())
+        learned = standing(self._facts.values(), machine.driver, images, fields["pins"])
         drafter = load_drafter(wish.drafter, hub=self._hub) if wish.drafter else None
         here, machine, claims = name or "this machine", machine.without_lost_gpus(), fields["claims"]
         answers = dict(ANSWERS.validate_json(request.answers))
@@ -103,6 +107,15 @@ class Planner:
                 hint=f"Run `fitserve engine install {wanted}`; this machine has no Docker Engine to run containers.",
             )
         return here
+
+
+def _allowed(engines: list[Engine], images: AllowedImages) -> list[Engine]:
+    """Those of the engines whose images may be started. Raises NoPlan where none is left."""
+    found = [engine for engine in engines if images.allows(engine.image)]
+    if engines and not found:
+        message, hint = images.refusal(engines[0].image)
+        raise NoPlan(message, hint=hint)
+    return found
 
 
 def answered(planner: Planner, request: Request) -> list[bytes]:

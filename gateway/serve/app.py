@@ -162,7 +162,8 @@ def create_app(
         app.state.keys, app.state.keyring = keys, keyring
         app.state.metrics, app.state.starts, app.state.plane = metrics, gauges.StartCounter(), plane
         app.state.workers = workers
-        chosen = host or await choose_host(settings, mark)
+        allowed = profiles.allowed_images(settings.allowed_images)
+        chosen = host or await choose_host(settings, mark, allowed)
         hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub")
         watch = gpus or GpuWatch()
         planning = PlanProcess(
@@ -172,11 +173,13 @@ def create_app(
                 hf_endpoint=settings.hf_endpoint,
                 hf_token=hub.token,
                 installed_only=chosen.kind == "process",
+                allowed_images=allowed.patterns if chosen.kind == "docker" else None,
             )
         )
         inquirer = Inquirer(chosen, AnswerCache(settings.data / "answers"))
-        planner = MachinePlanner(settings.data, planning, watch, inquirer, profiles)
-        launcher = Launcher(settings, chosen, profiles.engine, partial(download, hub))
+        images = allowed if chosen.kind != "process" else None
+        planner = MachinePlanner(settings.data, planning, watch, inquirer, profiles, images)
+        launcher = Launcher(settings, chosen, profiles.of, partial(download, hub))
         loop = Loop(store, planner, launcher, watch, lambda: profiles.signatures, routes)
         await asyncio.to_thread(loop.load)
         watch.start(profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake))

@@ -122,6 +122,10 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "mount Docker's socket": {"mounts": [{"source": "/var/run/docker.sock", "target": "/models"}]},
     "mount a volume": {"mounts": [{"source": "fitserve-data", "target": "/models"}]},
     "another image": {"engine": {"kind": "fake", "version": "1", "image": "debian:latest"}},
+    "the id of an image": {"engine": {"kind": "fake", "version": "1", "image": "sha256:" + "1" * 64}},
+    "the digest of another image": {
+        "engine": {"kind": "fake", "version": "1", "image": BASE_IMAGE, "digest": "sha256:" + "1" * 64}
+    },
     "no image": {"engine": {"kind": "fake", "version": "1"}},
     "an engine without a profile": {"engine": {"kind": "../fake", "version": "1", "image": BASE_IMAGE}},
     "another program": {"argv": ["sh", "-c", "id"]},
@@ -436,7 +440,7 @@ async def test_an_image_is_asked_by_the_agents_own_program_alone(harness: AgentH
     with pytest.raises(HostError, match="could not be asked"):
         async with aclosing(harness.host.inquire(engine, document("fake", None, version=True))) as lines:
             assert [line async for line in lines] == []
-    with pytest.raises(AgentRefusal, match="the image of fake==1"):
+    with pytest.raises(AgentRefusal, match="'debian:latest' may not be started"):
         await harness.host.identity(engine.evolve(image="debian:latest"))
     for asked in ("", "!", base64.b64encode(b"no zip").decode(), base64.b64encode(zlib.compress(bytes(2**28))).decode()):
         answer = await ask(harness, "inquire", engine=engine.model_dump(), asked=asked)

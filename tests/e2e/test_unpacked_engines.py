@@ -50,6 +50,9 @@ class Unpacked:
     def __init__(self, python: Path, sources: dict[str, Path], folder: Path) -> None:
         self._python, self._sources, self._folder = python, sources, folder
 
+    async def resolve(self, engine: EngineRef) -> EngineRef:
+        return engine
+
     async def identity(self, engine: EngineRef) -> str:
         return f"the sources of {engine}"
 

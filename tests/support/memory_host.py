@@ -137,6 +137,8 @@ class World:
         """What the own code of an engine, by its name, answers to a document of questions; None: there is none to ask."""
         self.build = "the code"
         """What all engines here are made of: other code has another identity."""
+        self.images: dict[str, str] = {}
+        """By the name of an image the digest of what has that name now; of others nothing is known."""
         self._faults: dict[str, list[Exception]] = {}
 
     def fail_next(self, method: Method, error: Exception) -> None:
@@ -227,10 +229,14 @@ class MemoryHost:
         self.world.check("allocate_port")
         return self.world.free_port()
 
+    async def resolve(self, engine: EngineRef) -> EngineRef:
+        resolved: EngineRef = engine.evolve(digest=engine.digest or self.world.images.get(engine.image or ""))
+        return resolved
+
     async def identity(self, engine: EngineRef) -> str:
         if self.world.code is None:
             raise HostError(f"{engine} is pretended: it has no code to ask.")
-        return f"{self.world.build} of {engine}"
+        return engine.digest or f"{self.world.build} of {engine}"
 
     async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
         await self.identity(engine)

@@ -26,7 +26,7 @@ ARROWS = {
     "controller": "catalog core.planner hosts.agent hosts.docker hosts.process routing core.facts core supervision machine settings hosts store core.failures",
     "catalog": "core.speculative core.model version",
     "profiles": "core.engines core.kernels yaml_cache core.failures",
-    "hosts.agent": "core.planner hosts.docker hosts",
+    "hosts.agent": "core.planner hosts.docker hosts store",
     "core.planner": "core.engines core.facts core.kernels core.speculative core.layers core.quantization core.model",
     "hosts.docker": "inquiry hosts",
     "hosts.process": "hosts inquiry store",

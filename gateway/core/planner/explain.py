@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.core.facts.peers import P2P_OFF
-from gateway.domain import Choice, Decision, Hardware, LayerAttention, LayerKernel, Memory, Plan, Refusal, Rejected
+from gateway.domain import Choice, Decision, EngineRef, Hardware, LayerAttention, LayerKernel, Memory, Plan, Refusal, Rejected
 from gateway.domain.units import GIB, gib
 
 
@@ -18,13 +18,24 @@ class Row(NamedTuple):
 
 def choices(plan: Plan) -> list[tuple[str, str, str]]:
     """Every decided value, with its reason and source."""
-    rows = [("engine", str(plan.engine), f"image {plan.engine.image}" if plan.engine.image else "")]
+    rows = [("engine", str(plan.engine), image(plan.engine))]
     for name in Plan.model_fields:
         choice = getattr(plan, name)
         if isinstance(choice, Choice) and not (name == "num_speculative_tokens" and not choice.value):
             value = {True: "on", False: "off"}[choice.value] if isinstance(choice.value, bool) else str(choice.value)
             rows.append((name.replace("_", " "), value, f"{choice.reason} ({choice.source})"))
     return rows
+
+
+def image(engine: EngineRef) -> str:
+    """The name of its image, and the digest."""
+    return ", ".join([*([f"image {engine.image}"] if engine.image else []), *([short(engine.digest)] if engine.digest else [])])
+
+
+def short(digest: str) -> str:
+    """As much of a digest as Docker shows."""
+    _, mark, digits = digest.partition("sha256:")
+    return mark + digits[:12]
 
 
 def memory_rows(memory: Memory) -> list[tuple[str, str, str]]:

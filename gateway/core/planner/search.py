@@ -45,6 +45,7 @@ from gateway.domain import (
     AttentionGroup,
     Engine,
     EngineRef,
+    Fact,
     IntChoice,
     LayerAttention,
     LayerKernel,
@@ -360,9 +361,13 @@ class Search:
         known = self.given.facts.about_plan(plan.fingerprint) if self.given.facts.about_plans else ()
         if bad := next((fact for fact in known if fact.kind == "plan_failed"), None):
             raise Refused("known_bad", f"this exact plan failed here before: {bad.source}", "fact", evidence=evidence)
-        # With another driver or image nothing is proved.
-        proof = any(fact.kind == "plan_verified" and fact.under == plan.under for fact in known)
+        # With another driver or image nothing is proved; facts of another digest are not among these.
+        proof = any(fact.kind == "plan_verified" and _without_digest(fact) == plan.under for fact in known)
         return plan.evolve(grade="verified") if proof else plan
+
+
+def _without_digest(fact: Fact) -> dict[str, str]:
+    return {name: value for name, value in fact.under.items() if name != "digest"}
 
 
 def rejection(engine: Engine, variant: Variant, refusal: Refused) -> Rejected:

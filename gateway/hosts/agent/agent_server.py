@@ -22,6 +22,7 @@ import structlog
 from pydantic import ValidationError
 
 from gateway.domain import Engine, EngineRef, Instance, LaunchSpec, Mount
+from gateway.domain.image_name import AllowedImages
 from gateway.errors import AgentRefusal, Conflict, FitserveError, ForeignInstance, HostError, NotFound, SettingsError
 from gateway.hosts.agent.calls import (
     CALL,
@@ -37,10 +38,12 @@ from gateway.hosts.agent.calls import (
     ListAll,
     Prepare,
     Progress,
+    Resolve,
     Start,
     Stop,
 )
 from gateway.hosts.agent.policy import MOST_INSTANCES, check_engine, check_launch
+from gateway.hosts.agent.resolved_images import ResolvedImages
 from gateway.hosts.host import Host
 
 log = structlog.get_logger("fitserve.agent")
@@ -57,12 +60,17 @@ _REPORTS = 16
 
 
 class Agent:
-    """`engine` gives the profile of an engine by its name, and raises NotFound; `models` is what engines mount."""
+    """`engine` gives the profile of an engine by its name, and raises NotFound; `models` is what engines mount; `resolved` are the images
+    that allowed names meant."""
 
-    def __init__(self, host: Host, engine: Callable[[str], Engine], models: Mount) -> None:
+    def __init__(
+        self, host: Host, engine: Callable[[str], Engine], models: Mount, allowed: AllowedImages, resolved: ResolvedImages
+    ) -> None:
         self._host = host
         self._engine = engine
         self._models = models
+        self._allowed = allowed
+        self._resolved = resolved
         self._connections: set[asyncio.Task[None]] = set()
         self._starting: set[str] = set()
         self._full = False
@@ -158,13 +166,14 @@ class Agent:
     async def _perform(self, call: Call) -> AsyncGenerator[Answer, None]:
         match call:
             case Prepare(engine=engine):
-                check_engine(engine, await self._profile(engine))
+                await self._check(engine)
                 async with aclosing(self._prepare(engine)) as reports:
                     async for report in reports:
                         yield report
                 yield Done()
             case Start(spec=spec):
-                check_launch(spec, await self._profile(spec.engine), self._models)
+                profile = await self._profile(spec.engine)
+                check_launch(spec, profile, self._models, self._allowed, self._resolved.digests)
                 yield Done(instances=(await self._start(spec),))
             case ListAll():
                 yield Done(instances=tuple(await self._host.list()))
@@ -177,11 +186,16 @@ class Agent:
                     async for line in lines:
                         yield Line(text=line.decode("latin-1"))
                 yield Done()
+            case Resolve(engine=engine):
+                await self._check(engine)
+                exact = await self._host.resolve(engine)
+                await asyncio.to_thread(self._resolved.keep, exact)
+                yield Done(engine=exact)
             case Identity(engine=engine):
-                check_engine(engine, await self._profile(engine))
+                await self._check(engine)
                 yield Done(identity=await self._host.identity(engine))
             case Inquire(engine=engine, asked=packed):
-                check_engine(engine, await self._profile(engine))
+                await self._check(engine)
                 async with aclosing(self._host.inquire(engine, _unpacked(packed))) as lines:
                     async for line in lines:
                         yield Line(text=line.decode("latin-1"))
@@ -192,6 +206,10 @@ class Agent:
             return await asyncio.to_thread(self._engine, str(engine))
         except NotFound as error:
             raise AgentRefusal(f"The agent refuses: {error.message}", hint=error.hint) from None
+
+    async def _check(self, engine: EngineRef) -> None:
+        """Raises AgentRefusal for an image that may not be started."""
+        check_engine(engine, await self._profile(engine), self._allowed, self._resolved.digests)
 
     async def _start(self, spec: LaunchSpec) -> Instance:
         names = self._starting | {instance.name for instance in await self._host.list()}

@@ -5,6 +5,7 @@
     ListAll()               -> Done with all instances
     Stop(name, grace_s)     -> Done
     Follow(name)            -> Line ... Done
+    Resolve(engine)         -> Done with the engine, and the digest of its image
     Identity(engine)        -> Done with what would answer
     Inquire(engine, asked)  -> Line ... Done
     any                     -> Failed, instead of Done
@@ -54,6 +55,11 @@ class Follow(Value):
     name: Name
 
 
+class Resolve(Value):
+    call: Literal["resolve"] = "resolve"
+    engine: EngineRef
+
+
 class Identity(Value):
     call: Literal["identity"] = "identity"
     engine: EngineRef
@@ -83,6 +89,7 @@ class Done(Value):
     answer: Literal["done"] = "done"
     instances: tuple[Instance, ...] = ()
     identity: str = ""
+    engine: EngineRef | None = None
 
 
 class Failed(Value):
@@ -94,7 +101,7 @@ class Failed(Value):
     hint: str = ""
 
 
-Call = Prepare | Start | ListAll | Stop | Follow | Identity | Inquire
+Call = Prepare | Start | ListAll | Stop | Follow | Resolve | Identity | Inquire
 Answer = Progress | Line | Done | Failed
 CALL: TypeAdapter[Call] = TypeAdapter(Annotated[Call, Field(discriminator="call")])
 ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answer")])

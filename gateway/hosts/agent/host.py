@@ -32,6 +32,7 @@ from gateway.hosts.agent.calls import (
     ListAll,
     Prepare,
     Progress,
+    Resolve,
     Start,
     Stop,
 )
@@ -95,6 +96,9 @@ class AgentHost:
 
     async def allocate_port(self) -> int:
         return ENGINE_PORT
+
+    async def resolve(self, engine: EngineRef) -> EngineRef:
+        return (await self._done(Resolve(engine=engine), self._timeout_s)).engine or engine
 
     async def identity(self, engine: EngineRef) -> str:
         return (await self._done(Identity(engine=engine), self._timeout_s)).identity

@@ -7,9 +7,11 @@ ask for. What is in it is checked here, against the agent's own profiles.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from gateway.core.planner.command import check_command, check_environment
 from gateway.domain import Engine, EngineRef, LaunchSpec, Mount
+from gateway.domain.image_name import AllowedImages, is_digest_of
 from gateway.domain.units import GIB
 from gateway.domain.value import MOST_BYTES
 from gateway.domain.wish import NAME_PATTERN
@@ -26,16 +28,29 @@ _MOST_SHARED_BYTES = 256 * GIB
 _MOST_PIDS = 2**19
 
 
-def check_engine(asked: EngineRef, engine: Engine) -> None:
-    """Raises AgentRefusal unless it is the engine of this profile, in the profile's image."""
-    if (asked.kind, asked.version, asked.image) != (engine.kind, engine.version, engine.image):
-        raise _refusal(f"the image of {engine.ref} is {engine.image}, not {str(asked.image)[:80]!r}")
+def check_engine(asked: EngineRef, engine: Engine, allowed: AllowedImages, resolved: Mapping[str, str]) -> None:
+    """Raises AgentRefusal unless it is the engine of this profile, in an image that may be started. resolved: by digest the name of an image
+    that the agent itself found under that name: who asks could give the id of any image of this machine."""
+    if (asked.kind, asked.version) != (engine.kind, engine.version):
+        raise _refusal(f"this is the profile of {engine.ref}, not of {str(asked)[:80]!r}")
+    if not allowed.allows(asked.image or ""):
+        message, hint = allowed.refusal(asked.image or "")
+        raise AgentRefusal(f"The agent refuses: {message[0].lower()}{message[1:]}", hint=hint)
+    if asked.digest is None:
+        return
+    if not is_digest_of(asked.digest, asked.image or "") or (
+        "@" not in asked.digest and resolved.get(asked.digest) != asked.image
+    ):
+        raise AgentRefusal(
+            f"The agent refuses: {asked.digest[:80]!r} is no image that it has found under the name {asked.image}.",
+            hint="`fitserve retry NAME` has the model take the image of that name as it is now.",
+        )
 
 
-def check_launch(spec: LaunchSpec, engine: Engine, models: Mount) -> None:
+def check_launch(spec: LaunchSpec, engine: Engine, models: Mount, allowed: AllowedImages, resolved: Mapping[str, str]) -> None:
     """Raises AgentRefusal for a spec that no plan for this engine makes. `models` is the only mount that there may be: a folder
     below it could be swapped for a link to another one, after it was looked at."""
-    check_engine(spec.engine, engine)
+    check_engine(spec.engine, engine, allowed, resolved)
     named = _NAME.fullmatch(spec.name) and re.fullmatch(NAME_PATTERN, spec.model) and _FINGERPRINT.fullmatch(spec.fingerprint)
     if not named or not 0 <= spec.attempt < 2**53:
         raise _refusal(f"the name {spec.name[:80]!r} of {spec.model[:80]!r} is not one that a gateway gives")

@@ -8,6 +8,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from gateway.domain import EngineRef, Instance, LaunchSpec, Mount
+from gateway.domain.image_name import repository
 from gateway.errors import HostError
 
 if TYPE_CHECKING:
@@ -37,9 +38,17 @@ def container_name(name: str, owner: str) -> str:
 
 
 def image_of(engine: EngineRef) -> str:
+    """What Docker is asked for: the digest where one is known, so that a name that moves meanwhile changes nothing."""
     if engine.image is None:
         raise HostError(f"{engine} has no container image.", hint="Use another engine, or set FITSERVE_HOST_KIND=process.")
-    return engine.image
+    return engine.digest or engine.image
+
+
+def digest_of(found: Attributes, image: str) -> str:
+    """What an inspected image is called for ever: the digest under which its repository has it, which can be pulled again; of one that was
+    built here, its id."""
+    names = sorted(found.get("RepoDigests") or ())
+    return next((name for name in names if repository(name) == repository(image)), str(found["Id"]))
 
 
 def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str:
@@ -146,7 +155,7 @@ def _instance(labels: dict[str, str], **seen: Any) -> Instance:
 def start_error(spec: LaunchSpec, error: APIError) -> HostError:
     reason = str(error.explanation or error).strip().rstrip(".")
     if "No such image" in reason:
-        hint = f"Pull or build it: `docker pull {spec.engine.image}`."
+        hint = f"Pull or build it: `docker pull {spec.engine.image}`. `fitserve retry {spec.model}` takes the image of that name as it is now."
     elif "could not select device driver" in reason:
         hint = "Install the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker` and restart Docker."
     elif "bind source path does not exist" in reason:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from gateway.domain import EngineRef, Instance, LaunchSpec
+from gateway.domain.image_name import AllowedImages, is_digest_of
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.docker.client import DockerClient, available, socket_path
 from gateway.hosts.docker.container import (
@@ -27,6 +28,7 @@ from gateway.hosts.docker.container import (
     Attributes,
     container_name,
     create,
+    digest_of,
     image_of,
     instance_of,
     running_instance,
@@ -56,19 +58,31 @@ _PULL_SILENCE_S = 600.0
 
 
 class DockerHost:
-    """See the module's docstring and `Host`. `instance` tells this installation of the gateway from others."""
+    """See the module's docstring and `Host`. `instance` tells this installation of the gateway from others. allowed: what may be started, and
+    asked; None: whoever calls has looked."""
 
     kind: str = "docker"
 
-    def __init__(self, network: str, instance: str, base_url: str | None = None, *, timeout_s: float = 10) -> None:
+    def __init__(
+        self,
+        network: str,
+        instance: str,
+        base_url: str | None = None,
+        *,
+        timeout_s: float = 10,
+        allowed: AllowedImages | None = None,
+    ) -> None:
         self._network = network
         self._owner = instance
+        self._allowed = allowed
         self._docker = DockerClient(socket_path(base_url), timeout_s)
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
-        image = image_of(engine)
+        image = self._image_of(engine)
         if await self._docker.call(partial(_has_image, image)):
             return
+        if image.startswith("sha256:"):
+            raise _gone(engine)
         progress = PullProgress(image)
         try:
             await self._pull(image, progress, report)
@@ -85,6 +99,7 @@ class DockerHost:
             )
 
     async def start(self, spec: LaunchSpec) -> Instance:
+        self._image_of(spec.engine)
         return await self._docker.call(partial(self._start, spec), _SLOW_S)
 
     async def list(self) -> list[Instance]:
@@ -135,16 +150,16 @@ class DockerHost:
     async def allocate_port(self) -> int:
         return ENGINE_PORT
 
+    async def resolve(self, engine: EngineRef) -> EngineRef:
+        found = await self._found(engine)
+        exact: EngineRef = engine.evolve(digest=engine.digest or digest_of(found, engine.image or ""))
+        return exact
+
     async def identity(self, engine: EngineRef) -> str:
-        found = await self._docker.call(partial(_image_id, image_of(engine)))
-        if found is None:
-            raise HostError(
-                f"The image {image_of(engine)} is not on this machine yet.", hint=f"Pull it: `docker pull {image_of(engine)}`."
-            )
-        return found
+        return str((await self._found(engine))["Id"])
 
     async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
-        image, spoken = image_of(engine), Spoken()
+        image, spoken = self._image_of(engine), Spoken()
         container, version = await self._docker.call(partial(_make_inquiry, image, self._owner), _SLOW_S)
         path, place = self._docker.path, f"POST /v{version}/containers/{container}"
         attach = f"{place}/attach?stream=1&stdin=1&stdout=1&stderr=1"
@@ -176,6 +191,26 @@ class DockerHost:
 
     async def close(self) -> None:
         self._docker.close()
+
+    def _image_of(self, engine: EngineRef) -> str:
+        """As `image_of`. Raises HostError for an image that may not be started."""
+        name = engine.image or ""
+        known = engine.digest is None or is_digest_of(engine.digest, name)
+        if name and self._allowed is not None and not (known and self._allowed.allows(name)):
+            message, hint = self._allowed.refusal(name)
+            raise HostError(message, hint=hint)
+        return image_of(engine)
+
+    async def _found(self, engine: EngineRef) -> Attributes:
+        """Its image. Raises HostError where that is not here."""
+        found = await self._docker.call(partial(_image, self._image_of(engine)))
+        if found is None:
+            if engine.digest is not None:
+                raise _gone(engine)
+            raise HostError(
+                f"The image {engine.image} is not on this machine yet.", hint=f"Pull it: `docker pull {engine.image}`."
+            )
+        return found
 
     async def _pull(self, image: str, progress: PullProgress, report: Callable[[str], None]) -> None:
         """Raises DockerRefused, OSError."""
@@ -261,13 +296,21 @@ class DockerHost:
         )
 
 
-def _image_id(image: str, client: APIClient) -> str | None:
+def _image(image: str, client: APIClient) -> Attributes | None:
     from docker.errors import NotFound
 
     try:
-        return str(client.inspect_image(image)["Id"])  # type: ignore[no-untyped-call]
+        found: Attributes = client.inspect_image(image)  # type: ignore[no-untyped-call]
     except NotFound:
         return None
+    return found
+
+
+def _gone(engine: EngineRef) -> HostError:
+    return HostError(
+        f"The image that {engine.image} was when {engine} was asked or started first ({engine.digest}) is not on this machine any more.",
+        hint=f"`fitserve retry NAME` takes what {engine.image} is now; `docker load` brings the old one back.",
+    )
 
 
 def _make_inquiry(image: str, owner: str, client: APIClient) -> tuple[str, str]:
@@ -287,7 +330,7 @@ def _image_hint(image: str) -> str:
 
 
 def _has_image(image: str, client: APIClient) -> bool:
-    return _image_id(image, client) is not None
+    return _image(image, client) is not None
 
 
 def _pull_request(image: str, client: APIClient) -> tuple[str, str]:

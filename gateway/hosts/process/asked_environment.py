@@ -49,6 +49,9 @@ class OnePython:
         self._python = Path(os.path.abspath(python.expanduser()))  # noqa: PTH100 - the link in an environment says which one it is
         self._folder = folder
 
+    async def resolve(self, engine: EngineRef) -> EngineRef:
+        return engine
+
     async def identity(self, engine: EngineRef) -> str:
         if not os.access(self._python, os.X_OK) or self._python.is_dir():
             raise HostError(

@@ -141,6 +141,9 @@ class ProcessHost:
                 return port
         raise HostError("No port is free for another engine.", hint=f"Stop what listens on {_PORTS[0]} to {_PORTS[-1]}.")
 
+    async def resolve(self, engine: EngineRef) -> EngineRef:
+        return engine
+
     async def identity(self, engine: EngineRef) -> str:
         environment = engine_dir(self._data, engine)
         if not is_installed(self._data, engine):

@@ -7,6 +7,7 @@ had not been answered:
      "models": [{"files": {"config.json": "base64...", "model.safetensors": "base64..."},
                  "questions": [{"argv": ["--tensor-parallel-size=2"]}]}]}
 
+    {"engine": {"kind": "vllm", "version": "0.30.0"}}           where the kind is null: which one is installed here; null: none
     {"version": {...}}                                          vllm_facts.py, sglang_facts.py
     {"model": 0, "question": 0, "answer": {...}}                vllm_answers.py, sglang_answers.py
     {"model": 0, "question": 1, "refused": "ValueError: ..."}   the engine's own words
@@ -35,6 +36,9 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     asked = json.load(sys.stdin)
+    if asked["kind"] is None:
+        say(out, engine=importlib.import_module(".installed", __package__).engine())
+        return
     sys.argv[1:] = []  # the engines look at it while they build their parsers
     sys.dont_write_bytecode = True
     os.environ.update(asked.get("env", {}))

