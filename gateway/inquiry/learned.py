@@ -75,7 +75,8 @@ async def learn(inquirer: Inquirer, near: Engine, engine: EngineRef, folder: Pat
     if version.partition("+")[0] != engine.version.partition("+")[0]:
         raise HostError(
             f"What was asked is {engine.kind} {version}, not {engine.version}.",
-            hint=f"Learn {engine.kind}=={version}, or give what holds {engine.version} (--image, --python).",
+            hint=f"Learn {engine.kind}=={version}, or give what holds {engine.version} (--image, --python). A model whose image holds another "
+            "version now is removed and added again.",
         )
     profile = profile_of(near, engine.version, engine.image, said, identity)
     try:

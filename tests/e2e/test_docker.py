@@ -213,6 +213,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"argv": ["sh", "-c", "id"]},
     {"env": {"LD_PRELOAD": "/models/x.so"}},
     {"engine": {"kind": "vllm-cpu", "version": "0.32.0", "image": "fitserve/gateway:0.1.0"}},
+    {"engine": {"kind": "vllm-cpu", "version": "0.32.0", "image": "fitserve/vllm-cpu:0.32.0", "digest": "sha256:" + "0" * 64}},
     {"privileged": True},
     {"network_mode": "host"},
 )
@@ -229,7 +230,7 @@ def test_from_the_gateways_container_nothing_but_an_engine_can_be_started(ready:
     """What runs there is taken over: it speaks to the agent as it likes."""
     (engine,) = ready.engines()
     plain = {"name": "x", "model": "demo", "attempt": 1, "fingerprint": "f", "env": {}, "gpus": [], "mounts": [], "pids": 100}
-    plain |= {"engine": {"kind": "vllm-cpu", "version": "0.32.0", "image": inspect(engine)["Config"]["Image"]}}
+    plain |= {"engine": {"kind": "vllm-cpu", "version": "0.32.0", "image": "fitserve/vllm-cpu:0.32.0"}}
     plain |= {"shm_bytes": 0, "port": 8000, "memory_bytes": 2**30, "scratch": ["/tmp"]}
     plain |= {"argv": [*inspect(engine)["Config"]["Entrypoint"], *inspect(engine)["Config"]["Cmd"]]}
     before = docker("ps", "-aq").split()
