@@ -56,6 +56,7 @@ class WishFields(TypedDict, total=False):
     """What a user may wish for beside the model and the engines: the fields of Wish."""
 
     revision: str | None
+    image: str | None
     tensor_parallel: int | None
     replicas: int | None
     min_context: int | None
