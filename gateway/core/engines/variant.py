@@ -44,6 +44,11 @@ class Variant:
     def cost(self) -> int:
         return sum(_COST[name] for name in self.because)
 
+    @property
+    def gives_up(self) -> bool:
+        """Something that is missed while it serves, for memory: requests at once, precision of the KV cache, graphs."""
+        return bool({"small", "kv_dtype", "eager"} & self.because.keys())
+
     def rank(self, dtype: str, capability: str | None) -> Rank:
         """One of its ranks, with activations in `dtype`."""
         return Rank(self.tp, self.pp, self.tp if self.ep else 1, dtype, self.kv_dtype, capability or "")

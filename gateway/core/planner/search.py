@@ -124,7 +124,10 @@ class Search:
         users |= {"tensor-parallel-size"} if given.wish.tensor_parallel else set()
         reached: dict[Variant, int] = {}  # tokens of context that a plan with fewer changes has
         wanted, seen = wanted_context(given.spec, given.wish, self.canonical), set(variants)
+        held: deque[Variant] = deque()
         for _ in range(_MOST_VARIANTS):
+            if not variants and not any(plan.max_model_len.value >= wanted and not plan.halved for plan in self.plans):
+                variants, held = held, deque()  # one step of giving up, of all layouts, where nothing before was enough
             if not variants:
                 break
             variant = variants.popleft()
@@ -146,7 +149,8 @@ class Search:
                     changed += lengthened(variant, memory.kv_tokens, wanted, engine, gpus, users)
             fresh = [other for other in changed if other not in seen]
             seen.update(fresh)
-            variants.extend(fresh)
+            for other in fresh:
+                (held if other.gives_up else variants).append(other)
         self._replicated()
 
     def _known_model(self, first: Variant) -> None:

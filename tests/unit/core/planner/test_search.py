@@ -83,6 +83,17 @@ def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_usefu
     assert all(plan.memory is not None and plan.memory.low <= plan.memory.budget_bytes for plan in decision.plans)
 
 
+def test_nothing_is_given_up_where_more_gpus_hold_the_context() -> None:
+    engines, here = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("3x3090")
+    model = published("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
+    plans = decide(model, here, engines, wish(), rules=PROFILES.rules(engines)).plans
+    assert (plans[0].tensor_parallel.value, plans[0].pipeline_parallel.value) == (1, 3)
+    assert plans[0].max_model_len.value >= 32_768
+    assert {(plan.max_num_seqs.value, plan.enforce_eager.value, plan.kv_cache_dtype.value) for plan in plans} == {
+        (256, False, "auto")
+    }
+
+
 def test_more_than_the_usual_share_is_taken_where_it_is_needed_and_was_read_to_be_free() -> None:
     engines, here = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("3090")
     model = published("gemma-3-27b", quantization_config=QUANTS["w4a16"])
