@@ -93,6 +93,7 @@ def test_sparse_kernels_pack_a_latent() -> None:
     # 0.18.0 and later on compute capability 9.0, where FLASHMLA_SPARSE is chosen.
     assert stored_dtype("fp8", "FLASHMLA_SPARSE") == "fp8_ds_mla"
     assert (stored_dtype("auto", "FLASHMLA_SPARSE"), stored_dtype("fp8", "FLASHMLA")) == ("auto", "fp8")
+    assert stored_dtype("auto", "FLASHINFER_MLA_SPARSE_SM120") == "fp8_ds_mla"
     assert all(
         answer["cache"] == stored_dtype(dtype, "FLASHMLA_SPARSE" if model == "deepseek-v3.2" else "")
         for version in VLLM

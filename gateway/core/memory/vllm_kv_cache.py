@@ -112,8 +112,9 @@ class Cache:
 def stored_dtype(kv_dtype: str, backend: str) -> str:
     """How this attention backend stores a KV cache of this dtype. _canonicalize_sparse_mla_kv_cache_dtype in
     vllm/model_executor/layers/attention/mla_attention.py."""
-    packs = backend in ("FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM120")
-    return "fp8_ds_mla" if packs and kv_dtype.startswith("fp8") else kv_dtype
+    if backend == "FLASHINFER_MLA_SPARSE_SM120":
+        return "fp8_ds_mla" if kv_dtype in ("auto", "fp8", "fp8_e4m3") else kv_dtype
+    return "fp8_ds_mla" if backend == "FLASHMLA_SPARSE" and kv_dtype.startswith("fp8") else kv_dtype
 
 
 def cache(
