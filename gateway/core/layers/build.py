@@ -36,6 +36,11 @@ NARROW_DECAY = "narrow_decay"
 # integers do not have: in_proj.weight (layers/mamba/mamba_mixer2.py:418 of 0.18.0, :428 of 0.26.0).
 CUT_PACKED_MIXERS = "cut_packed_mixers"
 
+# SGLang has no quantized router, whatever the checkpoint says: `quant_config=None` of `gate` in srt/models/qwen2_moe.py:352, mixtral.py:90,
+# minimax_m2.py:561, phimoe.py:198 of 0.5.23.
+PLAIN_ROUTERS = "plain_routers"
+_ROUTERS = ("gate", "router", "shared_expert_gate")
+
 _FLOATS = {"F16", "BF16", "F32"}
 # How far the elements of an unquantized checkpoint may be from those of the config before its headers are believed instead.
 _TOLERANCE = 0.005
@@ -46,7 +51,7 @@ def asked(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
     if varied(spec.config):
         return frozenset(traits)
     recurrent = any(group.kind == "recurrent" for group in spec.attention)
-    names = {WHOLE_GATES, NARROW_DECAY, CUT_PACKED_MIXERS} if recurrent else set()
+    names = {PLAIN_ROUTERS, *((WHOLE_GATES, NARROW_DECAY, CUT_PACKED_MIXERS) if recurrent else ())}
     modelopt = spec.quant is not None and spec.quant.method.lower().startswith("modelopt")
     return frozenset(traits) & (names | {WEIGHTS_BY_GROUPS} if modelopt else names)
 
@@ -108,7 +113,9 @@ def _schemed(
 ) -> tuple[Linear, ...]:
     """One Linear for each scheme that the numbers of a layer have."""
     found: list[Linear] = []
-    for item, counts in zip(layers, schemes, strict=True):
+    for item, said in zip(layers, schemes, strict=True):
+        plain = PLAIN_ROUTERS in traits and item.name.rpartition(".")[2] in _ROUTERS
+        counts = {UNQUANTIZED: len(item.numbers)} if plain else said
         whole = WHOLE_GATES in traits and item.modules == ("in_proj_b", "in_proj_a") and quantization.integer_checkpoint
         shard: Shard = "replicated" if whole else item.shard
         size = (item.k, sum(item.parts), shard, item.parts)

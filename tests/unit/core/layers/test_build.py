@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from gateway.core.layers.build import WHOLE_GATES, build
+from gateway.core.layers.build import PLAIN_ROUTERS, WHOLE_GATES, build
 from gateway.core.layers.built_model import Linear, per_rank
 from gateway.core.model.scheme import Scheme
 from gateway.core.model.spec import read_model
+from gateway.core.quantization.block import UNQUANTIZED
 from gateway.errors import BadModel
 from tests.conformance.layer_cases import case
 from tests.support.examples import examples
@@ -32,6 +33,13 @@ def test_the_gates_of_a_packed_delta_net_are_too_narrow_for_two_ranks_and_kept_w
     whole = next(layer for layer in layers_of(config, (WHOLE_GATES,)) if layer.name == name)
     assert (cut.count, cut.scheme, per_rank(cut, 1)) == (30, Scheme(kind="wna16", bits=4, group=128, layout="gptq"), (2048, 64))
     assert (per_rank(cut, 2), per_rank(whole, 2)) == ((2048, 32), (2048, 64))
+
+
+def test_sglang_quantizes_no_router_that_its_checkpoint_has_quantized() -> None:
+    config, name = case("qwen3-30b-a3b", "awq"), "model.layers.*.mlp.gate"
+    read = next(layer for layer in layers_of(config) if layer.name == name)
+    plain = next(layer for layer in layers_of(config, (PLAIN_ROUTERS,)) if layer.name == name)
+    assert (read.scheme, plain.scheme, plain.count) == (Scheme("wna16", 4, 128, symmetric=False, layout="awq"), UNQUANTIZED, 48)
 
 
 def test_key_and_value_heads_repeat_where_there_are_more_ranks() -> None:
