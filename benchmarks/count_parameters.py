@@ -1,9 +1,11 @@
 """python count_parameters.py < asked.json: what transformers itself makes of models, in an engine's Python, on the meta device.
 
     {"defaults": ["whisper", ...]}     one line a model type: {"name", "config"}, as its configuration class is without a word
-    {"configs": {"name": {...}}}       one line a config: {"name", "bytes"}, or "refused" in transformers' own words
+    {"configs": {"name": {...}}}       one line a config: {"name", "stored": [[name, dtype, shape], ...], "linear": [names]}, or
+                                       "refused" in transformers' own words
 
-The bytes are those of all parameters in the config's dtype, of the class that its architecture names, whatever quantizes them.
+Stored is what the class that the architecture names would save, whatever quantizes the model, in bfloat16. linear: the weights of linear layers,
+and of experts.
 """
 
 from __future__ import annotations
@@ -32,15 +34,46 @@ def main() -> None:
         print(json.dumps({"name": name, **said}, default=str), flush=True)
     for name, config in asked.get("configs", {}).items():
         try:
-            plain = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
-            made = configuration_auto.CONFIG_MAPPING[config["model_type"]].from_dict(plain)
-            kind = getattr(transformers, config["architectures"][0])
-            with torch.device("meta"):
-                model = kind._from_config(made, dtype=torch.bfloat16)  # noqa: SLF001 - its own way to one class
-            said = {"bytes": 2 * sum(one.numel() for one in model.parameters())}
+            said = _stored(torch, transformers, configuration_auto, config)
         except Exception as error:
             said = {"refused": f"{type(error).__name__}: {error}"[:300]}
         print(json.dumps({"name": name, **said}), flush=True)
+
+
+def _stored(torch: Any, transformers: Any, configuration_auto: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """What the class would save: its parameters and buffers under the names of published checkpoints, one of those that are tied."""
+    kind = getattr(transformers, config["architectures"][0])
+    # A model type of its own, with the architecture of another family: Kimi K2 is a DeepSeek V3.
+    known = configuration_auto.CONFIG_MAPPING
+    plain = _plain(config)
+    own = kind.config_class
+    if plain["model_type"] in known:
+        own = known[plain["model_type"]]  # a mapping that is filled as it is asked, so `get` finds nothing
+    made = own.from_dict({**plain, "model_type": own.model_type})
+    with torch.device("meta"):
+        model = kind._from_config(made, dtype=torch.bfloat16)  # noqa: SLF001 - its own way to one class
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - {name for name, _ in model.named_parameters()}
+    held = {name: one for name, one in model.state_dict(keep_vars=True).items() if name not in tied}
+    revert = import_module("transformers.core_model_loading").revert_weight_conversion
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Linear)}
+    linear -= {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}  # tied heads
+    saved = revert(model, held)
+    return {
+        "stored": [(name, str(one.dtype).removeprefix("torch."), list(one.shape)) for name, one in saved.items()],
+        "linear": [
+            name
+            for name, one in saved.items()
+            if id(one) in linear or (".experts." in name and (name.endswith(".weight") or one.dim() == 3))
+        ],
+    }
+
+
+def _plain(config: Any) -> Any:
+    """Without what quantizes, and without code of its own."""
+    if not isinstance(config, dict):
+        return config
+    own = ("quantization_config", "compression_config", "auto_map")
+    return {name: _plain(value) for name, value in config.items() if name not in own}
 
 
 def _without_notes(config: Any) -> Any:

@@ -5,9 +5,9 @@
 The configs are those of published models that the package aiconfigurator-core carries, one of each family, and the defaults of
 other families in transformers. The engine is asked as `--check` asks it, from its wheel, with stated GPUs of 4 TiB, so that what does
 not fit says nothing here; several families in one process. Prints one row a family: what the forecast was and what came of it for 1,
-2 and 4 GPUs, the forecast's weights and KV cache beside the engine's on one GPU, and the engine's weights beside the parameters
-that transformers' own class of the model has (of weights that are not quantized). The last lines count. Downloads what
-scripts/engine-answers does, into .cache/engines, and the package of configs, by hash.
+2 and 4 GPUs, and the forecast's weights and KV cache beside the engine's on one GPU; benchmarks/family_bytes.py compares the weights
+with checkpoints. The last lines count. Downloads what scripts/engine-answers does, into .cache/engines, and the package of configs,
+by hash.
 """
 
 from __future__ import annotations
@@ -50,14 +50,25 @@ persimmon phi phi3 phimoe pixtral qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3_next
 solar_open stablelm starcoder2 step3p5 whisper youtu zamba2""".split()  # noqa: SIM905
 # What published configs of a family have and transformers' defaults have not, or otherwise.
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1},
+    "dots1": {
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "topk_method": "noaux_tc",
+    },
+    "idefics3": {"text_config": {"vocab_size": 128259}},
+    "smolvlm": {"text_config": {"vocab_size": 49280, "pad_token_id": 2}},
     "glm4_moe": {"head_dim": 128},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "glm4_moe_lite": {"first_k_dense_replace": 1},
     "lfm2": {"block_dim": 2560},
-    "longcat_flash": {"mla_scale_q_lora": True, "mla_scale_kv_lora": True},
-    "lfm2_moe": {"block_dim": 2048},
+    "longcat_flash": {"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "zero_expert_type": "identity"},
+    "lfm2_moe": {"block_dim": 2048, "layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
+    "lfm2_vl": {"text_config": {"block_dim": 2560}},
+    "nemotron": {"num_key_value_heads": 8},
+    "qwen3_omni_moe": {"thinker_config": {"vision_config": {"image_size": 768, "apply_vit_abs_pos_embed": True}}},
     "step3p5": {
         "architectures": ["Step3p5ForCausalLM"],
         "moe_num_experts": 288,
@@ -94,12 +105,12 @@ class Family(NamedTuple):
 
 
 class Row(NamedTuple):
-    """weights: bytes on one GPU by the forecast, by the engine, and of transformers' parameters; kv: bytes of one long request."""
+    """weights: bytes on one GPU by the forecast, and by the engine; kv: bytes of one long request."""
 
     name: str
     forecast: tuple[str, ...]
     came: tuple[str, ...]
-    weights: tuple[int | None, int | None, int | None]
+    weights: tuple[int | None, int | None]
     kv: tuple[int | None, int | None]
     words: str
 
@@ -143,11 +154,19 @@ def counted(python: str, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {said["name"]: said for said in map(json.loads, done.stdout.splitlines())}
 
 
+def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with these changes, also of its parts."""
+    parts = {
+        name: merged(config[name], value) for name, value in changes.items() if isinstance(value, Mapping) and name in config
+    }
+    return {**config, **changes, **parts}
+
+
 def defaults(python: str) -> list[Family]:
     """The families of DEFAULTS, and those of TOGETHER."""
     parts = {part for _, of in TOGETHER.values() for part in of.values()}
     said = counted(python, {"defaults": sorted({*DEFAULTS, *parts})})
-    configs = {name: {**one["config"], **PUBLISHED.get(name, {})} for name, one in said.items() if "config" in one}
+    configs = {name: merged(one["config"], PUBLISHED.get(name, {})) for name, one in said.items() if "config" in one}
     for name, (like, of) in TOGETHER.items():
         whole = {field: value for field, value in configs[like].items() if field != "text_config"}
         configs[name] = {**whole, **{field: configs[part] for field, part in of.items()}}
@@ -156,6 +175,15 @@ def defaults(python: str) -> list[Family]:
         print(f"# {name}: {said[name].get('refused')}", file=sys.stderr)
     found = [Family(name, configs[name]) for name in sorted({*DEFAULTS, *TOGETHER} & configs.keys())]
     return [family for family in found if family.config["architectures"][0]]
+
+
+def all_of(tool: Any, python: str, only: str = "") -> list[Family]:
+    """Published models, and the defaults of families that none of them is of; those of `only`, with commas between them."""
+    families = published(tool)
+    have = {family.name for family in families}
+    families += [family for family in defaults(python) if family.name not in have]
+    wanted = set(filter(None, only.split(",")))
+    return [family for family in families if not wanted or family.name in wanted]
 
 
 def machine(profiles: Profiles) -> Hardware:
@@ -234,7 +262,7 @@ def check(planner: Planner, families: Sequence[Family], python: str, sources: st
         try:
             before[family.name] = planner.plan(family, {})
         except FitserveError as error:
-            rows[family.name] = Row(family.name, ("refused",) * 3, ("",) * 3, (None, None, None), (None, None), error.message)
+            rows[family.name] = Row(family.name, ("refused",) * 3, ("",) * 3, (None, None), (None, None), error.message)
     began = time.monotonic()
     answers: dict[str, dict[Question, EngineAnswer]] = {name: {} for name in before}
     after = dict(before)
@@ -266,7 +294,7 @@ def check(planner: Planner, families: Sequence[Family], python: str, sources: st
             name,
             tuple(outcome(one) for one in before[name].decisions),
             tuple(outcome(one) for one in planned.decisions),
-            (first.memory.weights_bytes if first else None, last.memory.weights_bytes if last and checked else None, None),
+            (first.memory.weights_bytes if first else None, last.memory.weights_bytes if last and checked else None),
             (long_request(first), long_request(last) if checked else None),
             words,
         )
@@ -293,26 +321,14 @@ def main() -> None:
     kept = tool.Kept(KEPT)
     kind, _, version = options.engine.partition("==")
     python, sources = kept.environment(), str(kept.sources(kind, version))
-    families = published(tool)
-    have = {family.name for family in families}
-    families += [family for family in defaults(python) if family.name not in have]
-    wanted = set(filter(None, options.only.split(",")))
-    families = [family for family in families if not wanted or family.name in wanted]
+    families = all_of(tool, python, options.only)
     rows, took = check(Planner(options.engine), families, python, sources)
-    counts = counted(python, {"configs": {family.name: family.config for family in families}})
-    by_name = {family.name: family.config for family in families}
-    rows = [
-        row._replace(weights=(*row.weights[:2], counts[row.name].get("bytes") if _plain(by_name[row.name]) else None))
-        for row in rows
-    ]
-    print(
-        "family | forecast TP 1 2 4 | with the engine | weights GB forecast/engine/transformers | forecast-engine | engine-transformers | KV"
-    )
+    print("family | forecast TP 1 2 4 | with the engine | weights GB forecast/engine | forecast-engine | KV")
     for row in rows:
-        forecast, engine, own = row.weights
+        forecast, engine = row.weights
         print(
-            f"{row.name} | {' '.join(row.forecast)} | {' '.join(row.came)} | {shown(forecast)} {shown(engine)} {shown(own)} | "
-            f"{apart(forecast, engine)} | {apart(engine, own)} | {apart(*row.kv)} | {row.words[:300]}"
+            f"{row.name} | {' '.join(row.forecast)} | {' '.join(row.came)} | {shown(forecast)} {shown(engine)} | "
+            f"{apart(forecast, engine)} | {apart(*row.kv)} | {row.words[:300]}"
         )
     checked = [row for row in rows if row.came and all(one == "checked" for one in row.came)]
     some = [row for row in rows if "checked" in row.came and row not in checked]
@@ -323,18 +339,8 @@ def main() -> None:
     print(
         f"forecast planned {sum(row.forecast[0] in ('predicted', 'guess') for row in rows)}; its weights are the engine's own bytes in {len(exact)}"
     )
-    close = [row for row in rows if row.weights[1] and row.weights[2]]
-    same = [row for row in close if row.weights[1] and row.weights[2] and abs(row.weights[1] / row.weights[2] - 1) < 0.005]
-    print(
-        f"engine's weights within 0.5 % of transformers' own parameters: {len(same)} of {len(close)} that it builds unquantized"
-    )
     if options.json:
         options.json.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
-
-
-def _plain(config: Mapping[str, Any]) -> bool:
-    inner = [value for value in config.values() if isinstance(value, Mapping)]
-    return not any(one.get("quantization_config") or one.get("compression_config") for one in (config, *inner))
 
 
 if __name__ == "__main__":
