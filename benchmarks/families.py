@@ -68,7 +68,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"block_dim": 2048, "layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
     "lfm2_vl": {"text_config": {"block_dim": 2560}},
     "nemotron": {"num_key_value_heads": 8},
-    "qwen3_omni_moe": {"thinker_config": {"vision_config": {"image_size": 768, "apply_vit_abs_pos_embed": True}}},
+    "qwen3_omni_moe": {
+        "thinker_config": {
+            "vision_config": {"image_size": 768, "apply_vit_abs_pos_embed": True},
+            "text_config": {"tie_word_embeddings": False},
+        }
+    },
     "step3p5": {
         "architectures": ["Step3p5ForCausalLM"],
         "moe_num_experts": 288,

@@ -9,7 +9,7 @@ from gateway.domain import Shard
 # How tensor parallelism cuts a weight, by the last named modules of its path; the first rule that matches holds.
 # Source: the parallel layers that vLLM's model files build (vllm/model_executor/layers/linear.py, mamba/mamba_mixer.py,
 # mamba_mixer2.py and short_conv.py, and of vllm/model_executor/models/: llama, qwen2, qwen3_moe, mixtral, granitemoe, phi3, gpt2, gptj,
-# gpt_neox, falcon, starcoder2, opt, bert, deepseek_v2, lfm2, zamba2, whisper, siglip, clip, interns1_vit, qwen2_vl).
+# gpt_neox, falcon, starcoder2, opt, bert, deepseek_v2, lfm2, zamba2, siglip, clip, interns1_vit, qwen2_vl).
 _SHARDS: tuple[tuple[str, Shard], ...] = (
     (r"\.experts\.(\*\.)?(gate_proj|up_proj|gate_up_proj|w1|w3)(\.|$)", "expert_column"),
     (r"\.experts\.(\*\.)?(down_proj|w2)(\.|$)", "expert_row"),
@@ -32,7 +32,6 @@ _SHARDS: tuple[tuple[str, Shard], ...] = (
         r"\.(o_proj|out_proj|down_proj|w2|fc2|fc_out|c_proj|dense_4h_to_h|output\.dense|(self_)?attention\.dense|self_attn\.dense)\.",
         "row",
     ),
-    (r"\.decoder\.embed_tokens\.", "replicated"),
     (r"\.(embed_tokens|lm_head|wte|word_embeddings|embed_in|embed_out|backbone\.embeddings)\.", "vocab"),
 )
 

@@ -158,7 +158,7 @@ def test_the_shard_follows_from_the_name() -> None:
         "model.visual.merger.linear_fc1.weight": "column",
         "model.layers.*.linear_attn.in_proj_qkvz.weight": "column",
         "model.layers.*.linear_attn.norm.weight": "replicated",
-        "model.decoder.embed_tokens.weight": "replicated",
+        "model.decoder.embed_tokens.weight": "vocab",
         "backbone.embeddings.weight": "vocab",
         "transformer.wte.weight": "vocab",
         "lm_head.weight": "vocab",
