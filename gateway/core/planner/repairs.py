@@ -141,9 +141,11 @@ def _half_cache(variant: Variant, engine: Engine, args: Collection[str], why: st
 
 
 def _near(refusal: Refused) -> bool:
-    """The weights have room, so that less beside them may help."""
+    """The weights have room, so that less beside them may help. Of what a start showed to be too much, "conservative" is less."""
     memory = refusal.evidence.memory
-    return memory is not None and memory.weights_bytes + memory.overhead_bytes < memory.budget_bytes
+    return (
+        memory is not None and refusal.source != "fact" and memory.weights_bytes + memory.overhead_bytes < memory.budget_bytes
+    )
 
 
 def _forced(args: Collection[str]) -> bool:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from gateway.core.engines.evidence import Evidence
 from gateway.core.engines.refusal import Refused
 from gateway.core.engines.variant import Variant, plain
 from gateway.core.engines.vllm_engine import VllmRules
 from gateway.core.kernels.linear import LinearRules
 from gateway.core.planner.repairs import has, lengthened, repairs
-from gateway.domain import Engine, Flag, Scalar
+from gateway.domain import Engine, Flag, Memory, Scalar
 from tests.support.makers import engine
 
 FLAGS: dict[str, Flag] = {
@@ -191,3 +192,17 @@ def test_of_gpus_that_do_not_divide_the_heads_each_stage_takes_as_many_as_do() -
     assert [(variant.tp, variant.pp) for variant in found] == [(3, 2), (2, 3), (1, 6)]
     assert cures(refusal, Variant(tp=3), gpus=6) == []
     assert cures(refusal, Variant(tp=6), gpus=6, args={"tensor-parallel-size"}) == []
+
+
+def test_of_what_a_start_showed_to_be_too_much_less_is_conservative_and_not_what_else_may_be_given_up() -> None:
+    memory = Memory(
+        gpu_bytes=24, budget_bytes=20, weights_bytes=16, activation_bytes=5, graph_bytes=0, overhead_bytes=1, kv_bytes=0,
+        kv_bytes_per_token=1, kv_tokens=0, low=17, high=22,
+    )  # fmt: skip
+    short = Evidence(memory=memory)
+    estimated = Refused("no_memory", "22 GiB are needed", "memory model", evidence=short)
+    seen = Refused("no_memory", "22 GiB were needed here", "fact", evidence=short)
+    assert changes(cures(estimated, gpus=1, quantized=True)) == ["small"]
+    assert changes(cures(seen, gpus=1, quantized=True)) == ["conservative"]
+    large = Refused("no_memory", "30 GiB are needed", "memory model", evidence=Evidence(memory=memory.evolve(weights_bytes=28)))
+    assert changes(cures(large, gpus=1, quantized=True)) == []
