@@ -174,9 +174,9 @@ def _warnings(candidate: Candidate) -> list[str]:
             "starts, and what has none fails."
         )
     if (near := candidate.engine.guessed_from) and evidence.answer is None:
-        warnings.append(
-            f"{candidate.engine.ref} has no rules of its own: this is what {near} would do. Its own code was not asked."
-        )
+        # An image of another name may say that it holds a version with rules.
+        who = candidate.engine.ref if near != candidate.engine.ref else f"The image {candidate.engine.image}"
+        warnings.append(f"{who} has no rules of its own: this is what {near} would do. Its own code was not asked.")
     if built.assumed:
         warnings.append(f"{built.assumed[:1].upper()}{built.assumed[1:]}.")
     if candidate.variant.quantization and spec.quant is None:

