@@ -17,7 +17,7 @@ import pytest
 
 from gateway.catalog.hub import Hub
 from gateway.domain import Decision, Planned
-from gateway.errors import BadFlag, BadModel, Busy, FitserveError, NeedsRemoteCode, NotFound
+from gateway.errors import BadFlag, BadModel, Busy, FitserveError, NeedsRemoteCode, NoPlan, NotFound
 from gateway.hosts.process.host import ProcessHost
 from gateway.inquiry.answer_cache import AnswerCache
 from gateway.inquiry.inquirer import Inquirer
@@ -42,11 +42,11 @@ TOKEN = "hf_secret_of_the_test"
 
 @asynccontextmanager
 async def planning(
-    tmp_path: Path, hub: FakeHub | None = None, *, installed_only: bool = False
+    tmp_path: Path, hub: FakeHub | None = None, *, installed_only: bool = False, allowed: tuple[str, ...] | None = None
 ) -> AsyncIterator[MachinePlanner]:
     roots = tuple(map(str, Profiles().roots))
     url = hub.url() if hub is not None else "http://127.0.0.1:9"
-    process = PlanProcess(Start(roots, str(tmp_path / "data"), url, TOKEN, installed_only))
+    process = PlanProcess(Start(roots, str(tmp_path / "data"), url, TOKEN, installed_only, allowed))
     try:
         inquirer = Inquirer(ProcessHost(tmp_path / "data"), AnswerCache(tmp_path / "answers"))
         yield MachinePlanner(tmp_path / "data", process, GpuWatch(FakeNvml([])), inquirer, Profiles(), None)
@@ -119,6 +119,18 @@ async def test_an_error_comes_back_as_the_error_that_it_is(tmp_path: Path) -> No
         narrow = await planned(planner, folder, engines=["vllm"], min_context=10**9)
     assert narrow.plan is None
     assert "a context of at least 1000000000 tokens was asked for" in narrow.reason
+
+
+async def test_only_images_that_may_be_started_are_planned(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", model())
+    async with planning(tmp_path, allowed=("lmsysorg/sglang", "vllm/vllm-openai:v0.26.0")) as planner:
+        decision = json.loads((await planned(planner, folder)).decision)
+        images = {one["engine"]["image"] for one in [*decision["plans"], *decision["rejected"]]}
+        assert {image.partition(":")[0] for image in images} == {"lmsysorg/sglang", "vllm/vllm-openai"}
+        assert [image for image in images if image.startswith("vllm")] == ["vllm/vllm-openai:v0.26.0"]
+        assert "'vllm/vllm-openai:v0.33.0' may not be started" in await refused(
+            planner, folder, NoPlan, engines=["vllm==0.33.0"]
+        )
 
 
 async def test_facts_and_claims_are_planned_with(tmp_path: Path) -> None:
