@@ -1,4 +1,4 @@
-"""Whether an engine's bytes of a published family are those of its checkpoint, tensor by tensor, on 1, 2 and 4 GPUs.
+"""Whether an engine holds as many bytes of a published family as its checkpoint has, and why not, on 1, 2 and 4 GPUs.
 
     python benchmarks/family_bytes.py [--only llama4,whisper] [--json FILE]
 
