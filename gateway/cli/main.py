@@ -196,7 +196,7 @@ def diagnose(
 
 @app.command()
 def retry(name: str, as_json: Json = False) -> None:
-    """Try a model again that was given up, or that waits for its next start."""
+    """Try a model again that was given up, or that waits for its next start, from what the names of its images mean now."""
     view = call("POST", f"/admin/models/{name}/retry")
     _print(view, as_json, f"{name}: {status_text(view)}")
 
