@@ -5,6 +5,7 @@
     failures.yaml               -> Signature list
     gpus.yaml                   -> GpuTable: what follows from a GPU's capability
     cards.yaml                  -> CardTable: what the data sheets of cards promise
+    speed.yaml                  -> SpeedTable: what engines reach of that
     facts.yaml                  -> Fact list: what passes every rule and still fails
     xids.yaml                   -> XidTable: what the error numbers of NVIDIA's driver mean
     hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
@@ -30,6 +31,7 @@ from gateway.core.engines.registry import KINDS
 from gateway.core.engines.vllm_engine import VllmRules
 from gateway.core.kernels.cards import CardTable
 from gateway.core.kernels.gpus import GpuTable
+from gateway.core.speed.machine import Pace, SpeedTable
 from gateway.domain import Engine, EngineRef, Fact, Hardware, Value
 from gateway.domain.image_name import AllowedImages, repository
 from gateway.domain.likeness import Likeness, different, like
@@ -327,6 +329,12 @@ class Profiles:
             sources={name: source for table in reversed(tables) for name, source in table.sources.items()},
             cards=tuple(card for table in tables for card in table.cards),
         )
+
+    @cached_property
+    def pace(self) -> Pace:
+        """How fast GPUs and engines are; of the table of what engines reach a user's file wins over ours."""
+        path = next(path for root in self.roots if (path := root / "speed.yaml").is_file())
+        return Pace(self.cards, _validate(path, SpeedTable, self._yaml(path)))
 
     @cached_property
     def xids(self) -> XidTable:

@@ -19,6 +19,10 @@ Image = Annotated[
     str | None, typer.Option(help="Image that holds the engine, instead of its project's; without --engine it is asked.")
 ]
 Tp = Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallel size.")]
+Goal = Annotated[str, typer.Option("--for", help="What it is for: balanced, latency, throughput or context.")]
+Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests at once that are expected.")]
+Gpus = Annotated[str | None, typer.Option(help="GPUs that it may take: all, few, a number, or UUIDs with commas between.")]
+Context = Annotated[int | None, typer.Option(min=1, help="Tokens of context; plans with as many come first.")]
 MinContext = Annotated[int | None, typer.Option(min=1, help="Refuse plans with fewer tokens of context.")]
 MaxContext = Annotated[int | None, typer.Option(min=1, help="Never plan more tokens of context.")]
 Args = Annotated[
@@ -35,6 +39,10 @@ Hardwares = Annotated[
 def _wished(
     engine: Engines = None,
     image: Image = None,
+    goal: Goal = "balanced",
+    concurrency: Concurrency = None,
+    gpus: Gpus = None,
+    context: Context = None,
     tp: Tp = None,
     min_context: MinContext = None,
     max_context: MaxContext = None,
@@ -46,6 +54,10 @@ def _wished(
     """What the options that make a wish say, as fields of a Wish."""
     given = {
         "image": image,
+        "goal": goal,
+        "concurrency": concurrency,
+        "gpus": _gpus(gpus),
+        "context": context,
         "tensor_parallel": tp,
         "min_context": min_context,
         "max_context": max_context,
@@ -54,6 +66,12 @@ def _wished(
         "revision": revision,
     }
     return {"engines": engine or [], "args": pairs(arg)} | {name: value for name, value in given.items() if value is not None}
+
+
+def _gpus(text: str | None) -> str | int | list[str] | None:
+    if text is None or text in ("all", "few"):
+        return text
+    return int(text) if text.isdecimal() else [part.strip() for part in text.split(",")]
 
 
 def wishing(command: Callable[..., None]) -> Callable[..., None]:

@@ -75,7 +75,7 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
         )
     if others := decision.plans[1:]:
         say("\nOther plans" + (f" (the first {_MOST_OTHERS} of {len(others)})" if len(others) > _MOST_OTHERS else ""))
-        head = ("RANK", "ENGINE", "GPUS", "CONTEXT", "OTHERWISE THAN THE ENGINE ITSELF")
+        head = ("RANK", "ENGINE", "GPUS", "CONTEXT", "TOK/S", "IN ALL", "CHANGED")
         table(head, explain.others(others[:_MOST_OTHERS]))
     if decision.rejected:
         say("\nRejected")
@@ -132,6 +132,9 @@ def show_plan(plan: Any) -> None:
         _layers("Attention", ("LAYERS", "HEAD SIZE", "BACKEND"), explain.attention(plan.attention))
     say("\nMemory per device\n" + explain.memory_bar(plan.memory, min(60, (_width() or 80) - 16)))
     table(("", "", ""), explain.memory_rows(plan.memory))
+    if plan.speed:
+        say(f"\nExpected speed ({plan.speed.grade})")
+        table(("", ""), explain.speed_rows(plan.speed))
     if plan.warnings:
         say("")
     for warning in plan.warnings:

@@ -14,7 +14,7 @@ import structlog
 
 from gateway.controller.launcher import Launcher
 from gateway.controller.managed_model import ManagedModel, ReplicaState
-from gateway.controller.planner import Planner
+from gateway.controller.planner import Planner, Room
 from gateway.controller.verify import verify
 from gateway.core.facts.learn import judged, learn, proved
 from gateway.core.reconcile import failures_in_a_row
@@ -34,7 +34,7 @@ _PORT_TRIES = 100
 # Between two looks at whether a pull or a download still moves.
 _STALL_POLL_S = 5.0
 
-Claims = Callable[[], Mapping[str, int]]
+RoomNow = Callable[[], Room]
 
 
 class Effects:
@@ -59,13 +59,13 @@ class Effects:
         self,
         model: ManagedModel,
         replica: ReplicaState,
-        claims: Claims,
+        room: RoomNow,
         ports: Callable[[], Collection[int]],
     ) -> None:
         try:
             # One at a time: two plans made side by side would count on the same free memory.
             async with self._planning:
-                planned = await self._decide(model, claims)
+                planned = await self._decide(model, room)
                 if planned.plan is not None:
                     await self._record(model, replica, planned.plan, ports)
                     return
@@ -73,7 +73,7 @@ class Effects:
                 raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages()]))
             # What the rules refuse, the engines' own code may allow.
             replica.progress = f"checking: {planned.open[0]} is asked about what its rules refuse"
-            async with self._checked(model, claims, planned.open[0], None) as planned:
+            async with self._checked(model, room, planned.open[0], None) as planned:
                 if planned.plan is None:
                     raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages()]))
                 await self._record(model, replica, planned.plan, ports)
@@ -81,10 +81,11 @@ class Effects:
             replica.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
 
-    async def _decide(self, model: ManagedModel, claims: Claims) -> Planned:
+    async def _decide(self, model: ManagedModel, room: RoomNow) -> Planned:
         """By what is known now; that is shown. Raises BadModel and its kin."""
         facts = await asyncio.to_thread(self._store.fact_texts)
-        planned = await self._planner.decide(model.wish, facts, claims(), answers=model.answers, pins=model.pins)
+        now = room()
+        planned = await self._planner.decide(now.wish, facts, now.claims, answers=model.answers, pins=model.pins)
         model.decision = planned.decision
         return planned._replace(plan=_pinned(planned.plan, model.pins)) if planned.plan else planned
 
@@ -104,28 +105,28 @@ class Effects:
         log.info("planned", model=replica.model, replica=replica.index, engine=str(plan.engine), plan=plan.fingerprint)
 
     @contextlib.asynccontextmanager
-    async def _checked(self, model: ManagedModel, claims: Claims, engine: str, plan: Plan | None) -> AsyncGenerator[Planned]:
+    async def _checked(self, model: ManagedModel, room: RoomNow, engine: str, plan: Plan | None) -> AsyncGenerator[Planned]:
         """What is planned once engines were asked; until the end no other plan is made. Nobody waits while they are asked: what was
         promised to others meanwhile is looked at again. plan, of that engine: what stands where nothing comes of it."""
         limit_s = self._launcher.settings.start_timeout_s / 2
         async with model.asking:
-            facts, before = await asyncio.to_thread(self._store.fact_texts), claims()
+            facts, before = await asyncio.to_thread(self._store.fact_texts), room()
             pins = model.pins
             known = model.answers, model.not_asked, pins
             try:
-                planned, asked = await self._planner.check(model.wish, facts, before, *known, limit_s)
+                planned, asked = await self._planner.check(before.wish, facts, before.claims, *known, limit_s)
             except FitserveError as error:
                 planned = Planned(plan, str(error), model.decision or b"null")
                 asked = Asked({}, {engine: str(error)}, {})
             pins.update(asked.pins)
             model.heard(asked)
         async with self._planning:
-            if claims() != before:
-                planned = await self._decide(model, claims)
+            if room() != before:
+                planned = await self._decide(model, room)
             model.decision = planned.decision
             yield planned._replace(plan=_pinned(planned.plan, pins)) if planned.plan else planned
 
-    async def launch(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, claims: Claims) -> None:
+    async def launch(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: RoomNow) -> None:
         moved = time.monotonic()
 
         def report(progress: str) -> None:
@@ -134,7 +135,7 @@ class Effects:
                 moved, replica.progress = time.monotonic(), progress
 
         patience_s = self._launcher.settings.start_timeout_s
-        bringing = asyncio.ensure_future(self._bring(model, replica, attempt, claims, report))
+        bringing = asyncio.ensure_future(self._bring(model, replica, attempt, room, report))
         try:
             while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[0]:
                 if time.monotonic() - moved > patience_s:
@@ -154,7 +155,7 @@ class Effects:
                 await bringing
 
     async def _bring(
-        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, claims: Claims, report: Callable[[str], None]
+        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: RoomNow, report: Callable[[str], None]
     ) -> None:
         """Check the plan, and start the engine. Raises HostError, BadModel and their kin; NoPlan where the engines refuse every plan."""
         attempt = await self._pin(model, replica, attempt, report)
@@ -164,7 +165,7 @@ class Effects:
             and (replaced or attempt.plan.question is not None)
             and str(attempt.plan.engine) not in model.not_asked
         ):
-            attempt, replaced = await self._settle(model, replica, attempt, claims, report), False
+            attempt, replaced = await self._settle(model, replica, attempt, room, report), False
             attempt = await self._pin(model, replica, attempt, report)
         entry = RunningEngine(wish=model.wish, created_at=model.created_at, attempt=attempt)
         await asyncio.to_thread(self._running.write, attempt.instance_name, entry)
@@ -194,7 +195,7 @@ class Effects:
         return await self._rewrite(replica, attempt, _pinned(plan, pins))
 
     async def _settle(
-        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, claims: Claims, report: Callable[[str], None]
+        self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: RoomNow, report: Callable[[str], None]
     ) -> Attempt:
         """The same attempt, with the plan that is best once its engine was asked. Another engine may be to be asked about that one."""
         engine = attempt.plan.engine
@@ -204,7 +205,7 @@ class Effects:
             model.heard(Asked({}, {str(engine): str(error)}, {}))
             return await self._replan(model, replica, attempt, attempt.plan)
         report(f"checking: {engine} is asked about the plan")
-        async with self._checked(model, claims, str(engine), attempt.plan) as planned:
+        async with self._checked(model, room, str(engine), attempt.plan) as planned:
             if planned.plan is None:
                 raise NoPlan(planned.reason)
             return await self._replan(model, replica, attempt, planned.plan)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from gateway.controller.managed_model import ManagedModel, ReplicaState, route
-from gateway.domain import Attempt, Instance
+from gateway.controller.planner import Room
+from gateway.domain import Attempt, Instance, Wish
 from gateway.routing.table import ModelRoute, RouteTable
 from gateway.store.store import Store
 
@@ -49,6 +50,23 @@ class Fleet:
     def instance_names(self) -> set[str]:
         """Of every attempt that is remembered."""
         return {attempt.instance_name for replica in self.replicas() for attempt in replica.attempts}
+
+    def room(self, model: ManagedModel, asking: ReplicaState) -> Room:
+        """What a replica is planned with now."""
+        wish, beside = model.wish, next((one for one in model.replicas if one is not asking and one.attempt is not None), None)
+        if beside is None or beside.attempt is None:
+            return Room(self.beside(wish), self.claims(asking))
+        # Copies are alike: each takes as many GPUs as the first.
+        like = beside.attempt.plan
+        named = isinstance(wish.gpus, tuple)
+        alike = {"tensor_parallel": like.tensor_parallel.value} if named else {"gpus": max(1, len(like.gpus))}
+        return Room(wish.evolve(replicas=1, **alike), self.claims(asking))
+
+    def beside(self, wish: Wish) -> Wish:
+        """The wish beside all other models: who shares a machine takes few of its GPUs, unless somebody says otherwise."""
+        others = any(model.wish.source and name != wish.name and not model.deleting for name, model in self.models.items())
+        changed: Wish = wish.evolve(gpus="few") if others and wish.gpus is None else wish
+        return changed
 
     def claims(self, asking: ReplicaState | None) -> dict[str, int]:
         """Bytes per GPU that live attempts may use, without those of the replica that asks."""

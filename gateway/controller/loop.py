@@ -126,7 +126,8 @@ class Loop:
     async def plan(self, wish: Wish, hardware: str | None = None) -> Planned:
         """What would be done for this wish now; nothing is recorded."""
         facts = await asyncio.to_thread(self._store.fact_texts)
-        return await self._planner.decide(wish, facts, self._fleet.claims(None), hardware)
+        beside = wish if hardware else self._fleet.beside(wish)
+        return await self._planner.decide(beside, facts, self._fleet.claims(None), hardware)
 
     async def hardware(self) -> Hardware:
         """What is in this machine now; GPUs that are lost say so."""

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.domain import Asked, EngineAnswer, Hardware, Planned, Question, Wish
+
+
+class Room(NamedTuple):
+    """What a replica is planned with: its model's wish, as the others leave it, and bytes per GPU UUID that others may use."""
+
+    wish: Wish
+    claims: dict[str, int]
 
 
 class Planner(Protocol):

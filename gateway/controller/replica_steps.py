@@ -101,7 +101,7 @@ class ReplicaSteps:
             backoff_s=self._settings.backoff_s,
             backoff_max_s=self._settings.backoff_max_s,
         )
-        effects, name, claims = self._effects, type(action).__name__, partial(self._fleet.claims, replica)
+        effects, name, room = self._effects, type(action).__name__, partial(self._fleet.room, model, replica)
         match action:
             case Rest():
                 replica.shown = action
@@ -109,10 +109,10 @@ class ReplicaSteps:
                     replica.setback.over()
             case reconcile.MakePlan():
                 replica.shown = Rest("starting", "planning")
-                self._start(replica, name, effects.plan(model, replica, claims, self._fleet.ports))
+                self._start(replica, name, effects.plan(model, replica, room, self._fleet.ports))
             case reconcile.Launch(attempt):
                 replica.shown = Rest("starting", "launching")
-                self._start(replica, name, effects.launch(model, replica, attempt, claims))
+                self._start(replica, name, effects.launch(model, replica, attempt, room))
             case reconcile.Verify(attempt):
                 replica.shown = Rest("verifying", "proving that it generates")
                 self._start(replica, name, effects.verify(replica, attempt))

@@ -16,6 +16,7 @@ from gateway.domain.plan import (
     BoolChoice,
     Choice,
     Decision,
+    Estimate,
     IntChoice,
     LayerAttention,
     LayerKernel,
@@ -28,6 +29,7 @@ from gateway.domain.plan import (
     Refusal,
     Rejected,
     RuleGap,
+    Speed,
     StrChoice,
 )
 from gateway.domain.running import Attempt, AttemptState, Instance, LaunchSpec, Mount, Observation
@@ -51,6 +53,7 @@ __all__ = [
     "Engine",
     "EngineAnswer",
     "EngineRef",
+    "Estimate",
     "Experts",
     "Fact",
     "FactKind",
@@ -88,6 +91,7 @@ __all__ = [
     "Scalar",
     "Settled",
     "Shard",
+    "Speed",
     "StrChoice",
     "Task",
     "TensorGroup",

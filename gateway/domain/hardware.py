@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -72,7 +73,11 @@ class Hardware(Value):
 
     def without_lost_gpus(self) -> Hardware:
         """The machine as plans may use it."""
-        gpus = tuple(gpu for gpu in self.gpus if gpu.lost is None)
+        return self.only(lambda gpu: gpu.lost is None)
+
+    def only(self, kept: Callable[[Gpu], bool]) -> Hardware:
+        """The machine with some of its GPUs."""
+        gpus = tuple(gpu for gpu in self.gpus if kept(gpu))
         left = {gpu.index for gpu in gpus}
         links = tuple(link for link in self.links if link.a in left and link.b in left)
         changed: Hardware = self.evolve(gpus=gpus, links=links)

@@ -40,6 +40,26 @@ class Memory(Value):
     full_requests: float = Field(0, description="requests of the planned context that the KV cache holds at once")
 
 
+class Estimate(Value):
+    """A number and the band in which it lies in nine of ten cases."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Speed(Value):
+    """Of all replicas of a plan together; `stream` and the first token are of one request that is alone."""
+
+    stream: Estimate = Field(description="tokens/s of one request alone, after its first token")
+    total: Estimate = Field(description="tokens/s of `concurrency` requests at once, their prompts read meanwhile")
+    concurrency: int = Field(description="requests at once: as many as were asked for, and fit")
+    first_token_2k_s: Estimate = Field(description="seconds to the first token of a prompt of 2,048 tokens")
+    first_token_32k_s: Estimate | None = Field(None, description="of 32,768 tokens; None: the context is shorter")
+    grade: Literal["predicted", "measured"] = "predicted"
+    source: str = Field(description="where the figures of the machine come from")
+
+
 class ModelRef(Value):
     """The model of a plan: `source` and `revision` say what to load, the rest is what verification asks for."""
 
@@ -127,6 +147,7 @@ class Plan(Value):
     kernels: tuple[LayerKernel, ...] = Field((), description="of every linear layer")
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory
+    speed: Speed | None = Field(None, description="None: nothing is known of what these GPUs can do")
     argv: tuple[str, ...]
     env: dict[str, str]
     scope: dict[str, str] = Field({}, description="what a fact learned from this plan is about")

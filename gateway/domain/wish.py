@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from gateway.domain.image_name import NAME_PATTERN as IMAGE_PATTERN
 from gateway.domain.image_name import tagged
 from gateway.domain.value import Scalar, Value
+
+Goal = Literal["balanced", "latency", "throughput", "context"]
 
 
 class Policy(Value):
@@ -38,8 +40,18 @@ class Wish(Value):
         max_length=400,
         description="container image that holds the engine, instead of the one its project publishes; without an engine it is asked which it holds",
     )
+    goal: Goal = Field(
+        "balanced",
+        description="what the model is wanted for: answers of one user (latency), of many at once (throughput), long ones (context), or all",
+    )
+    concurrency: int | None = Field(None, ge=1, le=65536, description="requests at once that are expected; None: by the goal")
+    gpus: Literal["all", "few"] | Annotated[int, Field(ge=1, le=1024)] | tuple[str, ...] | None = Field(
+        None,
+        description="all, few, how many, or which (UUIDs) GPUs the model takes; None: as many as help, or few beside other models",
+    )
     tensor_parallel: int | None = Field(None, ge=1, le=64)
     replicas: int | None = Field(None, ge=1, le=64, description="None: one, or as many as the plan finds useful")
+    context: int | None = Field(None, ge=1, description="tokens; plans with as many come first")
     min_context: int | None = Field(None, ge=1, description="tokens; a plan with less is refused")
     max_context: int | None = Field(None, ge=1, description="tokens; never plan more")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"

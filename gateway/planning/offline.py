@@ -21,6 +21,7 @@ from gateway.core.planner.decide import decide
 from gateway.core.speculative.drafter import Drafter
 from gateway.domain import Decision, Engine, EngineAnswer, EngineRef, Fact, Hardware, ModelSpec, Policy, Question, Scalar, Wish
 from gateway.domain.image_name import exact
+from gateway.domain.wish import Goal
 from gateway.errors import BadRequest, HostError, NeedsRemoteCode
 from gateway.planning.images import hear
 from gateway.profiles import Profiles, first_problem
@@ -45,7 +46,9 @@ def decide_with(
     """The decision for a model and a machine, by the rules and the facts of the profiles, and by `facts`; `answers` are what engines
     said of this model. Raises BadFlag, and NeedsRemoteCode where every engine that has the architecture would run the repository's code."""
     rules, known = profiles.rules(engines), (*profiles.facts, *facts)
-    found = decide(spec, hardware, engines, wish, known, claims, hardware_name, rules, drafter, profiles.gpus, answers)
+    found = decide(
+        spec, hardware, engines, wish, known, claims, hardware_name, rules, drafter, profiles.gpus, answers, profiles.pace
+    )
     verdicts = {one.verdict for one in found.rejected}
     if not found.plans and "untrusted_code" in verdicts and verdicts <= {"untrusted_code", "unsupported_architecture"}:
         raise NeedsRemoteCode.of(spec.source, spec.remote_code)
@@ -59,6 +62,10 @@ class WishFields(TypedDict, total=False):
     image: str | None
     tensor_parallel: int | None
     replicas: int | None
+    goal: Goal
+    concurrency: int | None
+    gpus: Literal["all", "few"] | int | tuple[str, ...] | None
+    context: int | None
     min_context: int | None
     max_context: int | None
     dtype: Literal["auto", "bfloat16", "float16", "float32"]

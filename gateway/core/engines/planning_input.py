@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
+from gateway.core.speed.machine import Pace
 from gateway.domain import EngineAnswer, Gpu, Hardware, ModelSpec, Question, Wish
 
 
 @dataclass(frozen=True)
 class PlanningInput:
     """What all variants share. `claims`: bytes per GPU UUID that other engines were promised. `answers`: what engines said of this
-    model."""
+    model. `pace`: what is known of how fast GPUs and engines are."""
 
     spec: ModelSpec
     hardware: Hardware
@@ -22,6 +23,7 @@ class PlanningInput:
     claims: Mapping[str, int] = field(default_factory=dict)
     gpus: GpuTable | None = None
     answers: Mapping[Question, EngineAnswer] = field(default_factory=dict)
+    pace: Pace | None = None
 
 
 def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:

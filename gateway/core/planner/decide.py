@@ -17,12 +17,15 @@ from gateway.core.engines.variant import Variant
 from gateway.core.engines.vllm_engine import VllmRules
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
+from gateway.core.planner.copies import needed_tokens, outcome
 from gateway.core.planner.flags import check_args, check_env
 from gateway.core.planner.search import Search, Shared, rejection
-from gateway.core.planner.sizes import COMFORTABLE_CONTEXT
+from gateway.core.planner.sizes import wanted_context
 from gateway.core.speculative.drafter import Drafter
+from gateway.core.speed.machine import Pace
+from gateway.core.speed.objective import in_order, share, worth
 from gateway.domain import Decision, Engine, EngineAnswer, Fact, Hardware, ModelSpec, Plan, Question, Rejected, RuleGap, Wish
-from gateway.errors import BadFlag
+from gateway.errors import BadFlag, BadRequest
 
 # A context that is shorter than this, and than what was wished for, helps nobody to keep the weights as they are.
 _LEAST_USEFUL = 4096
@@ -42,14 +45,16 @@ def decide(
     drafter: Drafter | None = None,
     gpus: GpuTable | None = None,
     answers: Mapping[Question, EngineAnswer] | None = None,
+    pace: Pace | None = None,
 ) -> Decision:
     """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines that run or start,
     `rules` are by engine ("kind==version"), `drafter` is what the wish names, `gpus` says which formats a GPU multiplies.
-    `answers` are what engines' own code said of this model: where there is one, it wins over the rules.
+    `answers` are what engines' own code said of this model: where there is one, it wins over the rules. `pace`: how fast GPUs and engines are.
 
     Raises BadFlag when the wish names a flag that none of the engines has.
     """
-    given = PlanningInput(spec, hardware, wish, KnownFacts(facts), claims or {}, gpus, answers or {})
+    hardware = _allowed(hardware, wish)
+    given = PlanningInput(spec, hardware, wish, KnownFacts(facts), claims or {}, gpus, answers or {}, pace)
     plans: list[Plan] = []
     rejected: list[Rejected] = []
     gaps: list[RuleGap] = []
@@ -71,24 +76,56 @@ def decide(
     if wrong_flags and len(wrong_flags) == len(engines):
         raise wrong_flags[0]
     order = {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
-    plans.sort(key=lambda plan: _preference(given, plan, order))
-    ranked = tuple(plan.evolve(rank=index) for index, plan in enumerate(plans, start=1))
+    ranked = tuple(plan.evolve(rank=index) for index, plan in enumerate(_ranked(given, plans, order), start=1))
     return Decision(
         model=spec.source, hardware=hardware_name, plans=ranked, rejected=tuple(rejected), gaps=tuple(dict.fromkeys(gaps))
     )
 
 
-def _preference(given: PlanningInput, plan: Plan, order: Mapping[str, tuple[bool, int]]) -> tuple[Any, ...]:
-    """Smaller is better: a context of any use, the weights as they are, the context that was wished for, proof, sound and fast
-    kernels, few GPUs, few changes, an engine without known weaknesses, a new one."""
-    wanted = min(COMFORTABLE_CONTEXT, given.spec.max_position, given.wish.max_context or given.spec.max_position)
+def _allowed(hardware: Hardware, wish: Wish) -> Hardware:
+    """The machine with the GPUs that the wish names. Raises BadRequest."""
+    named = wish.gpus
+    if not isinstance(named, tuple):
+        return hardware
+    known = {gpu.uuid for gpu in hardware.gpus}
+    if missing := [uuid for uuid in named if uuid not in known]:
+        raise BadRequest(
+            f"There is no GPU {missing[0][:100]} here.", hint=f"There are: {', '.join(sorted(known)) or 'none'}.", param="gpus"
+        )
+    return hardware.only(lambda gpu: gpu.uuid in named)
+
+
+def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[bool, int]]) -> list[Plan]:
+    """Best first: by what counts whatever the goal is, and of plans that are equal in that by what they are worth."""
+    wish = given.wish
+    wanted = wanted_context(given.spec, wish, {})
+    cost, needed = share(wish.gpus), needed_tokens(wish, given.spec)
+    classes: dict[tuple[bool, ...], list[Plan]] = {}
+    for plan in plans:
+        crowded = len(plan.gpus) * plan.replicas.value > len(given.hardware.gpus) and bool(plan.gpus)
+        classes.setdefault((crowded, *_class(plan, wanted)), []).append(plan)
+
+    def value(plan: Plan) -> float:
+        # Of plans with too little context the longer one is better.
+        goal = wish.goal if plan.max_model_len.value >= wanted else "context"
+        context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
+        return worth(outcome(plan.memory, plan.speed, context, size, count, needed), goal, cost)
+
+    def ties(plan: Plan) -> tuple[Any, ...]:
+        weak, age = order.get(str(plan.engine), (False, 0))
+        return weak, plan.cost, len(plan.gpus) * plan.replicas.value, age, -plan.max_model_len.value
+
+    return [plan for _, alike in sorted(classes.items()) for plan in in_order(alike, value, ties)]
+
+
+def _class(plan: Plan, wanted: int) -> tuple[bool, ...]:
+    """What no speed makes good; smaller is better: a context of any use, the weights as they are, the context that was wished for, proof,
+    sound kernels."""
+    context = plan.max_model_len.value
     return (
-        plan.max_model_len.value < min(_LEAST_USEFUL, given.wish.min_context or wanted),
+        context < min(_LEAST_USEFUL, wanted),
         plan.halved,
-        plan.max_model_len.value < (given.wish.min_context or wanted),
+        context < wanted,
         plan.grade != "verified",
         plan.verdict == "degraded",
-        plan.tensor_parallel.value * plan.pipeline_parallel.value,
-        plan.cost,
-        order.get(str(plan.engine), (False, 0)),
     )

@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.core.facts.peers import P2P_OFF
-from gateway.domain import Choice, Decision, EngineRef, Hardware, LayerAttention, LayerKernel, Memory, Plan, Refusal, Rejected
+from gateway.domain import (
+    Choice,
+    Decision,
+    EngineRef,
+    Estimate,
+    Hardware,
+    LayerAttention,
+    LayerKernel,
+    Memory,
+    Plan,
+    Refusal,
+    Rejected,
+    Speed,
+)
 from gateway.domain.units import GIB, gib
 
 
@@ -63,6 +76,21 @@ def memory_bar(memory: Memory, width: int = 60) -> str:
         filled += getattr(memory, name)
         bar = bar.ljust(min(width, round(width * filled / max(1, memory.gpu_bytes))), letter)
     return f"[{bar.ljust(width, '.')}] {gib(memory.gpu_bytes)}"
+
+
+def speed_rows(speed: Speed) -> list[tuple[str, str]]:
+    """How fast the plan should be: what, and how much with the band of nine of ten measurements."""
+    rows = [
+        ("one request", f"{_banded(speed.stream)} tokens/s"),
+        (f"{speed.concurrency:,} at once", f"{_banded(speed.total)} tokens/s in all"),
+        ("first token, 2k", f"{_banded(speed.first_token_2k_s)} s"),
+    ]
+    long = speed.first_token_32k_s
+    return [*rows, ("first token, 32k", f"{_banded(long)} s")] if long else rows
+
+
+def _banded(number: Estimate) -> str:
+    return f"{number.value:,g} ({number.low:,g} to {number.high:,g})"
 
 
 class Layers(NamedTuple):
@@ -171,14 +199,16 @@ def _why(one: Rejected) -> tuple[str, ...]:
     return (one.reasons[0].partition(": ")[0] + ":", *(f"  {line}" for line in told))
 
 
-def others(plans: tuple[Plan, ...]) -> list[tuple[str, str, str, str, str]]:
-    """The plans behind the best one: rank, engine, GPUs, context, and what speaks against it."""
+def others(plans: tuple[Plan, ...]) -> list[tuple[str, ...]]:
+    """The plans behind the best one: rank, engine, GPUs, context, tokens/s alone and of many, and what speaks against it."""
     return [
         (
             str(plan.rank),
             str(plan.engine),
             _layout(plan),
             f"{plan.max_model_len.value:,}",
+            f"{plan.speed.stream.value:,g}" if plan.speed else "?",
+            f"{plan.speed.total.value:,g}" if plan.speed else "?",
             changes(plan) + (" (degraded)" if plan.verdict == "degraded" else ""),
         )
         for plan in plans
@@ -186,8 +216,9 @@ def others(plans: tuple[Plan, ...]) -> list[tuple[str, str, str, str, str]]:
 
 
 def _layout(plan: Plan) -> str:
-    stages = plan.pipeline_parallel.value
-    return f"TP={plan.tensor_parallel.value}" + (f" PP={stages}" if stages > 1 else "")
+    stages, copies = plan.pipeline_parallel.value, plan.replicas.value
+    layout = f"TP={plan.tensor_parallel.value}" + (f" PP={stages}" if stages > 1 else "")
+    return layout + (f" x{copies}" if copies > 1 else "")
 
 
 def changes(plan: Plan) -> str:
@@ -209,11 +240,12 @@ def headline(decision: Decision) -> str:
     if not decision.plans:
         return f"No plan for {decision.model} on {decision.hardware}."
     best = decision.plans[0]
-    count = len(best.gpus)
-    where = f"{count} GPU{'s' if count > 1 else ''}" if count else "the CPU"
+    count, copies = len(best.gpus), best.replicas.value
+    where = f"{count} GPU{'s' if count > 1 else ''}{' each' if copies > 1 else ''}" if count else "the CPU"
+    engine = f"{copies} copies of {best.engine}" if copies > 1 else str(best.engine)
     context = f"{best.max_model_len.value:,} tokens of context"
     judged = ", ".join(word for word in (best.grade, best.verdict) if word != "ok")
-    return f"{decision.model} on {decision.hardware}: {best.engine} on {where}, {context} ({judged})."
+    return f"{decision.model} on {decision.hardware}: {engine} on {where}, {context} ({judged})."
 
 
 def machine(hardware: Hardware) -> list[Row]:

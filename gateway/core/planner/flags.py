@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 
-from gateway.core.planner import resources
+from gateway.core import resources
 from gateway.domain import Engine, Flag, LaunchSpec, Mount, Plan, Scalar
 from gateway.errors import BadFlag
 

@@ -10,10 +10,23 @@ from gateway.core.facts.peers import CUSTOM, P2P, P2P_OFF, failing
 from gateway.core.kernels.compiled import runs
 from gateway.core.kernels.linear import DISABLED
 from gateway.core.model.scheme import Scheme
+from gateway.core.planner.copies import copies
 from gateway.core.planner.flags import spelled
 from gateway.core.planner.parallel import peers_without_p2p
 from gateway.core.planner.sizes import Batch, Sizes
-from gateway.domain import BoolChoice, Choice, Engine, EngineRef, Fact, IntChoice, ModelRef, Plan, Question, Scalar, StrChoice
+from gateway.domain import (
+    BoolChoice,
+    Choice,
+    Engine,
+    EngineRef,
+    Fact,
+    IntChoice,
+    ModelRef,
+    Plan,
+    Question,
+    Scalar,
+    StrChoice,
+)
 from gateway.domain.release import release
 
 # Flags whose value follows from the answer, or which are asked about alone.
@@ -26,6 +39,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     engine, variant, evidence, speculation = candidate.engine, candidate.variant, candidate.evidence, candidate.speculation
     silent = failing(candidate.given.facts, engine, candidate.group)
     reduce = _all_reduce(candidate, silent)
+    replicas, speed = copies(candidate, sizes, direct=reduce.value)
     whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
     return Plan(
         model=_model(candidate),
@@ -34,7 +48,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         tensor_parallel=_tensor_parallel(candidate),
         pipeline_parallel=IntChoice(value=variant.pp, **_why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")),
         expert_parallel=BoolChoice(value=variant.ep, **_why(candidate, "ep", "enable-expert-parallel", whole)),
-        replicas=_replicas(candidate),
+        replicas=replicas,
         dtype=candidate.dtype,
         quantization=_quantization(candidate),
         kv_cache_dtype=StrChoice(
@@ -59,6 +73,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         kernels=evidence.kernels,
         attention=evidence.attention,
         memory=sizes.memory,
+        speed=speed,
         grade="checked" if evidence.answer else "guess" if engine.guessed_from or candidate.given.spec.guessed else "predicted",
         verdict="degraded" if _degraded(candidate) else "ok",
         cost=variant.cost,
@@ -228,13 +243,6 @@ def _tensor_parallel(candidate: Candidate) -> Choice[int]:
         return IntChoice(value=1, reason=fits, source="memory model")
     heads = "/".join(str(group.heads) for group in candidate.built.attention if group.kind not in ("vision", "recurrent"))
     return IntChoice(value=tp, reason=f"{heads} attention heads and the weights divide by {tp}", source="config.json")
-
-
-def _replicas(candidate: Candidate) -> Choice[int]:
-    asked = candidate.given.wish.replicas
-    if asked:
-        return IntChoice(value=asked, reason="as asked for", source="user")
-    return IntChoice(value=1, reason="one copy; other GPUs stay free", source="planner")
 
 
 def _loaded_as(candidate: Candidate, named: str) -> str:

@@ -32,7 +32,7 @@ from gateway.core.planner.gates import (
     without_media,
 )
 from gateway.core.planner.layer_kernels import Seen, layer_kernels
-from gateway.core.planner.parallel import GpuGroups, spare_groups
+from gateway.core.planner.parallel import GpuGroups
 from gateway.core.planner.propose import propose, question
 from gateway.core.planner.repairs import lengthened, repairs
 from gateway.core.planner.sizes import wanted_context
@@ -46,7 +46,6 @@ from gateway.domain import (
     Engine,
     EngineRef,
     Fact,
-    IntChoice,
     LayerAttention,
     LayerKernel,
     Plan,
@@ -112,6 +111,7 @@ class Search:
     def run(self) -> None:
         given, engine, rules = self.given, self.engine, self.rules
         gpus = len(given.hardware.gpus)
+        gpus = min(gpus, given.wish.gpus) if isinstance(given.wish.gpus, int) else gpus
         kv_dtype = rules.declared_kv_dtype(given.spec.quant, engine)
         variants = deque(plain(engine, gpus, self.canonical, given.wish.tensor_parallel, kv_dtype))
         try:
@@ -151,7 +151,6 @@ class Search:
             seen.update(fresh)
             for other in fresh:
                 (held if other.gives_up else variants).append(other)
-        self._replicated()
 
     def _known_model(self, first: Variant) -> None:
         """This engine version may have the model. Raises Refused; where transformers' class of the model could stand in for one that
@@ -171,23 +170,6 @@ class Search:
                 raise refusal.open(asked) from None
             if answer.refused:
                 raise refusal.said(answer) from None
-
-    def _replicated(self) -> None:
-        """Where no kernel lets more GPUs share the model, the others can only help as replicas."""
-        sound = [len(plan.gpus) for plan in self.plans if plan.cost == 0]
-        if self.given.wish.replicas is not None or not sound:
-            return
-        most = max(sound)
-        wider = [one for one in self.rejected if one.tensor_parallel * one.pipeline_parallel > most]
-        wider = [one for one in wider if one.verdict != "illegal_parallelism"]
-        if not wider or any(one.verdict not in _KERNEL_VERDICTS for one in wider):
-            return
-        reason = f"no kernel lets {wider[0].tensor_parallel} GPUs share a copy, so each group of {most} serves its own"
-        for index, plan in enumerate(self.plans):
-            copies = spare_groups(self.given.hardware, len(plan.gpus), plan.memory.budget_bytes, self.given.claims)
-            if len(plan.gpus) == most and copies > 1:
-                replicas = IntChoice(value=copies, reason=reason, source=wider[0].source)
-                self.plans[index] = plan.evolve(replicas=replicas)
 
     def _plan(self, variant: Variant) -> Plan:
         """One variant through all gates. Raises Refused, whose evidence is what was computed until then."""

@@ -15,7 +15,7 @@ COMFORTABLE_CONTEXT = 32768
 def wanted_context(spec: ModelSpec, wish: Wish, args: Mapping[str, Scalar]) -> int:
     """Tokens that the user asked for, or would be content with. args: the user's flags by canonical names."""
     longest = min(spec.max_position, wish.max_context or spec.max_position, int(args.get("max-model-len", spec.max_position)))
-    return min(longest, wish.min_context or COMFORTABLE_CONTEXT)
+    return min(longest, wish.min_context or wish.context or COMFORTABLE_CONTEXT)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
     both = machine("2x3090")
     async with running(tmp_path, large, hardware=both.evolve(gpus=both.gpus[:gpus])) as gateway:
         source = model_folder(tmp_path / "model", **LLAMA_8B)
-        await gateway.add("m", source, engines=["vllm==0.26.0"], tensor_parallel=1)
+        await gateway.add("m", source, engines=["vllm==0.26.0"], tensor_parallel=1, replicas=1)
         view = await gateway.until("m", "ready")
         first, second = view["attempts"]
         assert first["failure"]["kind"] == "gpu_oom"
@@ -86,7 +86,7 @@ async def test_gpus_that_cannot_talk_to_each_other_get_another_way_to_and_at_las
     async with running(tmp_path, apart, hardware=machine("2x3090")) as gateway:
         source = model_folder(tmp_path / "model", **LLAMA_8B)
         # So much context needs two GPUs, or a cache and weights of half the bytes.
-        await gateway.add("m", source, engines=["vllm==0.26.0"], min_context=100_000)
+        await gateway.add("m", source, engines=["vllm==0.26.0"], min_context=100_000, replicas=1)
         view = await gateway.until("m", "ready")
         assert [one["failure"]["kind"] for one in view["attempts"][:-1]] == ["nccl", "nccl"]
         assert len({one["fingerprint"] for one in view["attempts"]}) == 3

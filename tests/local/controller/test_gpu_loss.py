@@ -39,7 +39,7 @@ async def lost(gateway: Running, count: int) -> list[str]:
 
 async def started(gateway: Running, tmp_path: Path) -> str:
     """The GPU of a small model's engine."""
-    await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=ENGINE, tensor_parallel=1)
+    await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=ENGINE, gpus=1)
     await gateway.until("m", "ready")
     ((gpu,),) = (engine.spec.gpus for engine in gateway.world.engines.values())
     return gpu
@@ -127,7 +127,7 @@ async def test_a_gpu_taken_from_a_container_makes_the_container_anew(tmp_path: P
         )
 
     async with running(tmp_path, taken, world, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
-        await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=ENGINE, tensor_parallel=1)
+        await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=ENGINE, gpus=1)
         view = await gateway.until("m", "ready")
         first, second = view["attempts"]
         assert first["failure"]["kind"] == "gpu_lost"

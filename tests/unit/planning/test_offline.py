@@ -37,7 +37,7 @@ def test_the_documented_example_runs(folder: Path, capsys: pytest.CaptureFixture
     decision = names["decision"]
     assert decision.hardware == "2x3090"
     assert decision.plans[0].rank == 1
-    assert "on 1 GPU: the model fits one GPU" in capsys.readouterr().out
+    assert "on 2 GPU: 32 attention heads and the weights divide by 2" in capsys.readouterr().out
 
 
 def test_hardware_may_be_a_name_a_file_or_a_machine_that_was_read(folder: Path) -> None:

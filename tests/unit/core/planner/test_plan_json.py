@@ -48,7 +48,9 @@ def decided(name: str, hardware: str, *engines: str, quant: str = "", **fields: 
     drafter = read_drafter("org/d", None, DRAFTERS["dflash gemma-4-31b"]) if "drafter" in fields else None
     here = PROFILES.hardware(hardware)
     found = PROFILES.engines(engines, device="cuda" if here.gpus else "cpu")
-    return decide(spec, here, found, wish(**fields), PROFILES.facts, rules=PROFILES.rules(found), drafter=drafter)
+    return decide(
+        spec, here, found, wish(**fields), PROFILES.facts, rules=PROFILES.rules(found), drafter=drafter, pace=PROFILES.pace
+    )
 
 
 DECISIONS = {

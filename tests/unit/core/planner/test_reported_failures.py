@@ -31,7 +31,7 @@ def planned(fields: dict[str, Any], hardware: str, *engines: str, drafter: Draft
     allowed = PROFILES.engines(engines, device="cuda")
     rules = PROFILES.rules(allowed)
     here = PROFILES.hardware(hardware)
-    return decide(spec, here, allowed, wish(**wanted), PROFILES.facts, rules=rules, drafter=drafter)
+    return decide(spec, here, allowed, wish(**wanted), PROFILES.facts, rules=rules, drafter=drafter, pace=PROFILES.pace)
 
 
 def refused(decision: Decision, tensor_parallel: int) -> Rejected:
@@ -61,7 +61,7 @@ def test_vllm_0_19_cannot_cut_the_gates_of_qwen36_in_two() -> None:
     best = decision.plans[0]
     assert (best.tensor_parallel.value, best.replicas.value, best.verdict) == (1, 2, "ok")
     assert best.max_model_len.value == 32768
-    assert "no kernel lets 2 GPUs share a copy" in best.replicas.reason
+    assert "2 copies on 2 GPUs answer" in best.replicas.reason
 
 
 def test_one_card_serves_qwen36_without_a_warning() -> None:

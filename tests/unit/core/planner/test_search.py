@@ -23,7 +23,9 @@ def searched(name: str, hardware: str, ref: str, facts: tuple[Fact, ...] = (), q
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
     engines = [PROFILES.engine(ref)]
     here = PROFILES.hardware(hardware)
-    return decide(published(name, **block), here, engines, wish(**wanted), facts, rules=PROFILES.rules(engines))
+    return decide(
+        published(name, **block), here, engines, wish(**wanted), facts, rules=PROFILES.rules(engines), pace=PROFILES.pace
+    )
 
 
 def test_a_model_too_large_for_each_gpu_is_shared_by_stages() -> None:

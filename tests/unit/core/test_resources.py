@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.planner import resources
+from gateway.core import resources
 from gateway.core.planner.flags import launch_spec
 from gateway.domain.value import MOST_BYTES
 from tests.support.makers import GIB, engine, machine, plan, planned

@@ -1,0 +1,72 @@
+"""How many copies of a candidate serve, and what they give together. Pure.
+
+copies(candidate, sizes) -> (how many and why, how fast they all are)
+"""
+
+from __future__ import annotations
+
+from gateway.core.engines.candidate import Candidate
+from gateway.core.planner.parallel import spare_groups
+from gateway.core.planner.sizes import Sizes, wanted_context
+from gateway.core.speed.count import Model, work_of
+from gateway.core.speed.expectation import Load, expected
+from gateway.core.speed.machine import machine_of
+from gateway.core.speed.objective import Outcome, concurrency, share, worth
+from gateway.core.speed.step import Clock
+from gateway.core.speed.work import Work
+from gateway.domain import Choice, IntChoice, Memory, ModelSpec, Speed, Wish
+
+# Requests that have their whole context at the same time.
+_LONG_AT_ONCE = 4
+
+
+def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[int], Speed | None]:
+    """direct: ranks read each other's memory. The speed is None where nothing is known of the GPUs."""
+    given, size, memory, context = candidate.given, len(candidate.group), sizes.memory, sizes.context.value
+    wish, pace, links = given.wish, given.pace, given.hardware.links
+    machine = machine_of(candidate.group, links, pace, direct=direct) if pace and given.spec.task == "generate" else None
+    clock = Clock(_work(candidate), machine, pace.table) if pace and machine else None
+
+    def speed(count: int) -> Speed | None:
+        if clock is None:
+            return None
+        seqs, tokens, eager = sizes.batch.seqs.value, sizes.batch.tokens.value, sizes.batch.eager.value
+        kept = memory.kv_tokens if memory.kv_bytes_per_token else 0
+        return expected(Load(concurrency(wish), count, seqs, tokens, kept, context, eager), clock)
+
+    if wish.replicas:
+        return IntChoice(value=wish.replicas, reason="as asked for", source="user"), speed(wish.replicas)
+    alone, most = speed(1), spare_groups(given.hardware, size, memory.budget_bytes, given.claims)
+    most = min(most, wish.gpus // size) if isinstance(wish.gpus, int) and size else most
+    one = IntChoice(value=1, reason="one copy; other GPUs stay free" if most > 1 else "one copy", source="planner")
+    if most < 2 or alone is None or (many := speed(most)) is None:
+        return one, alone
+    needed, cost = needed_tokens(wish, given.spec), share(wish.gpus)
+    both = (outcome(memory, alone, context, size, 1, needed), outcome(memory, many, context, size, most, needed))
+    if worth(both[1], wish.goal, cost) <= worth(both[0], wish.goal, cost):
+        return one, alone
+    gain = many.total.value / alone.total.value
+    reason = (
+        f"{most} copies on {size * most} GPUs answer {gain:.1f} times as much as one, with {many.concurrency} requests at once"
+    )
+    return IntChoice(value=most, reason=reason, source="speed model"), many
+
+
+def _work(candidate: Candidate) -> Work:
+    spec, table, capability = candidate.given.spec, candidate.given.gpus, candidate.group[0].capability
+    schemes = table.schemes.items() if table else ()
+    formats = frozenset((str(kind), str(wanted)) for kind, wanted in schemes if table and not table.widened(kind, capability))
+    kernels = tuple((row.layer, row.scheme, row.kernel or "") for row in candidate.evidence.kernels)
+    model = Model(spec.hidden, spec.vocab, spec.experts)
+    return work_of(model, candidate.stage, candidate.rank, kernels, formats, frozenset(candidate.engine.traits))
+
+
+def needed_tokens(wish: Wish, spec: ModelSpec) -> int:
+    """Tokens of KV cache, more than which helps nobody: few of those who ask at once use their whole context."""
+    return wanted_context(spec, wish, {}) * min(_LONG_AT_ONCE, concurrency(wish))
+
+
+def outcome(memory: Memory, speed: Speed | None, context: int, gpus: int, count: int, needed: int) -> Outcome:
+    """What `count` copies of a plan give. gpus: of one copy. needed: as `needed_tokens`."""
+    kept = min(memory.kv_tokens * count, needed) if memory.kv_bytes_per_token else needed
+    return Outcome(speed, context, kept, gpus * count)

@@ -1,0 +1,143 @@
+"""What one rank of a plan reads and multiplies for a token, counted layer by layer. Pure.
+
+work_of(built, rank, kernels, ...) -> Work
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from gateway.core.layers.built_model import BuiltModel, Linear, padded_vocab, per_rank
+from gateway.core.layers.weights import linear_bytes
+from gateway.core.model.rank import Rank
+from gateway.core.model.scheme import Scheme, described
+from gateway.core.speed.work import Product, Reading, Work
+from gateway.domain import AttentionGroup, Experts, TensorGroup
+
+# What sees or hears computes nothing for a token of text.
+_MEDIA = re.compile(r"^(model\.)?(visual|vision|audio|image|multi_modal|mm_|vit|perceiver|connector|encoder\.vision)")
+_ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+class Model(NamedTuple):
+    """What of a model its layers do not tell."""
+
+    hidden: int
+    vocab: int
+    experts: Experts | None
+
+
+@lru_cache(maxsize=256)
+def work_of(
+    model: Model,
+    stage: BuiltModel,
+    rank: Rank,
+    kernels: tuple[tuple[str, str, str], ...],
+    formats: frozenset[tuple[str, str]],
+    traits: frozenset[str] = frozenset(),
+) -> Work:
+    """kernels: layer, scheme, kernel. formats: kind of scheme, and in which its products are made on this GPU; missing: in 16 bits. What has no size is left out."""
+    item = _ITEM[rank.dtype]
+    chosen = {(layer, scheme): kernel for layer, scheme, kernel in kernels}
+    made = dict(formats)
+    per_token = model.experts.per_token if model.experts else 0
+    products = [
+        product
+        for layer in stage.linears
+        if not _MEDIA.match(layer.name)
+        and (product := _product(layer, rank, chosen, made, per_token, item, traits)) is not None
+    ]
+    if not stage.known:
+        products += [_tensor(tensor, model.experts, rank, item) for tensor in stage.others if tensor.shard != "vocab"]
+    readings = tuple(_reading(group, rank, item) for group in stage.attention if group.kind not in ("vision", "encoder"))
+    layers = sum(group.layers for group in stage.attention if group.kind not in ("vision",))
+    return Work(
+        products=tuple(products),
+        head=_head(model, rank.tp, item),
+        readings=readings,
+        layers=layers,
+        reduces=2 * layers,
+        hidden_bytes=model.hidden * item,
+        tp=rank.tp,
+        pp=rank.pp,
+    )
+
+
+def _product(
+    layer: Linear,
+    rank: Rank,
+    chosen: Mapping[tuple[str, str], str],
+    formats: Mapping[str, str],
+    per_token: int,
+    item: int,
+    traits: frozenset[str],
+) -> Product | None:
+    size, scheme = linear_bytes(layer, rank, traits), layer.scheme
+    dealt = layer.experts > 0 and rank.ep > 1
+    cut = per_rank(layer, 1 if dealt else rank.tp)
+    if size is None or cut is None or not isinstance(scheme, Scheme):
+        return None
+    k, n = cut
+    kernel = chosen.get((layer.name, described(scheme)), "")
+    taken = (per_token / rank.ep if dealt else per_token) if layer.experts else 1
+    return Product(
+        count=layer.count,
+        bytes=size,
+        flops=2.0 * k * n * layer.count * taken,
+        passed=float((k + n) * item * layer.count * taken),
+        multiplied=multiplied(scheme, kernel, formats, rank.dtype),
+        kernel=kernel,
+        experts=layer.experts,
+        per_token=per_token if layer.experts else 0,
+    )
+
+
+def multiplied(scheme: Scheme, kernel: str, formats: Mapping[str, str], dtype: str) -> str:
+    """The format of the products: that of the activations where weights are widened first."""
+    widened = scheme.weight_only or "marlin" in kernel.lower() or "emulat" in kernel.lower()
+    return dtype if widened else formats.get(scheme.kind, dtype)
+
+
+def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item: int) -> Product:
+    """Of a model of which only the tensors are known: each is a matrix that all tokens, or those of an expert, multiply with."""
+    elements = math.prod(tensor.shape) * tensor.count / (rank.tp if tensor.shard != "replicated" else 1)
+    routed = experts if tensor.shard.startswith("expert") else None
+    taken = routed.per_token / routed.count if routed else 1.0
+    return Product(
+        count=tensor.count // (routed.count if routed and len(tensor.shape) == 2 else 1) or 1,
+        bytes=elements * item,
+        flops=2.0 * elements * taken,
+        passed=0,
+        multiplied=rank.dtype,
+        kernel="",
+        experts=routed.count if routed else 0,
+        per_token=routed.per_token if routed else 0,
+    )
+
+
+def _head(model: Model, tp: int, item: int) -> Product:
+    size = padded_vocab(model.vocab) // tp * model.hidden
+    return Product(1, size * item, 2.0 * size, 0, "bfloat16", "")
+
+
+def _reading(group: AttentionGroup, rank: Rank, item: int) -> Reading:
+    """Source of the sizes: AttentionGroup; of which ranks hold what: core/memory/vllm_kv_cache.py."""
+    stored = 1 if rank.kv_dtype.startswith("fp8") else item
+    heads = max(1, group.heads // rank.tp)
+    if group.kind == "recurrent" and group.recurrent is not None:
+        state = group.recurrent
+        kept = state.heads * state.rows * state.columns / rank.tp * 4
+        return Reading(0, 0, state_bytes=2.0 * group.layers * kept)
+    value = group.value_dim or group.head_dim
+    if group.kind == "mla":
+        return Reading(group.layers * group.head_dim * stored, 2.0 * group.layers * heads * (group.head_dim + value))
+    kv_heads = max(1, group.kv_heads // rank.tp)
+    return Reading(
+        group.layers * kv_heads * (group.head_dim + value) * stored,
+        2.0 * group.layers * heads * (group.head_dim + value),
+        group.window,
+    )

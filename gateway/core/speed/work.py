@@ -1,0 +1,61 @@
+"""What one rank of a plan reads and multiplies for a token: the values. Pure; count.py makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Product:
+    """All linear layers of one kind on one rank. bytes: of their weights. flops, passed: FLOP, and bytes of inputs and outputs, of one
+    token. experts: of them each token takes `per_token`; 0: all tokens take all weights. multiplied: the format in which."""
+
+    count: int
+    bytes: float
+    flops: float
+    passed: float
+    multiplied: str
+    kernel: str
+    experts: int = 0
+    per_token: int = 0
+
+    def read(self, tokens: float) -> float:
+        """Bytes of weights that a batch of so many tokens reads: those of experts that no token takes are left alone."""
+        if not self.experts:
+            return self.bytes
+        left: float = (1 - self.per_token / self.experts) ** tokens
+        return self.bytes * (1 - left)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Attention layers of one kind on one rank. token_bytes: of the KV cache for each token of context, of which `window` count.
+    state_bytes: what is read and written for each request, however long. flops: of one token with one token of its context."""
+
+    token_bytes: float
+    flops: float
+    window: int | None = None
+    state_bytes: float = 0
+
+    def seen(self, context: float) -> float:
+        return context if self.window is None else min(context, float(self.window))
+
+    def pairs(self, prompt: float) -> float:
+        """Of a whole prompt's tokens, each with all that it sees."""
+        window = self.seen(prompt)
+        return window * window / 2 + (prompt - window) * window
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: plans share one
+class Work:
+    """What one rank of the fullest stage does. head: the product that makes logits, for the last token of a request alone. reduces: how
+    often all ranks add up `hidden_bytes` for each token."""
+
+    products: tuple[Product, ...]
+    head: Product
+    readings: tuple[Reading, ...]
+    layers: int
+    reduces: int
+    hidden_bytes: int
+    tp: int
+    pp: int

@@ -1,0 +1,45 @@
+"""Of several plans the one that its owner would choose comes first."""
+
+from __future__ import annotations
+
+from gateway.core.speed.objective import Outcome, in_order, share, worth
+from gateway.domain import Estimate, Speed
+
+
+def speed(stream: float, total: float) -> Speed:
+    def told(value: float) -> Estimate:
+        return Estimate(value=value, low=value, high=value)
+
+    return Speed(stream=told(stream), total=told(total), concurrency=8, first_token_2k_s=told(1), source="")
+
+
+def test_each_goal_has_its_own_best() -> None:
+    quick = Outcome(speed(200, 1000), 8_000, 8_000, 1)
+    wide = Outcome(speed(50, 9000), 8_000, 8_000, 1)
+    roomy = Outcome(speed(40, 800), 128_000, 8_000, 1)
+    every = [quick, wide, roomy]
+    assert max(every, key=lambda one: worth(one, "latency", 0)) is quick
+    assert max(every, key=lambda one: worth(one, "throughput", 0)) is wide
+    assert max(every, key=lambda one: worth(one, "context", 0)) is roomy
+    both = Outcome(speed(150, 6000), 8_000, 8_000, 1)
+    assert max([*every, both], key=lambda one: worth(one, "balanced", 0)) is both
+
+
+def test_more_gpus_have_to_be_worth_it_where_others_might_want_them() -> None:
+    one, two = Outcome(speed(100, 1000), 8_000, 8_000, 1), Outcome(speed(130, 1300), 8_000, 8_000, 2)
+    assert worth(two, "balanced", share(None)) > worth(one, "balanced", share(None))
+    assert worth(two, "balanced", share("few")) < worth(one, "balanced", share("few"))
+    barely = Outcome(speed(104, 1040), 8_000, 8_000, 2)
+    assert worth(barely, "balanced", share(None)) < worth(one, "balanced", share(None))
+    assert worth(barely, "balanced", share("all")) > worth(one, "balanced", share("all"))
+
+
+def test_where_nothing_is_known_few_gpus_are_best() -> None:
+    few, many = Outcome(None, 8_000, 8_000, 1), Outcome(None, 8_000, 8_000, 8)
+    assert worth(few, "balanced", share("all")) > worth(many, "balanced", share("all"))
+
+
+def test_what_is_alike_is_decided_by_something_else() -> None:
+    worths = {"best": 100.0, "nearly": 95.0, "far": 50.0}
+    assert in_order(list(worths), worths.__getitem__, lambda name: name != "nearly") == ["nearly", "best", "far"]
+    assert in_order(list(worths), worths.__getitem__, lambda name: name != "far") == ["best", "nearly", "far"]

@@ -1,0 +1,91 @@
+"""A step takes as long as its slowest part: what is more, nearer or larger makes it slower or faster as on a real machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.core.layers.build import build
+from gateway.core.layers.built_model import stage
+from gateway.core.model.rank import Rank
+from gateway.core.speed.count import Model, work_of
+from gateway.core.speed.machine import Machine, Part, Wire
+from gateway.core.speed.step import Batch, Clock
+from gateway.core.speed.work import Work
+from gateway.profiles import Profiles
+from tests.support.published import published
+
+TABLE = Profiles().pace.table
+WHOLE = Part(memory=1, flops=1)
+H100 = Machine(3.35e12, {"bfloat16": 989e12, "fp8": 1979e12}, Wire(300e9, 8e-6), "")
+
+
+def work(name: str, tp: int = 1, pp: int = 1) -> Work:
+    spec = published(name)
+    return work_of(
+        Model(spec.hidden, spec.vocab, spec.experts),
+        stage(build(spec, frozenset()), pp),
+        Rank(tp, pp, capability="9.0"),
+        (),
+        frozenset(),
+    )
+
+
+def test_one_request_reads_every_weight_once() -> None:
+    """Where nothing but memory took time, a token of 8B in 16 bits would take 15 GB over the bandwidth."""
+    free = TABLE.evolve(layer_s=0.0, step_s=0.0, request_s=0.0, dense=WHOLE, attention=WHOLE)
+    seconds = Clock(work("llama-3.1-8b"), H100, free).decode_s(1, 0, eager=False)
+    assert seconds == pytest.approx(15.0e9 / 3.35e12, rel=0.01)
+
+
+def test_a_prompt_takes_as_long_as_its_products() -> None:
+    free = TABLE.evolve(layer_s=0.0, step_s=0.0, first_s=0.0, dense=WHOLE, attention=WHOLE)
+    seconds = Clock(work("llama-3.1-8b"), H100, free).first_token_s(8192, eager=False, most=8192)
+    assert seconds == pytest.approx(2 * 7.0e9 * 8192 / 989e12, rel=0.2)
+
+
+def test_few_requests_read_few_experts() -> None:
+    experts = [one for one in work("qwen3-30b-a3b").products if one.experts]
+    assert experts
+    for one in experts:
+        assert one.read(1) == pytest.approx(one.bytes * 8 / 128)
+        assert one.read(1) < one.read(4) < one.read(64) < one.bytes
+        assert one.read(4096) == pytest.approx(one.bytes, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "gemma-3-27b", "nemotron-nano-9b-v2", "gpt-oss-20b"]
+)
+def test_more_of_anything_takes_longer(name: str) -> None:
+    whole = work(name)
+    base = Clock(whole, H100, TABLE).step_s(Batch(8, 1000))
+    assert Clock(whole, H100, TABLE).step_s(Batch(16, 1000)) > base
+    assert Clock(whole, H100, TABLE).step_s(Batch(8, 8000)) > base
+    assert Clock(whole, H100, TABLE).step_s(Batch(8, 1000, prompt=512)) > base
+    assert Clock(whole, H100, TABLE).step_s(Batch(8, 1000, eager=True)) >= base
+    slower = replace(H100, memory=H100.memory / 2)
+    assert Clock(whole, slower, TABLE).step_s(Batch(8, 1000)) > base
+
+
+def test_ranks_that_reach_each_other_badly_gain_little() -> None:
+    alone, both = work("llama-3.1-8b"), work("llama-3.1-8b", tp=2)
+    near = Clock(both, H100, TABLE).decode_s(1, 1000, eager=False)
+    far = Clock(both, replace(H100, wire=Wire(5e9, 100e-6)), TABLE).decode_s(1, 1000, eager=False)
+    assert near < Clock(alone, H100, TABLE).decode_s(1, 1000, eager=False) < far
+
+
+def test_stages_help_many_requests_and_never_one() -> None:
+    alone, staged = work("llama-3.1-8b"), work("llama-3.1-8b", pp=2)
+    assert Clock(staged, H100, TABLE).decode_s(1, 1000, eager=False) > Clock(alone, H100, TABLE).decode_s(1, 1000, eager=False)
+
+    def total(one: Work) -> float:
+        return Clock(one, H100, TABLE).total_per_s(256, 1024, 256, eager=False, most=8192)
+
+    assert total(alone) < total(staged) < 2 * total(alone)
+
+
+def test_a_window_is_all_that_a_long_context_costs() -> None:
+    sliding = next(one for one in work("gpt-oss-20b").readings if one.window)
+    assert sliding.seen(10) == 10
+    assert sliding.seen(100_000) == sliding.window == 128
