@@ -105,6 +105,7 @@ class Search:
         self.plans: list[Plan] = []
         self.rejected: list[Rejected] = []
         self.gaps: list[RuleGap] = []
+        self._commands: dict[Hashable, int] = {}
         self._seen: dict[str, Seen] = {}
         self._backends: dict[Hashable, tuple[LayerAttention, ...]] = {}
 
@@ -125,8 +126,9 @@ class Search:
         reached: dict[Variant, int] = {}  # tokens of context that a plan with fewer changes has
         wanted, seen = wanted_context(given.spec, given.wish, self.canonical), set(variants)
         held: deque[Variant] = deque()
+        enough = False  # a layout holds the wanted context as it is
         for _ in range(_MOST_VARIANTS):
-            if not variants and not any(plan.max_model_len.value >= wanted and not plan.halved for plan in self.plans):
+            if not variants and not enough:
                 variants, held = held, deque()  # one step of giving up, of all layouts, where nothing before was enough
             if not variants:
                 break
@@ -136,7 +138,8 @@ class Search:
                 plan = self._plan(variant)
                 context = plan.max_model_len.value
                 if context > reached.get(variant, 0):  # else what it gives up is for nothing
-                    self.plans.append(plan)
+                    self._take(plan)
+                enough |= context >= wanted and not plan.halved and not variant.conservative
                 changed += lengthened(variant, context, wanted, engine, gpus, users)
                 reached.update(dict.fromkeys(changed, max(context, reached.get(variant, 0))))
             except Refused as refusal:
@@ -145,12 +148,22 @@ class Search:
                     self.rejected.append(rejection(engine, variant, refusal))
                 changed += repairs(variant, refusal, engine, rules, gpus, users, quantized=given.spec.quant is not None)
                 if refusal.verdict == "known_bad" and (memory := refusal.evidence.memory):
+                    enough |= memory.kv_tokens >= wanted and not (variant.conservative or "quantization" in variant.because)
                     # What failed with a short context says nothing of what has a longer one.
                     changed += lengthened(variant, memory.kv_tokens, wanted, engine, gpus, users)
             fresh = [other for other in changed if other not in seen]
             seen.update(fresh)
             for other in fresh:
                 (held if other.gives_up else variants).append(other)
+
+    def _take(self, plan: Plan) -> None:
+        """One more plan; of two with the same command the one that counts as changed less."""
+        command = plan.gpus, plan.argv, tuple(sorted(plan.env.items()))
+        place = self._commands.setdefault(command, len(self.plans))
+        if place == len(self.plans):
+            self.plans.append(plan)
+        elif plan.cost < self.plans[place].cost:
+            self.plans[place] = plan
 
     def _known_model(self, first: Variant) -> None:
         """This engine version may have the model. Raises Refused; where transformers' class of the model could stand in for one that
