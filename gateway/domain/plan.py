@@ -41,7 +41,7 @@ class Memory(Value):
 
 
 class Estimate(Value):
-    """A number and the band in which it lies in nine of ten cases."""
+    """A number and a band around it; docs/speed.md says how many published measurements lie within."""
 
     value: float
     low: float

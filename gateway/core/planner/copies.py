@@ -25,14 +25,14 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     given, size, memory, context = candidate.given, len(candidate.group), sizes.memory, sizes.context.value
     wish, pace, links = given.wish, given.pace, given.hardware.links
     machine = machine_of(candidate.group, links, pace, direct=direct) if pace and given.spec.task == "generate" else None
-    clock = Clock(_work(candidate), machine, pace.table) if pace and machine else None
+    clock = Clock(_work(candidate), machine, pace.table, eager=sizes.batch.eager.value) if pace and machine else None
 
     def speed(count: int) -> Speed | None:
         if clock is None:
             return None
-        seqs, tokens, eager = sizes.batch.seqs.value, sizes.batch.tokens.value, sizes.batch.eager.value
+        seqs, tokens = sizes.batch.seqs.value, sizes.batch.tokens.value
         kept = memory.kv_tokens if memory.kv_bytes_per_token else 0
-        return expected(Load(concurrency(wish), count, seqs, tokens, kept, context, eager), clock)
+        return expected(Load(concurrency(wish), count, seqs, tokens, kept, context), clock)
 
     if wish.replicas:
         return IntChoice(value=wish.replicas, reason="as asked for", source="user"), speed(wish.replicas)

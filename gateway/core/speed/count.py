@@ -20,6 +20,9 @@ from gateway.domain import AttentionGroup, Experts, TensorGroup
 
 # What sees or hears computes nothing for a token of text.
 _MEDIA = re.compile(r"^(model\.)?(visual|vision|audio|image|multi_modal|mm_|vit|perceiver|connector|encoder\.vision)")
+# Sizes of a key and of a value of one head, of all models with latents that are published: qk_nope_head_dim + qk_rope_head_dim and v_head_dim of
+# DeepSeek-V2 and -V3, Kimi-K2.
+_MLA_HEAD = (192, 128)
 _ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -90,7 +93,7 @@ def _product(
         flops=2.0 * k * n * layer.count * taken,
         passed=float((k + n) * item * layer.count * taken),
         multiplied=multiplied(scheme, kernel, formats, rank.dtype),
-        kernel=kernel,
+        kernel=f"{kernel} {scheme.kind}",
         experts=layer.experts,
         per_token=per_token if layer.experts else 0,
     )
@@ -134,7 +137,13 @@ def _reading(group: AttentionGroup, rank: Rank, item: int) -> Reading:
         return Reading(0, 0, state_bytes=2.0 * group.layers * kept)
     value = group.value_dim or group.head_dim
     if group.kind == "mla":
-        return Reading(group.layers * group.head_dim * stored, 2.0 * group.layers * heads * (group.head_dim + value))
+        # Prompts are computed with keys and values taken out of the latents.
+        taken_out = 2.0 * group.layers * heads * sum(_MLA_HEAD)
+        return Reading(
+            group.layers * group.head_dim * stored,
+            2.0 * group.layers * heads * (group.head_dim + value),
+            prompt_flops=taken_out,
+        )
     kv_heads = max(1, group.kv_heads // rank.tp)
     return Reading(
         group.layers * kv_heads * (group.head_dim + value) * stored,

@@ -27,23 +27,22 @@ class Load:
     tokens: int
     kv_tokens: int
     context: int
-    eager: bool
 
 
 def expected(load: Load, clock: Clock) -> Speed:
-    eager, most, band = load.eager, load.tokens, clock.table.band
+    most, band = load.tokens, clock.table.band
     read = min(READ, load.context * READ // (READ + WRITTEN))
     written = max(1, min(WRITTEN, load.context - read))
     held = load.kv_tokens // (read + written) if load.kv_tokens else load.seqs
     at_once = max(1, min(math.ceil(load.concurrency / load.replicas), load.seqs, held))
     used = min(load.replicas, load.concurrency)
-    total = used * clock.total_per_s(at_once, read, written, eager=eager, most=most)
+    total = used * clock.total_per_s(at_once, read, written, most)
     return Speed(
-        stream=_banded(1 / clock.decode_s(1, _SHORT, eager=eager), band),
+        stream=_banded(1 / clock.decode_s(1, _SHORT), band),
         total=_banded(total, band),
         concurrency=min(load.concurrency, at_once * used),
-        first_token_2k_s=_banded(clock.first_token_s(min(_SHORT, load.context), eager=eager, most=most), band),
-        first_token_32k_s=_banded(clock.first_token_s(_LONG, eager=eager, most=most), band) if load.context >= _LONG else None,
+        first_token_2k_s=_banded(clock.first_token_s(min(_SHORT, load.context), most), band),
+        first_token_32k_s=_banded(clock.first_token_s(_LONG, most), band) if load.context >= _LONG else None,
         source=clock.machine.source,
     )
 

@@ -38,6 +38,7 @@ class Part(Value):
 
     memory: float = Field(gt=0, le=1)
     flops: float = Field(gt=0, le=1)
+    least_s: float = Field(0.0, ge=0, description="no layer takes less, however small")
 
 
 class WirePart(Value):

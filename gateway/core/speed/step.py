@@ -1,7 +1,9 @@
-"""Seconds of one step of an engine, and of requests, from first principles: bytes over bandwidth, products over peaks. Pure.
+"""Seconds of an engine's steps, and of requests, from first principles: bytes over bandwidth, products over peaks. Pure.
 
-Clock(work, machine, table).step_s(batch) -> seconds of one stage
-decode_s, total_per_s, first_token_s -> what a user sees
+clock = Clock(work, machine, table)
+clock.decode_s(requests, context)          between two tokens of a request, of so many at once
+clock.prompts_s(count, length, most)       to compute prompts, in batches of at most so many tokens
+clock.total_per_s(...), first_token_s(...)  what a user sees
 """
 
 from __future__ import annotations
@@ -13,83 +15,62 @@ from gateway.core.speed.machine import Machine, SpeedTable
 from gateway.core.speed.work import Product, Work
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What one step computes: a token for each of `requests`, whose contexts are `context` tokens long, and `prompt` tokens of prompts
-    that have `before` tokens computed already."""
-
-    requests: float
-    context: float
-    prompt: float = 0
-    before: float = 0
-    eager: bool = False
-
-    @property
-    def tokens(self) -> float:
-        return self.requests + self.prompt
-
-
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """How long the work of a rank takes on a machine."""
+    """How long the work of a rank takes on a machine. eager: without CUDA graphs."""
 
     work: Work
     machine: Machine
     table: SpeedTable
+    eager: bool = False
 
-    def step_s(self, batch: Batch) -> float:
-        """Seconds of one rank of one stage. Reading and multiplying overlap, so that the longer of both counts."""
-        seconds = self._products_s(batch.tokens, batch.requests + (1 if batch.prompt else 0), eager=batch.eager)
+    def decode_s(self, requests: float, context: float) -> float:
+        """Of several stages each has its part of the requests, and a token passes through all of them."""
+        stages, table = self.work.pp, self.table
+        part = max(1.0, requests / stages)
         memory, flops = self._attention_rates
+        seconds = self._products_s(part, part)
         for reading in self.work.readings:
-            read = batch.requests * (reading.token_bytes * reading.seen(batch.context) + reading.state_bytes)
-            pairs = batch.prompt * reading.seen(batch.before + batch.prompt / 2)
-            seconds += read / memory + reading.flops * pairs / flops
-        return seconds + self.table.step_s + self.table.request_s * batch.requests
+            read = reading.token_bytes * reading.seen(context) + reading.state_bytes
+            seconds += part * max(read / memory, reading.flops * reading.seen(context) / flops)
+        # The engine's own programs prepare a step while the GPU computes the one before.
+        return stages * max(seconds, table.step_s + table.request_s * part) + (stages - 1) * table.stage_s
 
-    def decode_s(self, requests: float, context: float, *, eager: bool) -> float:
-        """Seconds between two tokens of a request, with `requests` at once. Of several stages each has its part of the requests."""
-        stages = self.work.pp
-        stage = self.step_s(Batch(max(1.0, requests / stages), context, eager=eager))
-        return stages * stage + (stages - 1) * self.table.stage_s
+    def prompts_s(self, count: float, length: float, most: int) -> float:
+        """Batches pass through the stages behind each other."""
+        tokens = count * length
+        batch = min(float(most), tokens)
+        batches = tokens / batch
+        logits = max(1.0, batch / length)
+        each = max(self._products_s(batch, logits), self.table.step_s)
+        pairs = sum((reading.prompt_flops or reading.flops) * reading.pairs(length) for reading in self.work.readings)
+        fill = (self.work.pp - 1) * (each + self.table.stage_s)
+        return batches * each + fill + count * pairs / self._attention_rates[1]
 
-    def total_per_s(self, requests: float, read: float, written: float, *, eager: bool, most: int) -> float:
+    def total_per_s(self, requests: float, read: float, written: float, most: int) -> float:
         """Tokens/s of so many requests at once, each of which reads a prompt of `read` tokens and writes `written`.
 
-        In each step every request writes a token, and as many prompts are begun as requests end. most: tokens of one step.
+        Requests keep together: their prompts are computed in steps as full as may be, then their answers token by token.
         """
-        stages = self.work.pp
-        part = max(1.0, requests / stages)
-        prompt = part * read / written
-        room = max(1.0, most - part)
-        # Where a step has no room for so many tokens of prompts, requests wait for theirs.
-        stretched = max(1.0, prompt / room)
-        batch = Batch(part / stretched, read + written / 2, min(prompt, room), read / 4, eager)
-        stage = self.step_s(batch) * stretched
-        return requests / (max(1.0, min(stages, requests)) * stage + (stages - 1) * self.table.stage_s)
+        seconds = written * self.decode_s(requests, read + written / 2) + self.prompts_s(requests, read, most)
+        return requests * written / (seconds + self.table.first_s)
 
-    def first_token_s(self, prompt: int, *, eager: bool, most: int) -> float:
-        """Seconds to the first token of a prompt, which is computed in batches of at most `most` tokens, one after the other."""
-        whole, rest = divmod(prompt, most)
-        batches = [most] * min(whole, 1) + [rest] * (rest > 0)
-        times = [self._products_s(size, 1, eager=eager) + self.table.step_s for size in batches]
-        seconds = sum(times) + (whole - 1) * times[0] if whole else sum(times)
-        seconds += sum(reading.flops * reading.pairs(prompt) for reading in self.work.readings) / self._attention_rates[1]
-        # Stages work on batches behind each other; the last batch passes through all of them.
-        return self.table.first_s + seconds + (self.work.pp - 1) * (times[-1] + self.table.stage_s)
+    def first_token_s(self, prompt: int, most: int) -> float:
+        return self.table.first_s + self.prompts_s(1, prompt, most)
 
-    def _products_s(self, tokens: float, logits: float, *, eager: bool) -> float:
-        """Of all but attention. logits: tokens whose successor is wanted."""
-        work = self.work
+    def _products_s(self, tokens: float, logits: float) -> float:
+        """Of all but attention, in one stage. Reading and multiplying overlap, so that the longer of both counts. logits: tokens whose
+        successor is wanted."""
+        work, table = self.work, self.table
         seconds = sum(
-            max((one.read(tokens) + one.passed * tokens) / memory, one.flops * tokens / flops)
-            for one, (memory, flops) in zip(work.products, self._product_rates, strict=True)
+            max((one.read(tokens) + one.passed * tokens) / memory, one.flops * tokens / flops, one.count * least_s)
+            for one, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True)
         )
-        memory, flops = self._rates(work.head)
+        memory, flops, _ = self._head_rates
         seconds += max(work.head.bytes / memory, work.head.flops * logits / flops) / work.pp
-        seconds += work.reduces * self._reduce_s(tokens) + work.layers * self.table.layer_s
+        seconds += work.reduces * self._reduce_s(tokens) + work.layers * table.layer_s
         # Without graphs the CPU launches kernel by kernel: the GPU waits for it, or it for the GPU.
-        return max(seconds, work.layers * self.table.eager_layer_s if eager else 0.0)
+        return max(seconds, work.layers * table.eager_layer_s if self.eager else 0.0)
 
     def _reduce_s(self, tokens: float) -> float:
         """Seconds of one all-reduce."""
@@ -98,15 +79,19 @@ class Clock:
             return 0.0
         return wire.latency_s + 2 * (tp - 1) / tp * tokens * self.work.hidden_bytes / wire.bytes_s
 
-    def _rates(self, one: Product) -> tuple[float, float]:
-        """Bytes/s and FLOP/s that the kernel of these layers reaches."""
+    def _rates(self, one: Product) -> tuple[float, float, float]:
+        """Bytes/s and FLOP/s that the kernel of these layers reaches, and the least seconds of one of them."""
         part, flops = self.table.part(one.kernel, experts=one.experts > 0), self.machine.flops
         peak = flops.get(one.multiplied) or flops.get("bfloat16") or flops["float16"]
-        return self.machine.memory * part.memory, peak * part.flops
+        return self.machine.memory * part.memory, peak * part.flops, part.least_s
 
     @cached_property
-    def _product_rates(self) -> list[tuple[float, float]]:
+    def _product_rates(self) -> list[tuple[float, float, float]]:
         return [self._rates(one) for one in self.work.products]
+
+    @cached_property
+    def _head_rates(self) -> tuple[float, float, float]:
+        return self._rates(self.work.head)
 
     @cached_property
     def _attention_rates(self) -> tuple[float, float]:

@@ -30,12 +30,14 @@ class Product:
 @dataclass(frozen=True)
 class Reading:
     """Attention layers of one kind on one rank. token_bytes: of the KV cache for each token of context, of which `window` count.
-    state_bytes: what is read and written for each request, however long. flops: of one token with one token of its context."""
+    state_bytes: what is read and written for each request, however long. flops: of one token with one token of its context; of a
+    prompt's, where they differ, `prompt_flops`."""
 
     token_bytes: float
     flops: float
     window: int | None = None
     state_bytes: float = 0
+    prompt_flops: float = 0
 
     def seen(self, context: float) -> float:
         return context if self.window is None else min(context, float(self.window))

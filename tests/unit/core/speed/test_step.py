@@ -11,7 +11,7 @@ from gateway.core.layers.built_model import stage
 from gateway.core.model.rank import Rank
 from gateway.core.speed.count import Model, work_of
 from gateway.core.speed.machine import Machine, Part, Wire
-from gateway.core.speed.step import Batch, Clock
+from gateway.core.speed.step import Clock
 from gateway.core.speed.work import Work
 from gateway.profiles import Profiles
 from tests.support.published import published
@@ -35,13 +35,12 @@ def work(name: str, tp: int = 1, pp: int = 1) -> Work:
 def test_one_request_reads_every_weight_once() -> None:
     """Where nothing but memory took time, a token of 8B in 16 bits would take 15 GB over the bandwidth."""
     free = TABLE.evolve(layer_s=0.0, step_s=0.0, request_s=0.0, dense=WHOLE, attention=WHOLE)
-    seconds = Clock(work("llama-3.1-8b"), H100, free).decode_s(1, 0, eager=False)
-    assert seconds == pytest.approx(15.0e9 / 3.35e12, rel=0.01)
+    assert Clock(work("llama-3.1-8b"), H100, free).decode_s(1, 0) == pytest.approx(15.0e9 / 3.35e12, rel=0.01)
 
 
 def test_a_prompt_takes_as_long_as_its_products() -> None:
     free = TABLE.evolve(layer_s=0.0, step_s=0.0, first_s=0.0, dense=WHOLE, attention=WHOLE)
-    seconds = Clock(work("llama-3.1-8b"), H100, free).first_token_s(8192, eager=False, most=8192)
+    seconds = Clock(work("llama-3.1-8b"), H100, free).first_token_s(8192, 8192)
     assert seconds == pytest.approx(2 * 7.0e9 * 8192 / 989e12, rel=0.2)
 
 
@@ -59,33 +58,33 @@ def test_few_requests_read_few_experts() -> None:
 )
 def test_more_of_anything_takes_longer(name: str) -> None:
     whole = work(name)
-    base = Clock(whole, H100, TABLE).step_s(Batch(8, 1000))
-    assert Clock(whole, H100, TABLE).step_s(Batch(16, 1000)) > base
-    assert Clock(whole, H100, TABLE).step_s(Batch(8, 8000)) > base
-    assert Clock(whole, H100, TABLE).step_s(Batch(8, 1000, prompt=512)) > base
-    assert Clock(whole, H100, TABLE).step_s(Batch(8, 1000, eager=True)) >= base
-    slower = replace(H100, memory=H100.memory / 2)
-    assert Clock(whole, slower, TABLE).step_s(Batch(8, 1000)) > base
+    clock = Clock(whole, H100, TABLE)
+    base, prompt = clock.decode_s(32, 1000), clock.prompts_s(1, 4000, 8192)
+    assert clock.decode_s(64, 1000) > base
+    assert clock.decode_s(32, 16000) > base
+    assert clock.prompts_s(1, 8000, 8192) > prompt
+    assert clock.prompts_s(1, 4000, 512) >= prompt
+    assert Clock(whole, H100, TABLE, eager=True).decode_s(32, 1000) >= base
+    assert Clock(whole, replace(H100, memory=H100.memory / 2), TABLE).decode_s(32, 1000) > base
+    assert clock.total_per_s(64, 1024, 256, 8192) > clock.total_per_s(8, 1024, 256, 8192)
 
 
 def test_ranks_that_reach_each_other_badly_gain_little() -> None:
-    alone, both = work("llama-3.1-8b"), work("llama-3.1-8b", tp=2)
-    near = Clock(both, H100, TABLE).decode_s(1, 1000, eager=False)
-    far = Clock(both, replace(H100, wire=Wire(5e9, 100e-6)), TABLE).decode_s(1, 1000, eager=False)
-    assert near < Clock(alone, H100, TABLE).decode_s(1, 1000, eager=False) < far
+    alone, both = Clock(work("llama-3.1-8b"), H100, TABLE), work("llama-3.1-8b", tp=2)
+    near = Clock(both, H100, TABLE).decode_s(1, 1000)
+    far = Clock(both, replace(H100, wire=Wire(5e9, 100e-6)), TABLE).decode_s(1, 1000)
+    assert near < alone.decode_s(1, 1000) < far
 
 
 def test_stages_help_many_requests_and_never_one() -> None:
-    alone, staged = work("llama-3.1-8b"), work("llama-3.1-8b", pp=2)
-    assert Clock(staged, H100, TABLE).decode_s(1, 1000, eager=False) > Clock(alone, H100, TABLE).decode_s(1, 1000, eager=False)
-
-    def total(one: Work) -> float:
-        return Clock(one, H100, TABLE).total_per_s(256, 1024, 256, eager=False, most=8192)
-
-    assert total(alone) < total(staged) < 2 * total(alone)
+    alone, staged = Clock(work("llama-3.1-8b"), H100, TABLE), Clock(work("llama-3.1-8b", pp=2), H100, TABLE)
+    assert staged.decode_s(1, 1000) > alone.decode_s(1, 1000)
+    totals = [one.total_per_s(256, 1024, 256, 8192) for one in (alone, staged)]
+    assert totals[0] < totals[1] < 2 * totals[0]
 
 
 def test_a_window_is_all_that_a_long_context_costs() -> None:
     sliding = next(one for one in work("gpt-oss-20b").readings if one.window)
     assert sliding.seen(10) == 10
     assert sliding.seen(100_000) == sliding.window == 128
+    assert sliding.pairs(100_000) == pytest.approx(128 * 100_000, rel=0.01)

@@ -1,0 +1,63 @@
+"""The clock of a plan, as the planner made one: what the speed model says of any load of a model, a machine and an engine's flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gateway.core.layers.build import asked, build
+from gateway.core.layers.built_model import stage
+from gateway.core.model.rank import Rank
+from gateway.core.model.spec import read_model
+from gateway.core.planner.decide import decide
+from gateway.core.speed.count import Model, work_of
+from gateway.core.speed.machine import Machine, SpeedTable, machine_of
+from gateway.core.speed.step import Clock
+from gateway.core.speed.work import Work
+from gateway.domain import Hardware, ModelSpec, Plan, Wish
+from gateway.profiles import Profiles
+
+PROFILES = Profiles()
+
+
+class Timed(NamedTuple):
+    """A plan, and what its clock is made of."""
+
+    plan: Plan
+    work: Work
+    machine: Machine
+
+    def clock(self, table: SpeedTable) -> Clock:
+        return Clock(self.work, self.machine, table, eager=self.plan.enforce_eager.value)
+
+
+def timed(
+    config: Mapping[str, Any], hardware: Hardware, engine: str, tp: int, pp: int, args: Mapping[str, Any]
+) -> Timed | None:
+    """None: no plan of this engine has these ranks."""
+    spec = read_model("m", None, config, None, None, (), None)
+    found = PROFILES.engine(engine)
+    flags = {**args, "pipeline-parallel-size": pp} if pp > 1 else dict(args)
+    wish = Wish(name="m", source="m", gpus=tp * pp, tensor_parallel=tp, replicas=1, args=flags)
+    rules = PROFILES.rules([found])
+    plans = decide(spec, hardware, [found], wish, rules=rules, gpus=PROFILES.gpus, pace=PROFILES.pace).plans
+    plan = next((one for one in plans if not one.halved and one.pipeline_parallel.value == pp), None)
+    return None if plan is None else _timed(plan, spec, hardware)
+
+
+def _timed(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | None:
+    engine = PROFILES.engine(str(plan.engine))
+    group = [gpu for gpu in hardware.gpus if gpu.uuid in plan.gpus]
+    tp, pp = plan.tensor_parallel.value, plan.pipeline_parallel.value
+    ep = tp if plan.expert_parallel.value else 1
+    rank = Rank(tp, pp, ep, plan.dtype.value, plan.kv_cache_dtype.value, group[0].capability or "")
+    built = stage(build(spec, asked(spec, engine.traits)), pp)
+    kernels = tuple((row.layer, row.scheme, row.kernel or "") for row in plan.kernels)
+    formats = frozenset(
+        (str(kind), str(wanted))
+        for kind, wanted in PROFILES.gpus.schemes.items()
+        if not PROFILES.gpus.widened(kind, group[0].capability)
+    )
+    work = work_of(Model(spec.hidden, spec.vocab, spec.experts), built, rank, kernels, formats, frozenset(engine.traits))
+    machine = machine_of(group, hardware.links, PROFILES.pace, direct=plan.custom_all_reduce.value)
+    return None if machine is None else Timed(plan, work, machine)

@@ -1,0 +1,197 @@
+"""What was measured beside what the speed model expects, and what aiconfigurator-core estimates: python benchmarks/speed/compare.py
+
+--estimates FILE     what aiconfigurator_estimates.py wrote
+--fit                then also parts and times that fit the measurements best, as a speed.yaml to look at
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from gateway.core.speed.machine import SpeedTable
+from speed import models
+from speed.clocks import PROFILES, Timed, timed
+from speed.grid import LOADS
+
+RESULTS = Path(__file__).parent / "results" / "vllm-0.26.0-h200.jsonl"
+# What a client of a stream sees of the first token beside the engine's work: HTTP, JSON.
+LOAD = {one.name: one for one in LOADS}
+
+
+class Point(NamedTuple):
+    """One figure: seconds, or tokens/s."""
+
+    model: str
+    setting: str
+    load: str
+    what: str
+    measured: float
+    timed: Timed
+    most: int
+
+    def expected(self, table: SpeedTable) -> float:
+        clock, load = self.timed.clock(table), LOAD[self.load]
+        if self.what == "ttft":
+            return clock.first_token_s(load.tokens_in, self.most)
+        if self.what == "tpot":
+            return clock.decode_s(load.concurrency, load.tokens_in + load.tokens_out / 2)
+        at_once = min(load.concurrency, self.timed.plan.max_num_seqs.value)
+        return clock.total_per_s(at_once, load.tokens_in, load.tokens_out, self.most)
+
+
+def args_of(flags: list[str]) -> dict[str, Any]:
+    named = (flag.removeprefix("--").partition("=") for flag in flags)
+    return {name: value or "true" for name, _, value in named}
+
+
+def points(results: Path) -> list[Point]:
+    hardware = PROFILES.hardware("8xh200")
+    found = []
+    for line in results.read_text().splitlines():
+        row = json.loads(line)
+        args = args_of(row["flags"])
+        tp, pp = int(args.pop("tensor-parallel-size", 1)), int(args.pop("pipeline-parallel-size", 1))
+        made = timed(models.config(row["model"]), hardware, "vllm==0.26.0", tp, pp, args)
+        if made is None or "data-parallel-size" in args:
+            print("no plan:", row["model"], row["setting"])
+            continue
+        most = made.plan.max_num_batched_tokens.value
+        for name, figures in row["loads"].items():
+            whats = {"ttft": figures["ttft_ms"] / 1e3} if name.startswith("ttft") else {"tokens_s": figures["tokens_s"]}
+            whats |= {"tpot": figures["tpot_ms"] / 1e3} if name == "1" else {}
+            found += [
+                Point(row["model"], row["setting"], name, what, value, made, most)
+                for what, value in whats.items()
+                if not figures["errors"]
+            ]
+    return found
+
+
+def off(expected: float, measured: float) -> float:
+    return abs(math.log(expected / measured))
+
+
+def show(all_points: list[Point], table: SpeedTable, estimates: dict[tuple[str, str], Any]) -> None:
+    errors: dict[str, list[float]] = {}
+    others: list[float] = []
+    ours_there: list[float] = []
+    print(
+        f"{'model':18} {'setting':11} {'load':9} {'figure':8} {'measured':>10} {'expected':>10} {'':>7} {'aiconf.':>10} {'':>7}"
+    )
+    for one in all_points:
+        expected = one.expected(table)
+        ratio = expected / one.measured - 1
+        errors.setdefault(f"{one.load} {one.what}", []).append(abs(ratio))
+        said = estimates.get((one.model, one.setting), {}).get("loads", {}).get(one.load, {})
+        other = said.get("tokens_s") if one.what == "tokens_s" else said.get(f"{one.what}_ms", 0) / 1e3 or None
+        shown = f"{other:10.4g} {other / one.measured - 1:+7.1%}" if other else f"{'-':>10} {'':7}"
+        if other:
+            others.append(abs(other / one.measured - 1))
+            ours_there.append(abs(ratio))
+        print(
+            f"{one.model:18} {one.setting:11} {one.load:9} {one.what:8} {one.measured:10.4g} {expected:10.4g} {ratio:+7.1%} {shown}"
+        )
+    print()
+    for name, values in errors.items():
+        print(f"{name:18} median {statistics.median(values):6.1%}  worst {max(values):6.1%}  of {len(values)}")
+    whole = [value for values in errors.values() for value in values]
+    print(f"{'all':18} median {statistics.median(whole):6.1%}  worst {max(whole):6.1%}  of {len(whole)}")
+    if others:
+        print(
+            f"where both say something: ours median {statistics.median(ours_there):.1%}, aiconfigurator's {statistics.median(others):.1%}, of {len(others)}"
+        )
+    print("settings of one model in the right order, of pairs that differ by more than 5 %:", *ordered(all_points, table))
+
+
+def ordered(all_points: list[Point], table: SpeedTable) -> tuple[int, int]:
+    """Pairs of settings of one model whose figures differ by more than 5 %, and how many of them the model puts in the right order."""
+    right = pairs = 0
+    groups: dict[tuple[str, str, str], list[Point]] = {}
+    for one in all_points:
+        groups.setdefault((one.model, one.load, one.what), []).append(one)
+    for group in groups.values():
+        for a, b in combinations(group, 2):
+            if abs(a.measured / b.measured - 1) > 0.05:
+                pairs += 1
+                right += (a.measured < b.measured) == (a.expected(table) < b.expected(table))
+    return right, pairs
+
+
+# --- fit ---
+
+_FITTED = (
+    "dense.memory", "dense.flops", "dense.least_s", "experts.memory", "experts.flops", "experts.least_s", "attention.memory", "attention.flops", "layer_s", "eager_layer_s",
+    "step_s", "request_s", "first_s", "nvlink.part", "nvlink.latency_s", "stage_s",
+)  # fmt: skip
+
+
+def fit(all_points: list[Point], table: SpeedTable) -> SpeedTable:
+    """Coordinates changed one after the other while the sum of the logarithms' sizes falls; the same numbers every time."""
+    numbers = random.Random(0)
+    values = table.model_dump()
+    names = [*_FITTED]
+    for group in ("kernels", "expert_kernels"):
+        names += [f"{group}.{name}.{part}" for name in values[group] for part in ("memory", "flops", "least_s")]
+
+    def cost(tried: dict[str, Any]) -> float:
+        made = SpeedTable.model_validate(tried)
+        return sum(min(1.0, off(one.expected(made), one.measured)) for one in all_points)
+
+    best = cost(values)
+    width = 0.4
+    while width > 0.005:
+        before = best
+        numbers.shuffle(names)
+        for name in names:
+            place, key = values, name
+            *path, last = key.split(".")
+            for part in path:
+                place = place[part]
+            kept = place[last]
+            for factor in (1 + width, 1 / (1 + width)):
+                value = kept * factor
+                if ("memory" in last or "flops" in last or last == "part") and value > 1:
+                    value = 1.0
+                place[last] = value
+                now = cost(values)
+                if now < best - 1e-9:
+                    best, kept = now, value
+                    break
+            place[last] = kept
+        if before - best < 1e-3 * before:
+            width /= 2
+    return SpeedTable.model_validate(values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--estimates", type=Path)
+    parser.add_argument("--fit", action="store_true")
+    given = parser.parse_args()
+    found = points(given.results)
+    lines = given.estimates.read_text().splitlines() if given.estimates else []
+    estimates = {(row["model"], row["setting"]): row for row in map(json.loads, lines)}
+    table = PROFILES.pace.table
+    if given.fit:
+        table = fit(found, table)
+    show(found, table, estimates)
+    if given.fit:
+        print(yaml.safe_dump(json.loads(json.dumps(table.model_dump())), sort_keys=False))
+
+
+if __name__ == "__main__":
+    main()

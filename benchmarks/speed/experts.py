@@ -1,0 +1,83 @@
+"""The first plan beside what people with experience run (benchmarks/experts.yaml): python benchmarks/speed/experts.py
+
+    --configs FOLDER     model_configs of aiconfigurator-core, whose configs many rows name
+
+A plan is as theirs where it has the tensor and pipeline parallelism of one of their settings; data parallel ranks count as copies, or as more
+tensor parallelism. How many copies fill a machine is not compared: their pages tell of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from gateway.core.model.spec import read_model
+from gateway.core.planner.decide import decide
+from gateway.domain import Plan, Wish
+from gateway.errors import FitserveError
+from speed.clocks import PROFILES
+from speed.published import model_config
+from tests.support.outside import Choice, experts
+
+
+def first_plan(one: Choice, configs: Path | None) -> Plan | str:
+    """The best plan of all engines, or why there is none."""
+    read = model_config(one.config, one.quantization, configs)
+    if read is None:
+        return "its config.json is not here"
+    hardware = PROFILES.hardware(one.machine)
+    spec = read_model("m", None, read, None, None, (), None)
+    engines = PROFILES.engines((), device="cuda")
+    rules = PROFILES.rules(engines)
+    found = decide(
+        spec, hardware, engines, Wish(name="m", source="m"), PROFILES.facts, rules=rules, gpus=PROFILES.gpus, pace=PROFILES.pace
+    )
+    return found.plans[0] if found.plans else f"no plan: {found.rejected[0].reasons[0][:120]}"
+
+
+def as_theirs(plan: Plan, one: Choice) -> bool:
+    tp, pp = plan.tensor_parallel.value, plan.pipeline_parallel.value
+    return any(
+        pp == told.pipeline_parallel and tp in (told.tensor_parallel, told.tensor_parallel * told.data_parallel)
+        for told in one.accepted
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--configs", type=Path)
+    given = parser.parse_args()
+    right: list[tuple[Choice, Plan]] = []
+    wrong: list[tuple[Choice, Plan]] = []
+    none: list[tuple[Choice, str]] = []
+    for one in experts():
+        try:
+            plan = first_plan(one, given.configs)
+        except FitserveError as error:
+            plan = str(error)
+        if isinstance(plan, str):
+            none.append((one, plan))
+        else:
+            (right if as_theirs(plan, one) else wrong).append((one, plan))
+    for one, why in none:
+        print(f"none   {one.model} {one.quantization} on {one.machine}: {why}")
+    for one, plan in wrong:
+        theirs = sorted(
+            {f"TP{told.tensor_parallel} PP{told.pipeline_parallel} DP{told.data_parallel}" for told in one.accepted}
+        )
+        copies = f" x{plan.replicas.value}" if plan.replicas.value > 1 else ""
+        print(
+            f"other  {one.model} {one.quantization} on {one.machine}: {plan.engine} TP{plan.tensor_parallel.value} PP{plan.pipeline_parallel.value}{copies}, {plan.max_model_len.value} tokens; theirs {', '.join(theirs)}"
+        )
+    print(
+        f"{len(right)} of {len(right) + len(wrong)} first plans are as theirs, {len(none)} have none; median context {statistics.median(plan.max_model_len.value for _, plan in right):,.0f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The speed model agrees with what was measured on real GPUs, and comes near to what others published."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+
+from tests.support.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from speed import compare, published
+from speed.clocks import PROFILES
+
+TABLE = PROFILES.pace.table
+
+
+def test_expectations_are_near_what_two_h200_did() -> None:
+    points = compare.points(compare.RESULTS)
+    offs = [abs(one.expected(TABLE) / one.measured - 1) for one in points]
+    assert len(offs) == 126
+    assert statistics.median(offs) < 0.05
+    alone = [abs(one.expected(TABLE) / one.measured - 1) for one in points if one.what == "tpot"]
+    assert max(alone) < 0.15
+    right, pairs = compare.ordered(points, TABLE)
+    assert right / pairs > 0.85
+
+
+def test_expectations_come_near_what_others_published() -> None:
+    """Nothing was fitted to these; only models whose configs are here."""
+    found = [one for one in published.rows(None) if isinstance(one, published.Row)]
+    few = [abs(one.off) for one in found if one.figure.concurrency <= 2]
+    assert len(few) == 12
+    assert statistics.median(few) < 0.4
