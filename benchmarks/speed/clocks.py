@@ -59,5 +59,6 @@ def _timed(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | None:
         if not PROFILES.gpus.widened(kind, group[0].capability)
     )
     work = work_of(Model(spec.hidden, spec.vocab, spec.experts), built, rank, kernels, formats, frozenset(engine.traits))
-    machine = machine_of(group, hardware.links, PROFILES.pace, direct=plan.custom_all_reduce.value)
+    links = {frozenset((link.a, link.b)): link for link in hardware.links}
+    machine = machine_of(group, links, PROFILES.pace, direct=plan.custom_all_reduce.value)
     return None if machine is None else Timed(plan, work, machine)

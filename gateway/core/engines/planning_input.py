@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
 from gateway.core.speed.machine import Pace
-from gateway.domain import EngineAnswer, Gpu, Hardware, ModelSpec, Question, Wish
+from gateway.domain import EngineAnswer, Gpu, Hardware, Link, ModelSpec, Question, Wish
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class PlanningInput:
     gpus: GpuTable | None = None
     answers: Mapping[Question, EngineAnswer] = field(default_factory=dict)
     pace: Pace | None = None
+
+    @cached_property
+    def links(self) -> Mapping[frozenset[int], Link]:
+        """How two GPUs reach each other, by their indices."""
+        return {frozenset((link.a, link.b)): link for link in self.hardware.links}
 
 
 def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:

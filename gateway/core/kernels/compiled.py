@@ -6,13 +6,15 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility, and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 _NAME = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
-def runs(compiled: Iterable[str], capability: str) -> Literal["code", "ptx", "no"]:
+@lru_cache(maxsize=256)
+def runs(compiled: tuple[str, ...], capability: str) -> Literal["code", "ptx", "no"]:
     """code: made for this GPU; ptx: a GPU driver makes it of an older architecture's; no: neither. compiled: sm_90a, compute_80, ..."""
     major, _, minor = capability.partition(".")
     here, found = (int(major), int(minor)), {"no"}

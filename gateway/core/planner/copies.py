@@ -23,7 +23,7 @@ _LONG_AT_ONCE = 4
 def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[int], Speed | None]:
     """direct: ranks read each other's memory. The speed is None where nothing is known of the GPUs."""
     given, size, memory, context = candidate.given, len(candidate.group), sizes.memory, sizes.context.value
-    wish, pace, links = given.wish, given.pace, given.hardware.links
+    wish, pace, links = given.wish, given.pace, given.links
     machine = machine_of(candidate.group, links, pace, direct=direct) if pace and given.spec.task == "generate" else None
     clock = Clock(_work(candidate), machine, pace.table, eager=sizes.batch.eager.value) if pace and machine else None
 

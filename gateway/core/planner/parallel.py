@@ -7,7 +7,7 @@ from itertools import combinations
 
 from gateway.core.engines.planning_input import available_bytes
 from gateway.core.layers.built_model import BuiltModel, padded_vocab, per_rank
-from gateway.domain import Gpu, Hardware, ModelSpec
+from gateway.domain import Gpu, Hardware, Link, ModelSpec
 
 # Groups are compared one by one, and 12 GPUs have at most 924 of one size.
 _CONSIDERED = 12
@@ -86,9 +86,8 @@ def spare_groups(hardware: Hardware, size: int, budget_bytes: int, claims: Mappi
     return sum(count // size for count in kinds.values()) if size else 0
 
 
-def peers_without_p2p(hardware: Hardware, group: Iterable[Gpu]) -> tuple[int, int] | None:
+def peers_without_p2p(links: Mapping[frozenset[int], Link], group: Iterable[Gpu]) -> tuple[int, int] | None:
     """The first pair of the group for which neither NVLink nor working peer-to-peer access was read."""
-    links = {frozenset((link.a, link.b)): link for link in hardware.links}
     for a, b in combinations(group, 2):
         link = links.get(frozenset((a.index, b.index)))
         if link is None or not (link.nvlinks or link.p2p):

@@ -277,7 +277,7 @@ def _overrides(candidate: Candidate) -> Choice[str]:
 def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool]:
     if "disable-custom-all-reduce" in candidate.args:
         return BoolChoice(value=not candidate.args["disable-custom-all-reduce"], reason="set by the user", source="user")
-    pair = peers_without_p2p(candidate.given.hardware, candidate.group)
+    pair = peers_without_p2p(candidate.given.links, candidate.group)
     fact = silent.get(CUSTOM) or silent.get(P2P)
     if pair is None and fact is not None:
         return BoolChoice(

@@ -88,7 +88,7 @@ class Pace:
     table: SpeedTable
 
 
-def machine_of(group: Sequence[Gpu], links: Sequence[Link], pace: Pace, *, direct: bool) -> Machine | None:
+def machine_of(group: Sequence[Gpu], links: Mapping[frozenset[int], Link], pace: Pace, *, direct: bool) -> Machine | None:
     """The slowest of the GPUs: ranks wait for each other. direct: they read each other's memory. None: one of them nobody has written down."""
     cards = [pace.cards.card(gpu.name, gpu.total_bytes) for gpu in group]
     known = [card for card in cards if card is not None]
@@ -109,11 +109,12 @@ def machine_of(group: Sequence[Gpu], links: Sequence[Link], pace: Pace, *, direc
     )
 
 
-def _wire(group: Sequence[Gpu], links: Sequence[Link], table: SpeedTable, card: Card, *, direct: bool) -> Wire | None:
+def _wire(
+    group: Sequence[Gpu], links: Mapping[frozenset[int], Link], table: SpeedTable, card: Card, *, direct: bool
+) -> Wire | None:
     if len(group) == 1:
         return None
-    pairs = {frozenset((link.a, link.b)): link for link in links}
-    between = [pairs.get(frozenset((a.index, b.index))) for a, b in combinations(group, 2)]
+    between = [links.get(frozenset((a.index, b.index))) for a, b in combinations(group, 2)]
     if card.nvlink_gb_s and all(link is not None and link.nvlinks for link in between):
         return Wire(card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s)
     part = table.p2p if direct else table.host

@@ -94,6 +94,10 @@ def host(free: list[int], links: list[tuple[int, int, int]] = [], **fields: Any)
     return Hardware(arch="x86_64", cpu_cores=8, ram_total_bytes=64 * GIB, ram_available_bytes=64 * GIB, gpus=gpus, links=pairs)
 
 
+def pairs(hardware: Hardware) -> dict[frozenset[int], Link]:
+    return {frozenset((link.a, link.b)): link for link in hardware.links}
+
+
 def chosen(hardware: Hardware, tp: int, claims: dict[str, int] | None = None) -> list[int] | None:
     group = best_group(hardware, tp, claims or {})
     return None if group is None else [gpu.index for gpu in group]
@@ -142,9 +146,9 @@ def test_pairs_without_nvlink_or_proven_peer_access_are_named() -> None:
     three = host([24, 24, 24], [(0, 1, 4)])
     links = (*three.links, Link(a=1, b=2, p2p=True))
     three = three.evolve(links=links)
-    assert peers_without_p2p(three, three.gpus[:2]) is None
-    assert peers_without_p2p(three, three.gpus[1:]) is None
-    assert peers_without_p2p(three, three.gpus) == (0, 2)
-    assert peers_without_p2p(three, three.gpus[:1]) is None
+    assert peers_without_p2p(pairs(three), three.gpus[:2]) is None
+    assert peers_without_p2p(pairs(three), three.gpus[1:]) is None
+    assert peers_without_p2p(pairs(three), three.gpus) == (0, 2)
+    assert peers_without_p2p(pairs(three), three.gpus[:1]) is None
     denied = three.evolve(links=(Link(a=0, b=1, nvlinks=0, p2p=False),))
-    assert peers_without_p2p(denied, denied.gpus[:2]) == (0, 1)
+    assert peers_without_p2p(pairs(denied), denied.gpus[:2]) == (0, 1)
