@@ -142,7 +142,7 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "deepseek-v3 fp8-block", "deepseek-v3 nvfp4", "gemma-2-9b fp8-dynamic", "gemma-3-27b fp8-dynamic", "gemma-4-26b-a4b nvfp4",
             "glm-4-32b fp8-dynamic", "glm-4.5-air fp8-dynamic", "glm-4.5-air nvfp4", "llama-3.1-8b fp8-dynamic",
             "mistral-small-3.2-24b fp8-dynamic", "mistral-small-3.2-24b w4a16", "qwen1.5-moe-a2.7b gptq", "qwen2.5-7b fp8-block",
-            "qwen3-30b-a3b awq", "qwen3-30b-a3b fp8-block", "qwen3-30b-a3b nvfp4", "qwen3-30b-a3b w4a16", "qwen3-8b fp8-block",
+            "qwen3-30b-a3b nvfp4", "qwen3-8b fp8-block",
             "qwen3-embedding-0.6b fp8-dynamic", "qwen3-vl-8b fp8-block", "qwen3-vl-8b fp8-dynamic", "qwen3.6-35b-a3b gptq-language",
         ),
     ),
