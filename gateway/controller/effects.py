@@ -70,12 +70,12 @@ class Effects:
                     await self._record(model, replica, planned.plan, ports)
                     return
             if not model.wish.check or not set(planned.open) - model.not_asked.keys():
-                raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages()]))
+                raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages(), *room().held()]))
             # What the rules refuse, the engines' own code may allow.
             replica.progress = f"checking: {planned.open[0]} is asked about what its rules refuse"
             async with self._checked(model, room, planned.open[0], None) as planned:
                 if planned.plan is None:
-                    raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages()]))
+                    raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages(), *room().held()]))
                 await self._record(model, replica, planned.plan, ports)
         except FitserveError as error:
             replica.block(str(error))

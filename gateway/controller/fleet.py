@@ -55,12 +55,16 @@ class Fleet:
         """What a replica is planned with now."""
         wish, beside = model.wish, next((one for one in model.replicas if one is not asking and one.attempt is not None), None)
         if beside is None or beside.attempt is None:
-            return Room(self.beside(wish), self.claims(asking))
+            return Room(self.beside(wish), self.claims(asking), self._holders(asking))
         # Copies are alike: each takes as many GPUs as the first.
         like = beside.attempt.plan
         named = isinstance(wish.gpus, tuple)
         alike = {"tensor_parallel": like.tensor_parallel.value} if named else {"gpus": max(1, len(like.gpus))}
-        return Room(wish.evolve(replicas=1, **alike), self.claims(asking))
+        return Room(wish.evolve(replicas=1, **alike), self.claims(asking), self._holders(asking))
+
+    def _holders(self, asking: ReplicaState) -> tuple[str, ...]:
+        others = (one for one in self.replicas() if one.model != asking.model and one.attempt is not None)
+        return tuple(sorted({one.model for one in others if one.attempt is not None and one.attempt.plan.gpus}))
 
     def beside(self, wish: Wish) -> Wish:
         """The wish beside all other models: who shares a machine takes few of its GPUs, unless somebody says otherwise."""

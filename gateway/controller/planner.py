@@ -9,10 +9,19 @@ from gateway.domain import Asked, EngineAnswer, Hardware, Planned, Question, Wis
 
 
 class Room(NamedTuple):
-    """What a replica is planned with: its model's wish, as the others leave it, and bytes per GPU UUID that others may use."""
+    """What a replica is planned with: its model's wish, as the others leave it, bytes per GPU UUID that others may use, and the names of
+    other models that have GPUs."""
 
     wish: Wish
     claims: dict[str, int]
+    holders: tuple[str, ...] = ()
+
+    def held(self) -> list[str]:
+        """What to do where nothing is left of the GPUs."""
+        if not self.holders:
+            return []
+        names = ", ".join(self.holders)
+        return [f"GPUs are held by {names}: remove one, or add it again with --gpus and fewer of them"]
 
 
 class Planner(Protocol):

@@ -10,10 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.domain import Wish
+from gateway.domain import LaunchSpec, Wish
 from gateway.domain.key import Grant, digest_of
 from gateway.store.recovery import open_store
+from tests.support.makers import LLAMA_8B, machine
 from tests.support.patience import HANG_S
+from tests.support.running import model_folder, running
+from tests.support.scripted_engine import EngineScript
 from tests.support.served import served
 from tests.support.upstream import Call, Upstream
 
@@ -49,8 +52,8 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
 
     async with Upstream(engine) as upstream:
         fill(tmp_path / "data", upstream.url, KEYS, MODELS)
-        running = served(tmp_path, {}, ADMIN)
-        gateway = await asyncio.to_thread(running.__enter__)
+        begun = served(tmp_path, {}, ADMIN)
+        gateway = await asyncio.to_thread(begun.__enter__)
         try:
             async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
                 admin = {"authorization": f"Bearer {ADMIN}"}
@@ -77,4 +80,40 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
                     assert answer.status_code == status, key_now
                 assert (await client.get("/readyz")).status_code == 200
         finally:
-            await asyncio.to_thread(running.__exit__, None, None, None)
+            await asyncio.to_thread(begun.__exit__, None, None, None)
+
+
+# --- GPUs between models ---
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model)
+
+
+async def test_a_model_alone_takes_all_gpus_that_help_and_the_next_one_says_who_has_them(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=machine("2x3090")) as gateway:
+        source = model_folder(tmp_path / "model", **LLAMA_8B)
+        await gateway.add("first", source, engines=["vllm==0.26.0"])
+        view = await gateway.until("first", "ready")
+        assert (len(view["plan"]["gpus"]), view["plan"]["tensor_parallel"]["value"]) == (2, 2)
+        await gateway.add("second", source, engines=["vllm==0.26.0"])
+        view = await gateway.until("second", "no_plan")
+        assert "GPUs are held by first: remove one, or add it again with --gpus" in view["detail"]
+
+
+async def test_beside_another_model_one_gpu_is_taken_and_each_copy_takes_as_many(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=machine("4x3090")) as gateway:
+        source = model_folder(tmp_path / "model", **LLAMA_8B)
+        await gateway.add("first", source, engines=["vllm==0.26.0"], gpus=1)
+        await gateway.until("first", "ready")
+        await gateway.add("second", source, engines=["vllm==0.26.0"])
+        view = await gateway.until("second", "ready")
+        assert len(view["plan"]["gpus"]) == 1
+        await gateway.add("third", source, engines=["vllm==0.26.0"], gpus=2, replicas=2, tensor_parallel=1)
+        view = await gateway.until("third", "ready")
+        async with asyncio.timeout(HANG_S):
+            while [one["state"] for one in view["replicas"]] != ["ready", "ready"]:
+                await asyncio.sleep(0.05)
+                view = (await gateway.client.get("/admin/models/third")).json()
+        used = [gpu for engine in gateway.world.engines.values() for gpu in engine.spec.gpus]
+        assert len(used) == len(set(used)) == 4
