@@ -71,7 +71,11 @@ def _wished(
 def _gpus(text: str | None) -> str | int | list[str] | None:
     if text is None or text in ("all", "few"):
         return text
-    return int(text) if text.isdecimal() else [part.strip() for part in text.split(",")]
+    if not text.isdecimal():
+        return [part.strip() for part in text.split(",")]
+    if int(text) < 1:
+        usage("--gpus takes all, few, a number from 1 on, or UUIDs with commas between.")
+    return int(text)
 
 
 def wishing(command: Callable[..., None]) -> Callable[..., None]:

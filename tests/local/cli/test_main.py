@@ -76,6 +76,22 @@ def test_a_model_whose_code_would_have_to_run_is_refused_and_one_whose_code_is_n
     assert "has code of its own that the engine would run" in shown.stderr
 
 
+def test_what_a_model_is_for_decides_its_first_plan(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config("llama-3.1-8b")))
+    asked = ("plan", str(tmp_path), "--hardware", "8xh100", "--engine", "vllm==0.33.0", "--json")
+    quick, wide, few, two = (
+        Decision.model_validate_json(fitserve(*asked, *more).stdout).plans[0]
+        for more in (("--for", "latency"), ("--for", "throughput"), ("--gpus", "few"), ("--gpus", "2"))
+    )
+    assert quick.tensor_parallel.value > wide.tensor_parallel.value
+    assert quick.speed and wide.speed
+    assert quick.speed.stream.value > wide.speed.stream.value
+    assert quick.speed.concurrency == 1
+    assert wide.replicas.value > 1
+    assert len(few.gpus) * few.replicas.value == 1
+    assert len(two.gpus) * two.replicas.value == 2
+
+
 def test_no_plan_is_exit_code_3_with_the_reasons(demo: Path) -> None:
     shown = fitserve("plan", str(demo), "--hardware", "2x3090", "--engine", "vllm==0.33.0", "--tp", "3")
     assert shown.returncode == 3
@@ -98,6 +114,8 @@ def test_the_same_input_gives_the_same_bytes_in_every_process(tmp_path: Path) ->
     [
         (("plan", "/does/not/exist"), 1, "There is no folder"),
         (("plan", "x", "--hardware", "abacus"), 1, "no hardware snapshot named abacus"),
+        (("plan", "x", "--gpus", "0"), 2, "--gpus takes all, few, a number from 1 on, or UUIDs"),
+        (("plan", "x", "--for", "speed"), 2, "goal: Input should be 'balanced'"),
         (("plan",), 2, "Missing argument"),
         (("nonsense",), 2, "No such command"),
         (("plan", "{demo}", "--arg", "max-num-seq=3", "--hardware", "cpu"), 2, "did you mean max-num-seqs"),
