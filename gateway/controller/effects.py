@@ -86,7 +86,8 @@ class Effects:
         facts = await asyncio.to_thread(self._store.fact_texts)
         now = room()
         planned = await self._planner.decide(now.wish, facts, now.claims, answers=model.answers, pins=model.pins)
-        model.decision = planned.decision
+        if model.decision is None or not now.copy:
+            model.decision = planned.decision
         return planned._replace(plan=_pinned(planned.plan, model.pins)) if planned.plan else planned
 
     async def _record(
@@ -123,7 +124,8 @@ class Effects:
         async with self._planning:
             if room() != before:
                 planned = await self._decide(model, room)
-            model.decision = planned.decision
+            elif not before.copy:
+                model.decision = planned.decision
             yield planned._replace(plan=_pinned(planned.plan, pins)) if planned.plan else planned
 
     async def launch(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: RoomNow) -> None:

@@ -60,7 +60,7 @@ class Fleet:
         like = beside.attempt.plan
         named = isinstance(wish.gpus, tuple)
         alike = {"tensor_parallel": like.tensor_parallel.value} if named else {"gpus": max(1, len(like.gpus))}
-        return Room(wish.evolve(replicas=1, **alike), self.claims(asking), self._holders(asking))
+        return Room(wish.evolve(replicas=1, **alike), self.claims(asking), self._holders(asking), copy=True)
 
     def _holders(self, asking: ReplicaState) -> tuple[str, ...]:
         others = (one for one in self.replicas() if one.model != asking.model and one.attempt is not None)

@@ -10,11 +10,12 @@ from gateway.domain import Asked, EngineAnswer, Hardware, Planned, Question, Wis
 
 class Room(NamedTuple):
     """What a replica is planned with: its model's wish, as the others leave it, bytes per GPU UUID that others may use, and the names of
-    other models that have GPUs."""
+    other models that have GPUs. copy: it is planned like a replica that has a plan; what else could be done was said of that one."""
 
     wish: Wish
     claims: dict[str, int]
     holders: tuple[str, ...] = ()
+    copy: bool = False
 
     def held(self) -> list[str]:
         """What to do where nothing is left of the GPUs."""

@@ -291,7 +291,15 @@ ODD = config(
 def test_002_is_served_by_a_newer_version(folder: Path) -> None:
     seed = begun(folder, "2x3090", "0.19.1", "0.26.0")
     view = seed.add(
-        {**ODD, "torch_dtype": "bfloat16"}, "--engine", "vllm==0.19.1", "--engine", "vllm==0.26.0", "--arg", "dtype=bfloat16"
+        {**ODD, "torch_dtype": "bfloat16"},
+        "--engine",
+        "vllm==0.19.1",
+        "--engine",
+        "vllm==0.26.0",
+        "--arg",
+        "dtype=bfloat16",
+        "--gpus",
+        "1",
     )
     assert [start["version"] for start in seed.starts] == ["0.26.0"]
     old = next(one for one in view["decision"]["rejected"] if one["engine"]["version"] == "0.19.1")
@@ -301,14 +309,14 @@ def test_002_is_served_by_a_newer_version(folder: Path) -> None:
 
 def test_002_is_recovered_from(folder: Path) -> None:
     seed = begun(folder, "2x3090", "0.19.1", forget=NO_TILES)
-    view = seed.add(ODD, "--engine", "vllm==0.19.1", "--tp", "1")
+    view = seed.add(ODD, "--engine", "vllm==0.19.1", "--gpus", "1")
     failure = view["attempts"][0]["failure"]
     assert (failure["kind"], failure["culprit"]["kernel"], failure["culprit"]["k"]) == ("no_kernel", "MarlinLinearKernel", 2112)
     assert seed.values("dtype") == ["bfloat16", "float16"]
     assert [scope["k"] for scope in seed.learned("kernel_refuses")] == ["2112"]
     kernels = {row["layer"].rpartition(".")[2]: row["kernel"] for row in view["plan"]["kernels"]}
     assert (kernels["down_proj"], kernels["qkv_proj"]) == ("ExllamaLinearKernel", "MarlinLinearKernel")
-    seed.again(ODD, "--engine", "vllm==0.19.1", "--tp", "1")
+    seed.again(ODD, "--engine", "vllm==0.19.1", "--gpus", "1")
 
 
 # --- 003: two RTX 3090, Gemma 4 31B with a DFlash drafter that no attention backend computes ---
