@@ -84,7 +84,8 @@ def test_what_a_model_is_for_decides_its_first_plan(tmp_path: Path) -> None:
         for more in (("--for", "latency"), ("--for", "throughput"), ("--gpus", "few"), ("--gpus", "2"))
     )
     assert quick.tensor_parallel.value > wide.tensor_parallel.value
-    assert quick.speed and wide.speed
+    assert quick.speed
+    assert wide.speed
     assert quick.speed.stream.value > wide.speed.stream.value
     assert quick.speed.concurrency == 1
     assert wide.replicas.value > 1
