@@ -78,6 +78,7 @@ class RequestRefused(Exception):
         self.body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
 
 
+_ACCEPTING = 3
 Answer = dict[str, Any] | AsyncIterator[dict[str, Any]] | str | None
 """A JSON body, the chunks of a stream, a text, or an empty body."""
 
@@ -108,6 +109,9 @@ class FakeEngine:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
+        # What was being accepted is made in the next turns of the loop, and breaks.
+        for _ in range(_ACCEPTING):
+            await asyncio.sleep(0)
 
     def abort(self) -> None:
         """Die: open connections break, and new ones at once. (Closing the socket here would leak what is just being accepted.)"""
