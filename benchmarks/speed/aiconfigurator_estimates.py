@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -112,7 +113,7 @@ def main() -> None:
                 for name, figures in estimate(setting, Path(folder), args.system):
                     said["loads"][name] = {key: round(value, 3) for key, value in figures.items()}
             except Exception as error:
-                said["none"] = f"{type(error).__name__}: {error}"[:300]
+                said["none"] = re.sub(r"(/[\w.@+-]+)+/?", "PATH", f"{type(error).__name__}: {error}")[:160]
             print(json.dumps(said), flush=True)
 
 
