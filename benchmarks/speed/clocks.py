@@ -10,7 +10,7 @@ from gateway.core.layers.built_model import stage
 from gateway.core.model.rank import Rank
 from gateway.core.model.spec import read_model
 from gateway.core.planner.decide import decide
-from gateway.core.speed.count import Model, work_of
+from gateway.core.speed.count import work_with
 from gateway.core.speed.machine import Machine, SpeedTable, machine_of
 from gateway.core.speed.step import Clock
 from gateway.core.speed.work import Work
@@ -52,13 +52,7 @@ def _timed(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | None:
     ep = tp if plan.expert_parallel.value else 1
     rank = Rank(tp, pp, ep, plan.dtype.value, plan.kv_cache_dtype.value, group[0].capability or "")
     built = stage(build(spec, asked(spec, engine.traits)), pp)
-    kernels = tuple((row.layer, row.scheme, row.kernel or "") for row in plan.kernels)
-    formats = frozenset(
-        (str(kind), str(wanted))
-        for kind, wanted in PROFILES.gpus.schemes.items()
-        if not PROFILES.gpus.widened(kind, group[0].capability)
-    )
-    work = work_of(Model(spec.hidden, spec.vocab, spec.experts), built, rank, kernels, formats, frozenset(engine.traits))
+    work = work_with(spec, built, rank, plan.kernels, PROFILES.gpus, engine.traits)
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
     machine = machine_of(group, links, PROFILES.pace, direct=plan.custom_all_reduce.value)
     return None if machine is None else Timed(plan, work, machine)

@@ -70,16 +70,19 @@ class Effects:
                     await self._record(model, replica, planned.plan, ports)
                     return
             if not model.wish.check or not set(planned.open) - model.not_asked.keys():
-                raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages(), *room().held()]))
+                raise self._no_plan(planned, room())
             # What the rules refuse, the engines' own code may allow.
             replica.progress = f"checking: {planned.open[0]} is asked about what its rules refuse"
             async with self._checked(model, room, planned.open[0], None) as planned:
                 if planned.plan is None:
-                    raise NoPlan("; ".join([planned.reason, *self._gpus.lost_messages(), *room().held()]))
+                    raise self._no_plan(planned, room())
                 await self._record(model, replica, planned.plan, ports)
         except FitserveError as error:
             replica.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
+
+    def _no_plan(self, planned: Planned, room: Room) -> NoPlan:
+        return NoPlan("; ".join([planned.reason, *self._gpus.lost_messages(), *room.held()]))
 
     async def _decide(self, model: ManagedModel, room: RoomNow) -> Planned:
         """By what is known now; that is shown. Raises BadModel and its kin."""

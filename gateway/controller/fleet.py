@@ -53,17 +53,17 @@ class Fleet:
 
     def room(self, model: ManagedModel, asking: ReplicaState) -> Room:
         """What a replica is planned with now."""
-        wish, beside = model.wish, next((one for one in model.replicas if one is not asking and one.attempt is not None), None)
-        if beside is None or beside.attempt is None:
+        wish = model.wish
+        like = next((one.attempt.plan for one in model.replicas if one is not asking and one.attempt is not None), None)
+        if like is None:
             return Room(self.beside(wish), self.claims(asking), self._holders(asking))
         # Copies are alike: each takes as many GPUs as the first.
-        like = beside.attempt.plan
         named = isinstance(wish.gpus, tuple)
         alike = {"tensor_parallel": like.tensor_parallel.value} if named else {"gpus": max(1, len(like.gpus))}
         return Room(wish.evolve(replicas=1, **alike), self.claims(asking), self._holders(asking), copy=True)
 
     def _holders(self, asking: ReplicaState) -> tuple[str, ...]:
-        others = (one for one in self.replicas() if one.model != asking.model and one.attempt is not None)
+        others = (one for one in self.replicas() if one.model != asking.model)
         return tuple(sorted({one.model for one in others if one.attempt is not None and one.attempt.plan.gpus}))
 
     def beside(self, wish: Wish) -> Wish:

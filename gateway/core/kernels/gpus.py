@@ -30,6 +30,10 @@ class GpuTable(Value):
         """None: nobody has written down what this capability has."""
         return self.capabilities.get(capability or "")
 
+    def multiplied(self, capability: str | None) -> frozenset[tuple[str, str]]:
+        """Schemes whose format this GPU multiplies, and the format."""
+        return frozenset((kind, wanted) for kind, wanted in self.schemes.items() if not self.widened(kind, capability))
+
     def widened(self, scheme: Kind, capability: str | None) -> Format | None:
         """The format of these weights, where this GPU does not multiply it; None: it does, or that is not known."""
         known, wanted = self.traits(capability), self.schemes.get(scheme)

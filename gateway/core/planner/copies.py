@@ -8,7 +8,7 @@ from __future__ import annotations
 from gateway.core.engines.candidate import Candidate
 from gateway.core.planner.parallel import spare_groups
 from gateway.core.planner.sizes import Sizes, wanted_context
-from gateway.core.speed.count import Model, work_of
+from gateway.core.speed.count import work_with
 from gateway.core.speed.expectation import Load, expected
 from gateway.core.speed.machine import machine_of
 from gateway.core.speed.objective import Outcome, concurrency, share, worth
@@ -53,12 +53,8 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
 
 
 def _work(candidate: Candidate) -> Work:
-    spec, table, capability = candidate.given.spec, candidate.given.gpus, candidate.group[0].capability
-    schemes = table.schemes.items() if table else ()
-    formats = frozenset((str(kind), str(wanted)) for kind, wanted in schemes if table and not table.widened(kind, capability))
-    kernels = tuple((row.layer, row.scheme, row.kernel or "") for row in candidate.evidence.kernels)
-    model = Model(spec.hidden, spec.vocab, spec.experts)
-    return work_of(model, candidate.stage, candidate.rank, kernels, formats, frozenset(candidate.engine.traits))
+    given, rows = candidate.given, candidate.evidence.kernels
+    return work_with(given.spec, candidate.stage, candidate.rank, rows, given.gpus, candidate.engine.traits)
 
 
 def needed_tokens(wish: Wish, spec: ModelSpec) -> int:

@@ -79,7 +79,7 @@ def memory_bar(memory: Memory, width: int = 60) -> str:
 
 
 def speed_rows(speed: Speed) -> list[tuple[str, str]]:
-    """How fast the plan should be: what, and how much with the band of nine of ten measurements."""
+    """How fast the plan should be: what, and how much, with its band."""
     rows = [
         ("one request", f"{_banded(speed.stream)} tokens/s"),
         (f"{speed.concurrency:,} at once", f"{_banded(speed.total)} tokens/s in all"),

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from gateway.core.kernels.gpus import GpuTable
 from gateway.core.layers.built_model import BuiltModel, Linear, padded_vocab, per_rank
 from gateway.core.layers.weights import linear_bytes
 from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.speed.work import Product, Reading, Work
-from gateway.domain import AttentionGroup, Experts, TensorGroup
+from gateway.domain import AttentionGroup, Experts, LayerKernel, ModelSpec, TensorGroup
 
 # What sees or hears computes nothing for a token of text.
 _MEDIA = re.compile(r"^(model\.)?(visual|vision|audio|image|multi_modal|mm_|vit|perceiver|connector|encoder\.vision)")
@@ -24,6 +25,15 @@ _MEDIA = re.compile(r"^(model\.)?(visual|vision|audio|image|multi_modal|mm_|vit|
 # DeepSeek-V2 and -V3, Kimi-K2.
 _MLA_HEAD = (192, 128)
 _ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def work_with(
+    spec: ModelSpec, stage: BuiltModel, rank: Rank, rows: Iterable[LayerKernel], gpus: GpuTable | None, traits: Iterable[str]
+) -> Work:
+    """The same for a model, the kernels of a plan, and what GPUs multiply; plans that share all of it share their work."""
+    kernels = tuple((row.layer, row.scheme, row.kernel or "") for row in rows)
+    formats = gpus.multiplied(rank.capability) if gpus else frozenset()
+    return work_of(Model(spec.hidden, spec.vocab, spec.experts), stage, rank, kernels, formats, frozenset(traits))
 
 
 class Model(NamedTuple):
@@ -57,7 +67,7 @@ def work_of(
     if not stage.known:
         products += [_tensor(tensor, model.experts, rank, item) for tensor in stage.others if tensor.shard != "vocab"]
     readings = tuple(_reading(group, rank, item) for group in stage.attention if group.kind not in ("vision", "encoder"))
-    layers = sum(group.layers for group in stage.attention if group.kind not in ("vision",))
+    layers = sum(group.layers for group in stage.attention if group.kind != "vision")
     return Work(
         products=tuple(products),
         head=_head(model, rank.tp, item),

@@ -48,7 +48,7 @@ def expected(load: Load, clock: Clock) -> Speed:
 
 
 def _banded(value: float, band: float) -> Estimate:
-    """Three digits, and what nine of ten measurements lie between."""
+    """Three digits, and the band around them."""
     return Estimate(value=_rounded(value), low=_rounded(value / (1 + band)), high=_rounded(value * (1 + band)))
 
 

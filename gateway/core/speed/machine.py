@@ -6,7 +6,7 @@ machine_of(group, links, pace, direct=...) -> Machine
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 
 from pydantic import Field
@@ -28,7 +28,7 @@ class Machine:
     """One GPU of a group of alike ones. memory: bytes/s. flops: FLOP/s by format, without sparsity. source: where these stand."""
 
     memory: float
-    flops: Mapping[str, float] = field(hash=False)
+    flops: Mapping[str, float]
     wire: Wire | None
     source: str
 
@@ -53,8 +53,8 @@ class SpeedTable(Value):
 
     kernels: by a part of the kernel's name; the first that matches counts. experts: of products of experts, by the same. layer_s: what
     one layer costs beside its products with CUDA graphs, eager_layer_s without. step_s, request_s: of the engine's own programs for each step, for
-    each request in the batch. first_s: of a request before its prompt is computed. band: one number, as the part by which nine of ten
-    measurements differ.
+    each request in the batch. first_s: of a request before its prompt is computed. band: the part by which a number
+    and a measurement may differ; docs/speed.md says how many do by less.
     """
 
     source: str
