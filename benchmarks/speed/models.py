@@ -7,6 +7,7 @@ measured has an engine, and no environment of ours.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-3.3-70b-fp8": ("llama-3.1-8b", {**_LLAMA_70B, "quantization_config": _FP8}),
     "tiny": ("llama-3.1-8b", _TINY),  # for rehearsals on a CPU
 }
+
+
+# GiB of weights, and KiB of KV cache for a token: for engines that start side by side on a GPU.
+SIZES: dict[str, tuple[float, int]] = {
+    "llama-3.2-1b": (2.4, 32), "llama-3.1-8b": (15, 128), "llama-3.1-8b-fp8": (8.5, 128), "llama-3.1-8b-awq": (5.4, 128),
+    "llama-3.1-8b-gptq": (5.4, 128), "qwen3-30b-a3b": (57, 96), "gpt-oss-20b": (13, 48), "deepseek-v2-lite": (29.3, 32),
+    "llama-3.3-70b-fp8": (68, 320), "tiny": (0.1, 2),
+}  # fmt: skip
+LOADED_TOKENS = 180_000  # 256 requests of 640 tokens, and some
+BESIDE_GIB = 6  # activations, graphs, CUDA's own
+
+
+def cache_bytes(name: str) -> int:
+    """What the loads need of KV cache."""
+    return SIZES[name][1] * 1024 * LOADED_TOKENS
+
+
+def gib(name: str) -> float:
+    """What one engine takes of its GPU."""
+    return SIZES[name][0] + cache_bytes(name) / 2**30 + BESIDE_GIB if name in SIZES else math.inf
 
 
 def config(name: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The grid on this machine's GPUs: python benchmarks/speed/run.py FOLDER --seconds 540 [--gpus 4] [--only MODEL/SETTING ...]
+"""The grid on this machine's GPUs: python benchmarks/speed/run.py FOLDER --seconds 540 [--gpus 0,1] [--only MODEL/SETTING ...]
 
-As many engines as there are GPUs, each with GPUs, cores and a port of its own; settings on several GPUs wait until they are free. Each
-setting's line of JSON is appended to FOLDER/results.jsonl as soon as it is known, and its log is FOLDER/logs. What is there already is
+As many engines as there are GPUs, each with GPUs, cores and a port of its own; settings on several GPUs wait until they are free. With
+--together 3 up to three engines start on a GPU at once, each with as much KV cache as the loads need, and are measured one after the
+other when all of them stand: a start takes five times as long as its loads. Each setting's line of JSON is appended to FOLDER/results.jsonl as soon as it is known, and its log is FOLDER/logs. What is there already is
 not measured again, so that a run that came to its limit is gone on with by the same command. Only the standard library: the Python that
 runs this is the engine's.
 """
@@ -31,6 +32,7 @@ HERE = Path(__file__).parent
 PORT = 18400
 START_S, START_SEVERAL_S = 210, 330
 WORTH_STARTING_S = 50
+TOGETHER_GIB = 125  # of an H200's 140
 SAID = re.compile(
     r"(KV cache size|Available KV cache|Graph captur|torch\.compile took|Compiling a graph|[Uu]sing .*(backend|[Kk]ernel|FlashAttention|MoE|Runner)"
     r"|Model loading took|init engine|scheduling is|max_num_batched|Maximum concurrency|all-?reduce|spawn)"
@@ -44,7 +46,8 @@ class Options(NamedTuple):
 
     folder: Path
     until: float
-    gpus: int
+    gpus: list[int]
+    together: int
     cores: list[int]
     loads: tuple[Load, ...]
     warming: tuple[Load, ...]
@@ -57,6 +60,25 @@ class Cut(Exception):
 
 class Failed(Exception):
     """The engine did not become ready."""
+
+
+class Standing:
+    """Engines of one GPU, which are measured one after the other when none of them starts any more."""
+
+    def __init__(self, engines: int) -> None:
+        self.engines, self.starting = engines, engines
+        self.change, self.loads = threading.Condition(), threading.Lock()
+
+    def started(self) -> None:
+        """This engine stands, or will not."""
+        with self.change:
+            self.starting -= 1
+            self.change.notify_all()
+
+    def wait(self, cut: threading.Event) -> None:
+        with self.change:
+            while self.starting > 0 and not cut.is_set():
+                self.change.wait(1)
 
 
 class Engine:
@@ -88,9 +110,9 @@ class Run:
 
     def __init__(self, options: Options, settings: list[Setting]) -> None:
         self.options, self.left = options, settings
-        self.free = set(range(options.gpus))
+        self.free = set(options.gpus)
         self.change = threading.Condition()
-        self.spare = [Engine(options.folder) for _ in range(options.gpus)]
+        self.spare = [Engine(options.folder) for _ in range(len(options.gpus) * options.together)]
         self.running: set[Engine] = set()
         self.began = time.time()
         self.cut = threading.Event()
@@ -103,16 +125,16 @@ class Run:
         """Settings in order; the first of those left waits for its GPUs."""
         workers = []
         while self.left:
-            setting = self.left[0]
+            group = self.group()
             with self.change:
-                while not self.cut.is_set() and (gpus := self.fitting(setting.gpus)) is None:
+                while not self.cut.is_set() and (gpus := self.fitting(group[0].gpus)) is None:
                     self.change.wait(1)
                     self.stop_in_time()
                 if self.cut.is_set() or gpus is None or self.options.until - time.time() < WORTH_STARTING_S:
                     break
                 self.free -= set(gpus)
-            self.left.pop(0)
-            workers.append(threading.Thread(target=self.one, args=(setting, gpus)))
+            self.left = [one for one in self.left if one not in group]
+            workers.append(threading.Thread(target=self.side_by_side, args=(group, gpus)))
             workers[-1].start()
         for worker in workers:
             while worker.is_alive():
@@ -130,19 +152,41 @@ class Run:
 
     def fitting(self, count: int) -> list[int] | None:
         """GPUs next to each other."""
-        for first in range(0, self.options.gpus, count):
-            gpus = list(range(first, first + count))
-            if self.free >= set(gpus):
+        for first in range(0, len(self.options.gpus), count):
+            gpus = self.options.gpus[first : first + count]
+            if len(gpus) == count and self.free >= set(gpus):
                 return gpus
         return None
 
-    def one(self, setting: Setting, gpus: list[int]) -> None:
+    def group(self) -> list[Setting]:
+        """The next setting, and others that fit on a GPU beside it."""
+        group = [self.left[0]]
+        room = TOGETHER_GIB - models.gib(group[0].model)
+        for one in self.left[1:]:
+            if group[0].gpus == one.gpus == 1 and len(group) < self.options.together and models.gib(one.model) <= room:
+                group.append(one)
+                room -= models.gib(one.model)
+        return group
+
+    def side_by_side(self, group: list[Setting], gpus: list[int]) -> None:
+        standing = Standing(len(group))
+        workers = [threading.Thread(target=self.one, args=(one, gpus, slot, standing)) for slot, one in enumerate(group)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        with self.change:
+            self.free |= set(gpus)
+            self.change.notify_all()
+
+    def one(self, setting: Setting, gpus: list[int], slot: int, standing: Standing) -> None:
         began = time.time()
         result: dict[str, Any] = {
             "model": setting.model,
             "setting": setting.name,
             "flags": list(setting.flags),
             "gpus": setting.gpus,
+            "together": standing.engines,
         }
         log = self.options.folder / "logs" / f"{setting.model}--{setting.name}.log"
         # A fork of a process with several GPUs' workers is not what the engine is made for.
@@ -153,7 +197,7 @@ class Run:
                 engine = self.spare.pop(0) if self.spare else Engine(self.options.folder)
                 self.running.add(engine)
             try:
-                self.measure(setting, gpus, engine, method, log, result)
+                self.measure(setting, gpus, slot, standing, engine, method, log, result)
             except Exception as error:  # a fault of one setting does not end the run
                 result["failed"] = str(error) if isinstance(error, Failed) else repr(error)
             finally:
@@ -175,37 +219,50 @@ class Run:
         with self.change, (self.options.folder / "results.jsonl").open("a") as results:
             results.write(json.dumps(result) + "\n")
         self.say(setting.model, setting.name, "failed: " + result["failed"][-300:] if "failed" in result else brief(result))
-        with self.change:
-            self.free |= set(gpus)
-            self.change.notify_all()
 
     def measure(
-        self, setting: Setting, gpus: list[int], engine: Engine, method: str, log: Path, result: dict[str, Any]
+        self,
+        setting: Setting,
+        gpus: list[int],
+        slot: int,
+        standing: Standing,
+        engine: Engine,
+        method: str,
+        log: Path,
+        result: dict[str, Any],
     ) -> None:
         options = self.options
-        port = PORT + 20 * gpus[0]
-        share = len(options.cores) // options.gpus
-        cores = options.cores[gpus[0] * share : (gpus[-1] + 1) * share] or options.cores
+        port = PORT + 20 * gpus[0] + slot
+        share, first = len(options.cores) // len(options.gpus), options.gpus.index(gpus[0])
+        cores = options.cores[first * share : (first + len(gpus)) * share] or options.cores
         folder = models.write(options.folder / "models", setting.model)
         argv = ["serve", str(folder), "--served-model-name=m", "--host=127.0.0.1", f"--port={port}", "--load-format=dummy"]
         argv += [*options.flags, *setting.flags]
+        if standing.engines > 1:  # what is measured of a GPU while others load is no measure of memory
+            argv += [f"--kv-cache-memory-bytes={models.cache_bytes(setting.model)}", "--gpu-memory-utilization=0.02"]
         env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "VLLM_WORKER_MULTIPROC_METHOD": method}
         began = time.time()
         engine.serve(argv, env, cores, log)
         with self.change:
             if not self.cut.is_set():
                 self.spare.append(Engine(options.folder))
-        self.until_ready(engine, port, log, began + (START_S if setting.gpus == 1 else START_SEVERAL_S))
+        limit_s = START_S * (2 if standing.engines > 1 else 1) if setting.gpus == 1 else START_SEVERAL_S
+        try:
+            self.until_ready(engine, port, log, began + limit_s)
+        finally:
+            standing.started()
         result["ready_s"] = round(time.time() - began, 1)
         if sizes := KV_TOKENS.findall(log.read_text(errors="replace")):
             result["kv_tokens"] = int(sizes[-1].replace(",", ""))
         vocabulary = models.config(setting.model)["vocab_size"]
-        for number, load in enumerate((*options.warming, *options.loads)):
-            figures = asked(load, port, 1 + number, vocabulary, cores)
-            if self.cut.is_set():
-                raise Cut
-            if load.name != "warm":
-                result.setdefault("loads", {})[load.name] = figures
+        standing.wait(self.cut)
+        with standing.loads:
+            for number, load in enumerate((*options.warming, *options.loads)):
+                figures = asked(load, port, 1 + number, vocabulary, cores)
+                if self.cut.is_set():
+                    raise Cut
+                if load.name != "warm":
+                    result.setdefault("loads", {})[load.name] = figures
 
     def until_ready(self, engine: Engine, port: int, log: Path, until: float) -> None:
         while True:
@@ -262,7 +319,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, required=True, help="then everything is stopped")
-    parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--gpus", type=lambda text: [int(one) for one in text.split(",")], default=[0, 1, 2, 3], help="which")
+    parser.add_argument("--together", type=int, default=1, help="engines that start on a GPU at once")
     parser.add_argument("--only", action="append", default=[], help="MODEL, SETTING or MODEL/SETTING; default: the whole grid")
     parser.add_argument("--flag", action="append", default=[], help="a flag of the engine for all settings")
     parser.add_argument("--rehearse", action="store_true", help="a tiny model and small loads, for machines without GPUs")
@@ -273,7 +331,9 @@ def main() -> None:
     loads: tuple[Load, ...] = LOADS
     warming: tuple[Load, ...] = WARMING
     if args.rehearse:
-        settings = [one._replace(model="tiny", gpus=min(one.gpus, args.gpus)) for one in GRID if one.model == "llama-3.1-8b"]
+        settings = [
+            one._replace(model="tiny", gpus=min(one.gpus, len(args.gpus))) for one in GRID if one.model == "llama-3.1-8b"
+        ]
         loads = tuple(
             Load(one.name, min(8, one.concurrency), min(16, one.requests), one.tokens_in // 8, min(8, one.tokens_out))
             for one in LOADS
@@ -284,9 +344,11 @@ def main() -> None:
     settings = [
         one for one in settings
         if (not wanted or wanted & {one.model, one.name, f"{one.model}/{one.name}"})
-        and one.gpus <= args.gpus and (one.model, one.name) not in known
+        and one.gpus <= len(args.gpus) and (one.model, one.name) not in known
     ]  # fmt: skip
-    options = Options(args.folder, until, args.gpus, sorted(os.sched_getaffinity(0)), loads, warming, tuple(args.flag))
+    options = Options(
+        args.folder, until, args.gpus, args.together, sorted(os.sched_getaffinity(0)), loads, warming, tuple(args.flag)
+    )
     for model in dict.fromkeys(one.model for one in settings):
         models.write(args.folder / "models", model)
     run = Run(options, settings)
