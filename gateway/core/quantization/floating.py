@@ -168,11 +168,10 @@ def modelopt(block: Block) -> Quantization:
         )
 
     def rule(layer: Layer) -> LayerScheme:
-        skip = excluded(layer, below)
-        if stars and skip is not excluded(layer, prefixed):
-            return unknown("whether its `*` exclusions mean this layer depends on the engine version")
-        if skip:
+        if excluded(layer, below):
             return UNQUANTIZED
+        if stars and excluded(layer, prefixed):
+            return unknown("whether its `*` exclusions mean this layer depends on the engine version")
         if base is not None:
             # Experts have one FP8 method, whatever the algorithm: ModelOptFp8MoEMethod.
             fp8 = layer.experts and isinstance(base, Scheme) and base.kind in ("fp8_token", "fp8_block")
