@@ -134,7 +134,7 @@ def ordered(all_points: list[Point], table: SpeedTable) -> tuple[int, int]:
 
 _FITTED = (
     "dense.memory", "dense.flops", "dense.least_s", "experts.memory", "experts.flops", "experts.least_s", "attention.memory", "attention.flops", "layer_s", "eager_layer_s",
-    "step_s", "request_s", "first_s", "nvlink.part", "nvlink.latency_s", "stage_s",
+    "step_s", "request_s", "first_s", "nvlink.part", "nvlink.latency_s", "stage_s", "stage_wait",
 )  # fmt: skip
 
 

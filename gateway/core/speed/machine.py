@@ -17,10 +17,17 @@ from gateway.domain import Gpu, Link, Value
 
 @dataclass(frozen=True)
 class Wire:
-    """How the ranks of a plan reach each other. bytes_s: one direction of the slowest GPU."""
+    """How the ranks of a plan reach each other. bytes_s: one direction of the slowest GPU. latency_s: of two ranks. ring: messages go from rank
+    to rank, so that each rank more costs as much again; else each reads all others at once."""
 
     bytes_s: float
     latency_s: float
+    ring: bool = False
+
+    def all_reduce_s(self, ranks: int, size: float) -> float:
+        """Seconds until `ranks` have the sum of what each has `size` bytes of."""
+        steps = ranks - 1 if self.ring else 1
+        return self.latency_s * steps + 2 * (ranks - 1) / ranks * size / self.bytes_s
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Part(Value):
 
 
 class WirePart(Value):
-    """What an all-reduce gets of a kind of link: the part of its bytes/s, and what it costs even where there is little to send."""
+    """What an all-reduce gets of a kind of link: the part of its bytes/s, and what it costs of two GPUs even where there is little to send."""
 
     part: float = Field(gt=0, le=1)
     latency_s: float = Field(gt=0)
@@ -53,7 +60,8 @@ class SpeedTable(Value):
 
     kernels: by a part of the kernel's name; the first that matches counts. experts: of products of experts, by the same. layer_s: what
     one layer costs beside its products with CUDA graphs, eager_layer_s without. step_s, request_s: of the engine's own programs for each step, for
-    each request in the batch. first_s: of a request before its prompt is computed. band: the part by which a number
+    each request in the batch. first_s: of a request before its prompt is computed. stage_s: of a message to the next stage. stage_wait: the part
+    by which stages that work at once are slower than each alone. band: the part by which a number
     and a measurement may differ; docs/speed.md says how many do by less.
     """
 
@@ -72,6 +80,7 @@ class SpeedTable(Value):
     p2p: WirePart
     host: WirePart
     stage_s: float
+    stage_wait: float = Field(ge=0)
     band: float
 
     def part(self, kernel: str, *, experts: bool) -> Part:
@@ -118,7 +127,8 @@ def _wire(
     if card.nvlink_gb_s and all(link is not None and link.nvlinks for link in between):
         return Wire(card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s)
     part = table.p2p if direct else table.host
-    return Wire(min(_pcie_bytes_s(gpu, card) for gpu in group) * part.part, part.latency_s)
+    # Over the host's memory NCCL sends in a ring.
+    return Wire(min(_pcie_bytes_s(gpu, card) for gpu in group) * part.part, part.latency_s, ring=not direct)
 
 
 def _pcie_bytes_s(gpu: Gpu, card: Card) -> float:

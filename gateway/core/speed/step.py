@@ -34,7 +34,8 @@ class Clock:
             read = reading.token_bytes * reading.seen(context) + reading.state_bytes
             seconds += part * max(read / memory, reading.flops * reading.seen(context) / flops)
         # The engine's own programs prepare a step while the GPU computes the one before.
-        return stages * max(seconds, table.step_s + table.request_s * part) + (stages - 1) * table.stage_s
+        each = max(seconds, table.step_s + table.request_s * part) * (self._waiting if requests > 1 else 1)
+        return stages * each + (stages - 1) * table.stage_s
 
     def prompts_s(self, count: float, length: float, most: int) -> float:
         """Batches pass through the stages behind each other."""
@@ -45,7 +46,8 @@ class Clock:
         each = max(self._products_s(batch, logits), self.table.step_s)
         pairs = sum((reading.prompt_flops or reading.flops) * reading.pairs(length) for reading in self.work.readings)
         fill = (self.work.pp - 1) * (each + self.table.stage_s)
-        return batches * each + fill + count * pairs / self._attention_rates[1]
+        computed = batches * each + count * pairs / self._attention_rates[1]
+        return computed * (self._waiting if batches > 1 else 1) + fill
 
     def total_per_s(self, requests: float, read: float, written: float, most: int) -> float:
         """Tokens/s of so many requests at once, each of which reads a prompt of `read` tokens and writes `written`.
@@ -77,13 +79,18 @@ class Clock:
         wire, tp = self.machine.wire, self.work.tp
         if tp == 1 or wire is None:
             return 0.0
-        return wire.latency_s + 2 * (tp - 1) / tp * tokens * self.work.hidden_bytes / wire.bytes_s
+        return wire.all_reduce_s(tp, tokens * self.work.hidden_bytes)
 
     def _rates(self, one: Product) -> tuple[float, float, float]:
         """Bytes/s and FLOP/s that the kernel of these layers reaches, and the least seconds of one of them."""
         part, flops = self.table.part(one.kernel, experts=one.experts > 0), self.machine.flops
         peak = flops.get(one.multiplied) or flops.get("bfloat16") or flops["float16"]
         return self.machine.memory * part.memory, peak * part.flops, part.least_s
+
+    @property
+    def _waiting(self) -> float:
+        """By how much stages that work at once keep each other waiting: what each of them has to do is never quite as long."""
+        return 1 + self.table.stage_wait * (self.work.pp > 1)
 
     @cached_property
     def _product_rates(self) -> list[tuple[float, float, float]]:
