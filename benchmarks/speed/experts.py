@@ -27,16 +27,16 @@ from tests.support.outside import Choice, experts
 
 def first_plan(one: Choice, configs: Path | None) -> Plan | str:
     """The best plan of all engines, or why there is none."""
-    read = model_config(one.config, one.quantization, configs)
+    read = model_config(one.config, one.quantization, configs, one.fields)
     if read is None:
         return "its config.json is not here"
     hardware = PROFILES.hardware(one.machine)
     spec = read_model("m", None, read, None, None, (), None)
     engines = PROFILES.engines((), device="cuda")
     rules = PROFILES.rules(engines)
-    found = decide(
-        spec, hardware, engines, Wish(name="m", source="m"), PROFILES.facts, rules=rules, gpus=PROFILES.gpus, pace=PROFILES.pace
-    )
+    told = {name: value for name, value in one.wish.model_dump().items() if value is not None}
+    wish = Wish.model_validate({"name": "m", "source": "m", **told})
+    found = decide(spec, hardware, engines, wish, PROFILES.facts, rules=rules, gpus=PROFILES.gpus, pace=PROFILES.pace)
     return found.plans[0] if found.plans else f"no plan: {found.rejected[0].reasons[0][:120]}"
 
 

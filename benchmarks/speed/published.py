@@ -13,7 +13,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ BLOCKS = {
     "awq_int4": "awq",
     "gptq_int4": "gptq",
     "int4": "w4a16",
+    "int4_g32": "w4a16",
     "autoround_int4": "auto-round",
     "nvfp4": "nvfp4",
     "mxfp4": "mxfp4",
@@ -82,34 +83,45 @@ def machine(gpu: str, count: int) -> Hardware:
     )
 
 
-def _towers(read: dict[str, Any]) -> list[str]:
-    """Layers that see, and small gates, which who quantizes leaves as they are: by their names in checkpoints."""
+# Layers that who quantizes a checkpoint leaves as they are: those that see, and small gates. Of Qwen's own: modules_to_not_convert of
+# https://huggingface.co/Qwen/Qwen3-235B-A22B-FP8/blob/main/config.json, and unquantized_modules, which repeats those of Qwen3.5, in
+# https://github.com/AI-Hypercomputer/maxtext/blob/main/src/maxtext/configs/models/qwen3.5-397b-a17b-fp8.yml
+_LEFT = re.compile(r"^visual|vision|in_proj_ba|in_proj_a|in_proj_b|mlp\.gate$|shared_expert_gate$")
+
+
+def _left(read: dict[str, Any]) -> list[str]:
+    """Those layers by their names in checkpoints."""
     built = build(read_model("m", None, read, None, None, (), None), frozenset())
-    kept = [layer for layer in built.linears if re.search(r"^visual|vision|in_proj_ba|in_proj_a|in_proj_b", layer.name)]
-    counted = max([64, *(layer.count for layer in kept)])
-    named = [layer.name.removeprefix("language_model.model.") for layer in kept]
-    plain = [f"model.{name}" if name.startswith("visual") else f"model.language_model.{name}" for name in named]
-    plain += [
-        name.replace("in_proj_ba", part)
-        for name in plain
-        if "in_proj_ba" in name
-        for part in ("in_proj_a", "in_proj_b", "in_proj_ba")
-    ]
+    kept = [layer for layer in built.linears if _LEFT.search(layer.name)]
+    counted = max([128, *(layer.count for layer in kept)])
+    plain = []
+    for layer in kept:
+        inner = layer.name.removeprefix("language_model.model.")
+        whole = f"model.{inner}" if inner.startswith("visual") else layer.name
+        plain.append(f"model.language_model.{inner}" if inner != layer.name else whole)
+    plain += [name.replace("in_proj_ba", part) for name in plain if "in_proj_ba" in name for part in ("in_proj_a", "in_proj_b")]
     return sorted({name.replace("*", str(number)) for name in plain for number in range(counted)})
 
 
-def model_config(named: str, quantization: str, configs: Path | None) -> dict[str, Any] | None:
-    """A config.json by what a table calls it, with its quantization; None: it is not here."""
+def model_config(
+    named: str, quantization: str, configs: Path | None, fields: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """A config.json by what a table calls it, with its quantization; None: it is not here. fields: those that differ from the file's."""
     place, _, name = named.partition(":")
     path = MODELS / f"{name}.json" if place == "tests" else (configs / f"{name}_config.json" if configs else None)
     if path is None or not path.is_file():
         return None
-    read: dict[str, Any] = json.loads(path.read_text())
+    read: dict[str, Any] = json.loads(path.read_text()) | dict(fields or {})
     block = BLOCKS.get(quantization)
     if block and "quantization_config" not in read:
-        left = _towers(read) if block in ("fp8-block", "awq", "w4a16", "fp8-dynamic") else []
+        left = _left(read) if block in ("fp8-block", "awq", "w4a16", "fp8-dynamic") else []
         names = {"fp8-block": "modules_to_not_convert", "awq": "modules_to_not_convert"}.get(block, "ignore")
-        read["quantization_config"] = QUANTS[block] | ({names: ["lm_head", *left]} if left else {})
+        # An engine that finds `ignored_layers` does not look at the other name.
+        quant = {name: value for name, value in QUANTS[block].items() if name != "ignored_layers"}
+        if quantization == "int4_g32":
+            weights = quant["config_groups"]["group_0"]["weights"] | {"group_size": 32}
+            quant = quant | {"config_groups": {"group_0": quant["config_groups"]["group_0"] | {"weights": weights}}}
+        read["quantization_config"] = quant | ({names: ["lm_head", *left]} if left else {})
     return read
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, model_validator
 
 from gateway.domain import Value
+from gateway.domain.wish import Goal
 from tests.support.paths import ROOT
 
 # Whose config.json has the model's shapes: tests/models/NAME.json, or model_configs/NAME_config.json of aiconfigurator-core.
 CONFIG = r"^(tests|aiconfigurator):[A-Za-z0-9._-]+$"
-Quantization = Literal["bf16", "fp16", "fp8", "fp8_block", "int4", "awq_int4", "gptq_int4", "autoround_int4", "nvfp4", "mxfp4"]
+# int4_g32: compressed-tensors in groups of 32, as cyankiwi (once cpatonn) makes what their names call AWQ: GLM-4.5-Air's 10944 inputs
+# divide by no larger one that is used, and 63.4 GB of the checkpoint are those of this one.
+Quantization = Literal[
+    "bf16", "fp16", "fp8", "fp8_block", "int4", "int4_g32", "awq_int4", "gptq_int4", "autoround_int4", "nvfp4", "mxfp4"
+]
 
 
 class Figure(Value):
@@ -88,6 +93,15 @@ class Setting(Value):
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
 
+class For(Value):
+    """What a source says that a setting is for, in the words of a wish."""
+
+    goal: Goal = "balanced"
+    concurrency: int | None = Field(None, gt=0)
+    context: int | None = Field(None, gt=0)
+    gpus: int | None = Field(None, gt=0, description="that the source has, of a machine with more")
+
+
 class Choice(Value):
     """What people run of one model on one machine: whoever chooses one of the settings has chosen as they did."""
 
@@ -98,6 +112,11 @@ class Choice(Value):
     accepted: tuple[Setting, ...] = Field(min_length=1)
     sources: tuple[Annotated[str, Field(pattern=r"^https://")], ...] = Field(min_length=1)
     note: str = ""
+    wish: For = For()
+    ours: str = Field("", description="why the first plan, though another, is as good, with a source or a measurement")
+    fields: dict[str, Any] = Field(
+        {}, description="of config.json, where the checkpoint's differ from those of `config`; the note says from where"
+    )
 
 
 class Experts(Value):
