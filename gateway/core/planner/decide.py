@@ -23,7 +23,7 @@ from gateway.core.planner.search import Search, Shared, rejection
 from gateway.core.planner.sizes import wanted_context
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speed.machine import Pace
-from gateway.core.speed.objective import in_order, share, worth
+from gateway.core.speed.objective import Demerits, rating, share, worth
 from gateway.domain import Decision, Engine, EngineAnswer, Fact, Hardware, ModelSpec, Plan, Question, Rejected, RuleGap, Wish
 from gateway.errors import BadFlag, BadRequest
 
@@ -100,22 +100,18 @@ def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[b
     wish = given.wish
     wanted = wanted_context(given.spec, wish, {})
     cost, needed = share(wish.gpus), needed_tokens(wish, given.spec)
-    classes: dict[tuple[bool, ...], list[Plan]] = {}
-    for plan in plans:
-        crowded = len(plan.gpus) * plan.replicas.value > len(given.hardware.gpus) and bool(plan.gpus)
-        classes.setdefault((crowded, *_class(plan, wanted)), []).append(plan)
 
-    def value(plan: Plan) -> float:
-        # Of plans with too little context the longer one is better.
-        goal = wish.goal if plan.max_model_len.value >= wanted else "context"
+    def key(plan: Plan) -> tuple[Any, ...]:
         context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
-        return worth(outcome(plan.memory, plan.speed, context, size, count, needed), goal, cost)
-
-    def ties(plan: Plan) -> tuple[Any, ...]:
+        crowded = size * count > len(given.hardware.gpus) and size > 0
+        # Of plans with too little context the longer one is better.
+        goal = wish.goal if context >= wanted else "context"
+        value = worth(outcome(plan.memory, plan.speed, context, size, count, needed), goal, cost)
         weak, age = order.get(str(plan.engine), (False, 0))
-        return weak, plan.cost, len(plan.gpus) * plan.replicas.value, age, -plan.max_model_len.value
+        rated = rating(value, Demerits(weak, plan.cost, size, age))
+        return crowded, *_class(plan, wanted), -rated, weak, plan.cost, size * count, age, -context
 
-    return [plan for _, alike in sorted(classes.items()) for plan in in_order(alike, value, ties)]
+    return sorted(plans, key=key)
 
 
 def _class(plan: Plan, wanted: int) -> tuple[bool, ...]:

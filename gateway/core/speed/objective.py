@@ -1,27 +1,23 @@
 """Which of several plans is worth most, for what it is wanted for. Pure.
 
 worth(outcome, goal, share) -> a number; of two plans the larger is better
-in_order(plans, value, ties) -> best first
+rating(worth, demerits) -> the same with what else is known of them
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from gateway.domain import Speed, Wish
 from gateway.domain.wish import Goal
-
-T = TypeVar("T")
 
 # Twice as many GPUs have to give so much more, where nobody else needs them: 2 ** 0.15 is a ninth.
 ALONE = 0.15
 # Beside other models a plan is as good as what each of its GPUs gives.
 SHARED = 1.0
-# Plans whose worth differs by less are alike: what else is known of them decides. The estimate tells them apart no better.
-ALIKE = 0.1
+# By which part each of these lowers what a plan is worth. The estimate tells plans that differ by a tenth apart no better than this does.
+_WEAK, _CHANGE, _LARGER, _OLDER, _OLDEST = 0.1, 0.03, 0.01, 0.02, 0.1
 # What counts how much where a model is wanted for all: answers of one user, of many, and room for their contexts.
 _BALANCE = (0.4, 0.4, 0.2)
 
@@ -69,13 +65,19 @@ def worth(outcome: Outcome, goal: Goal, cost: float) -> float:
     return gain / math.pow(gpus, cost)
 
 
-def in_order(items: Sequence[T], value: Callable[[T], float], ties: Callable[[T], Any]) -> list[T]:
-    """Best first. Of those that are alike to the best of what is left, the first by `ties` comes next."""
-    values = {id(one): value(one) for one in items}
-    left, ordered = sorted(items, key=lambda one: -values[id(one)]), []
-    while left:
-        near = [one for one in left if values[id(one)] >= values[id(left[0])] * (1 - ALIKE)]
-        chosen = min(near, key=ties)
-        ordered.append(chosen)
-        left.remove(chosen)
-    return ordered
+@dataclass(frozen=True)
+class Demerits:
+    """What speaks against a plan beside its speed. weak: its engine version has published weaknesses. changes: how much of the engine's own
+    choices was changed. ranks: GPUs that one copy needs: with fewer of them less is lost when one fails. older: places of its engine version
+    behind the first."""
+
+    weak: bool
+    changes: int
+    ranks: int
+    older: int
+
+
+def rating(worth: float, demerits: Demerits) -> float:
+    """Each plan is rated by itself, so that which of two comes first never depends on a third."""
+    lost = _WEAK * demerits.weak + _CHANGE * demerits.changes + _LARGER * math.log2(max(1, demerits.ranks))
+    return math.log(max(worth, 1e-9)) - lost - min(_OLDER * demerits.older, _OLDEST)

@@ -59,17 +59,19 @@ def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert not wide(shown, 80)
     text = shown.stdout
-    assert "2 copies of vllm==0.19.1 on 1 GPU each, 32,768 tokens of context" in " ".join(text.split())
+    assert "vllm==0.19.1 on 2 GPUs, 32,768 tokens of context" in " ".join(text.split())
     assert "Kernels per rank of language_model.model.layers.*\n" in text
     assert "linear_attn.in_proj_ba x30          2048 x 64     wna16 4-bit g128  Marlin (1)\n" in text
     assert "(1) CutlassW4A8, Machete: runs on compute capability 9.0, this GPU has 8.6;\n    AllSpark" in text
     assert re.search(r"\n\[W+a*g*o*K+\.+\] 24\.00 GiB\nW weights", text)
-    assert re.search(r"\n2     vllm==0.19.1  TP=1 PP=2  32,768   [\d.]+ +[\d.,]+\n", text)
-    assert re.search(r"\n3     vllm==0.19.1  TP=2       32,768   [\d.]+ +[\d.,]+\s+float16 activations\s+\(degraded\)\n", text)
+    assert re.search(r"\n2     vllm==0.19.1  TP=1 x2  32,768   [\d.]+ +[\d.,]+\n", text)
+    assert re.search(r"\n3     vllm==0.19.1  TP=2     32,768   [\d.]+ +[\d.,]+\s+float16 activations\s+\(degraded\)\n", text)
     assert re.search(r"\n32 at once        [\d,]+ \([\d,]+ to [\d,]+\) tokens/s in all\n", text)
     assert "\n  no_kernel: vllm==0.19.1 TP=2\n" in text
     assert "\n      Marlin: N=32 is not a multiple of 64 (32 over)\n" in text
     assert "\x1b" not in text
+    roomy = run("plan", qwen, "--hardware", "2x5090", "--engine", "vllm==0.19.1").stdout
+    assert "2 copies of vllm==0.19.1 on 1 GPU each, 32,768 tokens of context" in " ".join(roomy.split())
 
 
 @pytest.mark.parametrize("columns", [40, 56, 120])

@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from gateway.core.engines.planning_input import PlanningInput
+from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.model.spec import read_model
-from gateway.core.planner.decide import _LEAST_USEFUL, decide
+from gateway.core.planner.decide import _LEAST_USEFUL, _ranked, decide
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT
 from gateway.core.speculative.read_drafter import read_drafter
 from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Wish
@@ -314,3 +316,21 @@ def test_the_least_context_is_never_undercut(spec: ModelSpec, hardware: Hardware
     decision = planned(spec, hardware, ref, min_context=least)
     assert all(plan.max_model_len.value >= least for plan in decision.plans)
     assert decision.plans or decision.rejected
+
+
+@several(25)
+@given(
+    st.sampled_from(["llama-3.1-8b", "qwen3.6-35b-a3b", "gpt-oss-20b"]),
+    st.sampled_from(["2x3090", "8xh100", "5090+3090"]),
+    st.data(),
+)
+def test_which_of_two_plans_is_better_does_not_depend_on_a_third(name: str, machine: str, data: st.DataObject) -> None:
+    spec, hardware = read_model("m", None, config(name), None, None, (), None), PROFILES.hardware(machine)
+    wish = Wish(name="m", source="m", goal=data.draw(st.sampled_from(["balanced", "latency", "throughput", "context"])))
+    engines = PROFILES.engines((), device="cuda")
+    plans = decide(spec, hardware, engines, wish, rules=RULES, gpus=PROFILES.gpus, pace=PROFILES.pace).plans
+    kept = [plan for plan in plans if data.draw(st.booleans())]
+    order = {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
+    known = PlanningInput(spec, hardware, wish, KnownFacts(()), {}, PROFILES.gpus, {}, PROFILES.pace)
+    shuffled = data.draw(st.permutations(kept))
+    assert [plan.fingerprint for plan in _ranked(known, shuffled, order)] == [plan.fingerprint for plan in kept]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.speed.objective import Outcome, in_order, share, worth
+from gateway.core.speed.objective import Demerits, Outcome, rating, share, worth
 from gateway.domain import Estimate, Speed
 
 
@@ -39,7 +39,12 @@ def test_where_nothing_is_known_few_gpus_are_best() -> None:
     assert worth(few, "balanced", share("all")) > worth(many, "balanced", share("all"))
 
 
-def test_what_is_alike_is_decided_by_something_else() -> None:
-    worths = {"best": 100.0, "nearly": 95.0, "far": 50.0}
-    assert in_order(list(worths), worths.__getitem__, lambda name: name != "nearly") == ["nearly", "best", "far"]
-    assert in_order(list(worths), worths.__getitem__, lambda name: name != "far") == ["best", "nearly", "far"]
+def test_what_else_is_known_decides_between_plans_that_are_nearly_as_good() -> None:
+    plain = Demerits(weak=False, changes=0, ranks=4, older=0)
+    for worse in (Demerits(True, 0, 4, 0), Demerits(False, 3, 4, 0), Demerits(False, 0, 8, 0), Demerits(False, 0, 4, 3)):
+        assert rating(100, plain) > rating(100.9, worse)
+        assert rating(100, plain) < rating(120, worse)
+
+
+def test_a_published_weakness_outweighs_a_few_tokens_of_context() -> None:
+    assert rating(26_048, Demerits(False, 0, 1, 1)) > rating(26_624, Demerits(True, 0, 1, 0))
