@@ -243,7 +243,7 @@ class Profiles:
                     param="engines",
                 )
             return [self.of(EngineRef(kind=kind, version=version, image=image))]
-        return self.engines(wanted, device="cuda" if machine.gpus else "cpu")
+        return self.engines(wanted, device="cuda" if any(gpu.kept is None for gpu in machine.gpus) else "cpu")
 
     def _device(self, ref: str) -> str:
         """The engine's device, from the first of its file's two documents: the second, generated one is much larger."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shlex
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
-from gateway.errors import SettingsError
+from gateway.core import variables
+from gateway.errors import BadFlag, SettingsError
 
 
 class Settings(BaseSettings):
@@ -47,6 +49,14 @@ class Settings(BaseSettings):
         description="names of images that engines may be started from, with commas between them: repositories, or names with a tag; "
         "`*` is any text; default: the repositories that profiles name",
     )
+    engine_env: Annotated[dict[str, str], NoDecode] = Field(
+        {},
+        description="environment variables of all engines: NAME=VALUE with spaces between, quoted as in a shell; in FITSERVE_CONFIG a mapping",
+    )
+    gpus: str | None = Field(
+        None,
+        description="GPUs that engines may be given, by index or UUID, with commas between; default: all, or those of CUDA_VISIBLE_DEVICES",
+    )
     start_timeout_s: float = Field(1800, gt=0, description="longest time without a new log line until a start counts as failed")
     stop_grace_s: float = Field(20, ge=0, description="time an engine, or a stream at shutdown, gets to finish")
     backoff_s: float = Field(10, gt=0, description="first wait before the same plan is started again; doubles to backoff_max_s")
@@ -81,6 +91,24 @@ class Settings(BaseSettings):
         False, description="one line of JSON per request on standard error, the admin API's too; never its words or keys"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+
+    @field_validator("engine_env", mode="before")
+    @classmethod
+    def _words_of_a_shell(cls, given: Any) -> Any:
+        """Raises ValueError that repeats no value: it may be a secret."""
+        if isinstance(given, str):
+            pairs = [word.partition("=") for word in shlex.split(given)]
+            if any(not equals for _, equals, _ in pairs):
+                raise ValueError("it takes NAME=VALUE, with spaces between")
+            given = {name: value for name, _, value in pairs}
+        if isinstance(given, dict):
+            given = {str(name): value if isinstance(value, str) else str(value) for name, value in given.items()}
+            for name, value in given.items():
+                try:
+                    variables.check(None, name, value)
+                except BadFlag as error:
+                    raise ValueError(str(error).rstrip(".")) from None
+        return given
 
     @classmethod
     def settings_customise_sources(
@@ -135,7 +163,9 @@ def load_settings(**overrides: object) -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = "FITSERVE_" + "_".join(str(part) for part in first["loc"]).upper()
-        raise SettingsError(f"{name} is wrong: {first['msg']}.", hint="Correct it and start again.") from None
+        raise SettingsError(
+            f"{name} is wrong: {first['msg'].removeprefix('Value error, ')}.", hint="Correct it and start again."
+        ) from None
     except yaml.YAMLError as error:
         raise SettingsError(f"The file named by FITSERVE_CONFIG is not YAML: {error}") from None
     if not settings.loopback and settings.admin_key is None:

@@ -85,9 +85,11 @@ def agent() -> None:
 def probe(as_json: Json = False) -> None:
     """Show what is in this machine."""
     from gateway.core.planner.explain import machine
+    from gateway.machine.gpu_watch import kept_here
     from gateway.machine.probe import probe as read
+    from gateway.settings import load_settings
 
-    hardware = read(Path.cwd())
+    hardware = kept_here(Path.cwd(), load_settings().gpus).mark(read(Path.cwd()))
     if as_json:
         say(hardware.model_dump_json(indent=2))
         return

@@ -28,6 +28,7 @@ MaxContext = Annotated[int | None, typer.Option(min=1, help="Never plan more tok
 Args = Annotated[
     list[str] | None, typer.Option("--arg", help="Engine flag that wins over the planner, FLAG=VALUE; repeatable.")
 ]
+Env = Annotated[list[str] | None, typer.Option("--env", help="Environment variable of the engine, NAME=VALUE; repeatable.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
 Drafter = Annotated[str | None, typer.Option(help="Model that drafts tokens for this one: folder or repository.")]
 Speculative = Annotated[str | None, typer.Option(help="Draft tokens without a drafter: auto, mtp, ngram or off.")]
@@ -47,6 +48,7 @@ def _wished(
     min_context: MinContext = None,
     max_context: MaxContext = None,
     arg: Args = None,
+    env: Env = None,
     drafter: Drafter = None,
     speculative: Speculative = None,
     revision: Revision = None,
@@ -65,7 +67,9 @@ def _wished(
         "speculative": speculative,
         "revision": revision,
     }
-    return {"engines": engine or [], "args": pairs(arg)} | {name: value for name, value in given.items() if value is not None}
+    return {"engines": engine or [], "args": pairs(arg), "env": variables(env)} | {
+        name: value for name, value in given.items() if value is not None
+    }
 
 
 def _gpus(text: str | None) -> str | int | list[str] | None:
@@ -102,6 +106,17 @@ def pairs(items: list[str] | None) -> dict[str, str]:
             usage(f"--arg takes FLAG=VALUE, not {item!r}.")
         pairs[name.removeprefix("--")] = value if equals else "true"
     return pairs
+
+
+def variables(items: list[str] | None) -> dict[str, str]:
+    found = {}
+    for item in items or ():
+        name, equals, value = item.partition("=")
+        if not name or not equals:
+            # The value may be a secret, so what was given is not repeated.
+            usage("--env takes NAME=VALUE.")
+        found[name] = value
+    return found
 
 
 def absolute(source: str | None) -> str | None:

@@ -39,6 +39,11 @@ class Gpu(Value):
     pcie: Pcie = Pcie()
     processes: tuple[GpuProcess, ...] | None = None
     lost: str | None = Field(None, description="why nothing is started on it: what failed")
+    kept: str | None = Field(
+        None,
+        exclude_if=lambda why: why is None,
+        description="why nothing is started on it: the setting that keeps it from fitserve",
+    )
 
 
 class Link(Value):
@@ -71,9 +76,9 @@ class Hardware(Value):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)
 
-    def without_lost_gpus(self) -> Hardware:
-        """The machine as plans may use it."""
-        return self.only(lambda gpu: gpu.lost is None)
+    def usable(self) -> Hardware:
+        """The machine as plans may use it: without GPUs that are lost or kept."""
+        return self.only(lambda gpu: gpu.lost is None and gpu.kept is None)
 
     def only(self, kept: Callable[[Gpu], bool]) -> Hardware:
         """The machine with some of its GPUs."""

@@ -150,6 +150,7 @@ class Plan(Value):
     speed: Speed | None = Field(None, description="None: nothing is known of what these GPUs can do")
     argv: tuple[str, ...]
     env: dict[str, str]
+    variables: dict[str, Choice[str]] = Field({}, description="why each variable of `env` is there")
     scope: dict[str, str] = Field({}, description="what a fact learned from this plan is about")
     under: dict[str, str] = Field({}, description="driver and image it was made for: without them such a fact is stale")
     cost: int = Field(0, description="how much of the engine's own choices was changed; of equal plans the smaller wins")

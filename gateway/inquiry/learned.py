@@ -10,12 +10,13 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from gateway.core import variables
 from gateway.domain import Engine, EngineRef
 from gateway.domain.likeness import like
 from gateway.errors import HostError
 from gateway.inquiry.document import StatedGpus
 from gateway.inquiry.inquirer import Inquirer
-from gateway.inquiry.open_flags import flag, user_env
+from gateway.inquiry.open_flags import flag
 from gateway.store import atomic_file
 
 # The oldest driver that runs a CUDA version, by its major number: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1.
@@ -34,7 +35,7 @@ def profile_of(near: Engine, version: str, image: str | None, said: Mapping[str,
             "flags": {name: flag(name, one) for name, one in said["flags"].items()},
             "architectures": [name for names in said["architectures"].values() for name in names],
             "quantizations": said["quantizations"],
-            "user_env": user_env(said["environment"], near.device),
+            "user_env": variables.of_version(said["environment"], near.device),
             **{name: said[name] for name in _OWN if name in said},
         }
         held = like(near, version, image).model_dump(exclude={"sources", "head_dims"})

@@ -1,4 +1,4 @@
-"""What an admin call may reach of an engine: which of its flags and environment variables users may set.
+"""What an admin call may reach of an engine: which of its flags users may set.
 
 The engine says which flags there are and what they take; these tables say which are closed, and why. Any flag with an open value is
 closed until somebody has looked, so that a new version's flags open no door.
@@ -7,7 +7,6 @@ closed until somebody has looked, so that a new version's flags open no door.
 from __future__ import annotations
 
 import fnmatch
-import re
 from typing import Any
 
 # Flags that users may not give: reason -> names or patterns. Through a flag, an admin call must not read or write files,
@@ -68,40 +67,6 @@ NARROWED = {
     "load-format": "auto bitsandbytes dummy fastsafetensors gguf hf instanttensor mistral pt safetensors sharded_state",
 }
 
-# Environment variables that users may set: those of the engine whose declared type leaves only numbers, switches and listed
-# words, except where a word of the name says that it does more than choose kernels or behaviour...
-ENV_CLOSED = re.compile(
-    r"^VLLM_MAX_(?!TOKENS_PER)|"  # limits on what clients may send
-    r"_(PATH|DIR|DIRS|FILE|FOLDER|ROOT|URL|HOST|IP|IPS|PORT|ADDR|SERVER|KEY|NAME|BASE|"  # places
-    r"PLUGINS|RESOLVER|ALLOW|INSECURE|DEV|RUNTIME|RUST|API|VALIDATION|"  # code, and doors
-    r"RPC|S3|HTTP|RAY|NIXL|MOONCAKE|MORIIO|P2P|EC|DP|ELASTIC|NIC|MODELSCOPE|"  # other machines
-    r"MEDIA|FETCH|ASSETS|STORE|USAGE|TRACK|"  # what is fetched, kept or told
-    r"REGEX|CHAT_TEMPLATE|OUTLINES_CACHE|KEEP_ALIVE|"  # guards against clients, and against a dead engine
-    r"LOG|LOGGING|TRACE|DEBUG|PROFILING|SCOPES|CI|"  # the log, and debugging aids
-    r"BUILD|PRECOMPILED|DOCKER|TARGET|VERSION|ROCM|XPU|TPU|XLA|ZENTORCH)(?=_|$)"  # building it, other hardware
-)
-# ...and these, which were read: text that only chooses, and names that only look as if they did more.
-ENV_REVIEWED = (
-    "VLLM_DISABLED_KERNELS VLLM_NVFP4_GEMM_BACKEND VLLM_PP_LAYER_PARTITION VLLM_CPU_OMP_THREADS_BIND VLLM_SKIP_P2P_CHECK"
-)
-# SGLang has hundreds, most of them for its own tests and for one model or another: only these, which were read.
-ENV_SGLANG = (
-    "SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION SGLANG_CUTLASS_MOE "
-    "SGLANG_ENABLE_JIT_DEEPGEMM SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK SGLANG_FLASHINFER_WORKSPACE_SIZE SGLANG_FORCE_FP8_MARLIN "
-    "SGLANG_IMAGE_MAX_PIXELS SGLANG_INIT_NEW_TOKEN_RATIO SGLANG_JIT_DEEPGEMM_PRECOMPILE SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR "
-    "SGLANG_MOE_NVFP4_DISPATCH SGLANG_MOE_PADDING SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS SGLANG_PER_TOKEN_GROUP_QUANT_8BIT_V2 "
-    "SGLANG_RETRACT_DECODE_STEPS SGLANG_RETURN_ORIGINAL_LOGPROB SGLANG_VIT_ENABLE_CUDA_GRAPH SGLANG_VLM_CACHE_SIZE_MB "
-    "USE_TRITON_W8A8_FP8_KERNEL"
-)
-ENV_OTHER_DEVICE = {
-    "cuda": re.compile("VLLM_CPU_"),
-    "cpu": re.compile("VLLM_.*(CUDA|NCCL|FLASHINFER|DEEP_?GEMM|DEEPEP|MARLIN|HUMMING)"),
-}
-ENV_LIBRARIES = {
-    "cuda": ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_CUMEM_ENABLE", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF"),
-    "cpu": ("OMP_NUM_THREADS",),
-}
-
 
 def flag(name: str, asked: dict[str, Any]) -> dict[str, Any]:
     """What the profile says of one flag. Another name of a flag is closed where that flag is (gateway/core/planner/flags.py)."""
@@ -120,11 +85,3 @@ def flag(name: str, asked: dict[str, Any]) -> dict[str, Any]:
         choices = ["True"]
     said = {"type": asked["type"], "choices": choices, "default": asked["default"]}
     return {key: value for key, value in said.items() if value is not None}
-
-
-def user_env(environment: dict[str, bool], device: str) -> list[str]:
-    """The environment variables a user may set, sorted."""
-    names = {name for name, typed in environment.items() if typed and name.startswith("VLLM_")}
-    names = {name for name in names if not ENV_CLOSED.search(name)}
-    names |= set(f"{ENV_REVIEWED} {ENV_SGLANG}".split()) & set(environment)
-    return sorted({name for name in names if not ENV_OTHER_DEVICE[device].match(name)} | set(ENV_LIBRARIES[device]))

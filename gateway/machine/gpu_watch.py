@@ -9,6 +9,7 @@ since nobody can reset a GPU that another process holds.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from pydantic import Field
 
 from gateway.domain import Failure, Hardware, Value
 from gateway.domain.hardware import XidTable
+from gateway.machine.kept_gpus import VARIABLES, KeptGpus
 from gateway.machine.nvml import Nvml, recovery_action, text_of
 from gateway.machine.probe import probe
 
@@ -37,6 +39,13 @@ _EVENT_MS = 500
 _LEAST_S = 10.0
 
 
+def kept_here(data: Path, wanted: str | None) -> KeptGpus:
+    """What the settings (`wanted`: FITSERVE_GPUS) and the environment of this process say of the GPUs here. Raises SettingsError."""
+    if wanted is None and not any(name in os.environ for name in VARIABLES):
+        return KeptGpus()
+    return KeptGpus.of(probe(data), wanted, os.environ)
+
+
 class GpuLoss(Value):
     """Why a GPU is not used. `since` is of the monotonic clock."""
 
@@ -48,13 +57,16 @@ class GpuLoss(Value):
 
 class GpuWatch:
     """`hardware` is what the gateway plans with: what the probe reads, with the lost GPUs marked. Tests give another `nvml` or
-    another probe."""
+    another probe. kept: the GPUs that may be used."""
 
-    def __init__(self, nvml: Nvml | None = None, read: Callable[[Path], Hardware] | None = None) -> None:
+    def __init__(
+        self, nvml: Nvml | None = None, read: Callable[[Path], Hardware] | None = None, kept: KeptGpus | None = None
+    ) -> None:
         self.lost: Mapping[str, GpuLoss] = {}
         self.counts: Counter[tuple[str, int]] = Counter()
         self._nvml = nvml
         self._read = read or (lambda data: probe(data, nvml=nvml))
+        self._kept = kept or KeptGpus()
         self._table = XidTable(source="", xids={})
         self._wake: Callable[[], object] = lambda: None
         self._stop = threading.Event()
@@ -76,7 +88,7 @@ class GpuWatch:
 
     def hardware(self, data: Path) -> Hardware:
         """Blocks."""
-        found = self._read(data)
+        found = self._kept.mark(self._read(data))
         lost, counts = self.lost, dict(self.counts)
         gpus = tuple(gpu.evolve(lost=lost[gpu.uuid].message) if gpu.uuid in lost else gpu for gpu in found.gpus)
         here = {gpu.uuid for gpu in gpus}

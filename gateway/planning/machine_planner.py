@@ -88,7 +88,7 @@ class MachinePlanner:
         if not frames.config:
             why = "The model has more tensors than an engine is told of."
             return forecast.decision, Asked({}, dict.fromkeys(forecast.decision.open, why), pins)
-        files, gpus = ModelFiles(frames.config, frames.headers or None), machine.without_lost_gpus()
+        files, gpus = ModelFiles(frames.config, frames.headers or None), machine.usable()
         return await checked(forecast, again, self.inquirer, gpus, files, limit_s, problems, pins)
 
     async def _forecast(

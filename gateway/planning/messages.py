@@ -29,7 +29,7 @@ class Start(NamedTuple):
 
     roots: folders of profiles, as `Profiles.roots`. data: the gateway's data folder, with installed engines and caches.
     installed_only: engines run as processes here, so only an engine that is installed can be planned. allowed_images: patterns of
-    `AllowedImages`, where engines run in containers.
+    `AllowedImages`, where engines run in containers. engine_env: what the settings give to all engines.
     """
 
     roots: tuple[str, ...]
@@ -38,6 +38,7 @@ class Start(NamedTuple):
     hf_token: str | None
     installed_only: bool
     allowed_images: tuple[str, ...] | None = None
+    engine_env: tuple[tuple[str, str], ...] = ()
 
 
 class Request(NamedTuple):

@@ -4,7 +4,6 @@ same for many models and machines. All come to `decide_with`, for a model that w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -25,6 +24,7 @@ from gateway.domain.wish import Goal
 from gateway.errors import BadRequest, HostError, NeedsRemoteCode
 from gateway.planning.images import hear
 from gateway.profiles import Profiles, first_problem
+from gateway.settings import Settings, load_settings
 
 # Only for types: a command must not pay for what only asking needs.
 if TYPE_CHECKING:
@@ -42,12 +42,25 @@ def decide_with(
     claims: Mapping[str, int] | None = None,
     hardware_name: str = "this machine",
     answers: Mapping[Question, EngineAnswer] | None = None,
+    everywhere: Mapping[str, str] | None = None,
 ) -> Decision:
     """The decision for a model and a machine, by the rules and the facts of the profiles, and by `facts`; `answers` are what engines
-    said of this model. Raises BadFlag, and NeedsRemoteCode where every engine that has the architecture would run the repository's code."""
+    said of this model; `everywhere`: environment variables for all engines. Raises BadFlag, and NeedsRemoteCode where every engine that has the architecture would run the repository's code."""
     rules, known = profiles.rules(engines), (*profiles.facts, *facts)
     found = decide(
-        spec, hardware, engines, wish, known, claims, hardware_name, rules, drafter, profiles.gpus, answers, profiles.pace
+        spec,
+        hardware,
+        engines,
+        wish,
+        known,
+        claims,
+        hardware_name,
+        rules,
+        drafter,
+        profiles.gpus,
+        answers,
+        profiles.pace,
+        everywhere,
     )
     verdicts = {one.verdict for one in found.rejected}
     if not found.plans and "untrusted_code" in verdicts and verdicts <= {"untrusted_code", "unsupported_architecture"}:
@@ -103,19 +116,21 @@ def plan(
 class OfflinePlanner:
     """Plans by the profiles alone, without a gateway that runs. A model and a drafter are read once each."""
 
-    def __init__(self, profiles: Profiles, hub: Hub) -> None:
+    def __init__(self, profiles: Profiles, hub: Hub, settings: Settings | None = None) -> None:
+        """settings: what they say of this machine's GPUs, and of all engines' environment; None: nothing."""
         self.profiles = profiles
         self._hub = hub
+        self._settings = settings
         self._specs: dict[tuple[str, str | None, bool], ModelSpec] = {}
         self._drafters: dict[str, Drafter] = {}
 
     @classmethod
     def from_environment(cls) -> Self:
-        environment = os.environ
-        extra = environment.get("FITSERVE_PROFILES_DIR")
-        data = Path(environment.get("FITSERVE_DATA_DIR", "~/.local/share/fitserve")).expanduser()
-        profiles = Profiles(Path(extra) if extra else None, cache=data / "profiles.json", learned=data / "learned")
-        return cls(profiles, Hub(environment.get("FITSERVE_HF_ENDPOINT"), environment.get("FITSERVE_HF_TOKEN"), data / "hub"))
+        settings = load_settings()
+        data = settings.data
+        profiles = Profiles(settings.profiles_dir, cache=data / "profiles.json", learned=data / "learned")
+        token = settings.hf_token.get_secret_value() if settings.hf_token is not None else None
+        return cls(profiles, Hub(settings.hf_endpoint, token, data / "hub"), settings)
 
     def machine(self, hardware: str | Path | Hardware | None) -> tuple[str, Hardware]:
         """What decisions call the machine, and the machine."""
@@ -123,9 +138,11 @@ class OfflinePlanner:
             return "the given hardware", hardware
         if hardware is not None:
             return str(hardware), self.profiles.hardware(str(hardware))
-        from gateway.machine.probe import probe  # not before this machine is asked for
+        from gateway.machine.gpu_watch import kept_here  # not before this machine is asked for
+        from gateway.machine.probe import probe
 
-        return "this machine", probe(Path.cwd())
+        wanted = self._settings.gpus if self._settings is not None else None
+        return "this machine", kept_here(Path.cwd(), wanted).mark(probe(Path.cwd()))
 
     def engines(self, wish: Wish, machine: Hardware) -> list[Engine]:
         """The engine versions that are considered."""
@@ -137,7 +154,10 @@ class OfflinePlanner:
     def decide_on(self, wish: Wish, name: str, machine: Hardware) -> Decision:
         """The decision for a machine that was read before."""
         drafter, spec = self._drafter(wish), self._spec(wish)
-        return decide_with(self.profiles, self.engines(wish, machine), spec, drafter, machine, wish, hardware_name=name)
+        engines = self.engines(wish, machine)
+        return decide_with(
+            self.profiles, engines, spec, drafter, machine, wish, hardware_name=name, everywhere=self._everywhere
+        )
 
     async def check_on(self, wish: Wish, name: str, machine: Hardware, inquirer: Inquirer) -> Checked[Decision]:
         """The same, once the engines that are here were asked about it."""
@@ -146,7 +166,9 @@ class OfflinePlanner:
             with suppress(HostError):  # the question about the model says why
                 await hear(EngineRef(kind=one.kind, version=one.version, image=one.image), self.profiles, inquirer, LIMIT_S)
         drafter, spec, engines = self._drafter(wish), self._spec(wish), self.engines(wish, machine)
-        decided = partial(decide_with, self.profiles, engines, spec, drafter, machine, wish, hardware_name=name)
+        decided = partial(
+            decide_with, self.profiles, engines, spec, drafter, machine, wish, hardware_name=name, everywhere=self._everywhere
+        )
 
         async def again(answers: Mapping[Question, EngineAnswer]) -> Forecast[Decision]:
             decision = decided(answers=answers)
@@ -157,6 +179,10 @@ class OfflinePlanner:
         decision, asked = await checked(await again({}), again, inquirer, machine, files)
         plans = tuple(plan.evolve(engine=exact(plan.engine, asked.pins)) for plan in decision.plans)
         return Checked(decision.evolve(plans=plans), asked)
+
+    @property
+    def _everywhere(self) -> dict[str, str]:
+        return self._settings.engine_env if self._settings is not None else {}
 
     def _spec(self, wish: Wish) -> ModelSpec:
         key = source, revision, allowed = wish.source or "", wish.revision, wish.policy.allow_remote_code

@@ -92,9 +92,21 @@ class Planner:
         images = self._profiles.images | ({wish.image} if wish.image else set())
         learned = standing(self._facts.values(), machine.driver, images, fields["pins"])
         drafter = load_drafter(wish.drafter, hub=self._hub) if wish.drafter else None
-        here, machine, claims = name or "this machine", machine.without_lost_gpus(), fields["claims"]
+        here, claims = name or "this machine", fields["claims"]
         answers = dict(ANSWERS.validate_json(request.answers))
-        given = (self._profiles, engines, spec, drafter, machine, wish, learned, claims, here, answers)
+        given = (
+            self._profiles,
+            engines,
+            spec,
+            drafter,
+            machine,
+            wish,
+            learned,
+            claims,
+            here,
+            answers,
+            dict(self._start.engine_env),
+        )
         return Decided(decide_with(*given), model_files(read.config, read.tensors) if fields["asking"] else None)
 
     def _installed(self, engines: list[Engine], wish: Wish) -> list[Engine]:

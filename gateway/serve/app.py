@@ -33,7 +33,7 @@ from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
 from gateway.hosts.host import Host
 from gateway.inquiry.answer_cache import AnswerCache
 from gateway.inquiry.inquirer import Inquirer
-from gateway.machine.gpu_watch import GpuWatch
+from gateway.machine.gpu_watch import GpuWatch, kept_here
 from gateway.planning.machine_planner import MachinePlanner
 from gateway.planning.messages import Start
 from gateway.planning.plan_process import PlanProcess
@@ -131,6 +131,7 @@ def create_app(
     listening socket for each, and the path at which they ask this process; the data plane is theirs then.
     """
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
+    watch = gpus or GpuWatch(kept=kept_here(settings.data, settings.gpus))
     failed_logins = FailedLogins(memory=shared[0] if shared is not None else None)
     keys = Keys(_secret(settings.admin_key), _secret(settings.api_key), failed_logins=failed_logins)
     limits = Limits(
@@ -165,7 +166,6 @@ def create_app(
         allowed = profiles.allowed_images(settings.allowed_images)
         chosen = host or await choose_host(settings, mark, allowed)
         hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub")
-        watch = gpus or GpuWatch()
         planning = PlanProcess(
             Start(
                 roots=tuple(map(str, profiles.roots)),
@@ -174,6 +174,7 @@ def create_app(
                 hf_token=hub.token,
                 installed_only=chosen.kind == "process",
                 allowed_images=allowed.patterns if chosen.kind == "docker" else None,
+                engine_env=tuple(settings.engine_env.items()),
             )
         )
         inquirer = Inquirer(chosen, AnswerCache(settings.data / "answers"))

@@ -8,7 +8,6 @@ import fcntl
 import math
 import os
 import re
-import resource
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 import structlog
 import uvicorn
 
+from gateway import open_files
 from gateway.errors import FitserveError, SettingsError
 from gateway.serve.app import GatewayApp, create_app
 from gateway.serve.proxy.client_connection import client_protocol
@@ -95,10 +95,8 @@ def listen(settings: Settings) -> socket.socket:
 def allow_connections(settings: Settings) -> Settings:
     """Raises the limit on open files, where the system lets us: a client and its engine are two each. Where it does not, fewer clients are let
     in, so that there is always a file left for an engine, the database and a log. Raises SettingsError when too few are left to serve anybody."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * settings.max_connections + 512
-    allowed = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    allowed = open_files.allow(wanted)
     # Two files for each connection, and one for each of those that are being refused.
     connections = settings.max_connections
     while connections > 0 and 2 * connections + most_refused(connections) > allowed - _OWN_FILES:

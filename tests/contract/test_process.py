@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from gateway import open_files
 from gateway.domain import EngineRef, LaunchSpec
 from gateway.errors import HostError
 from gateway.hosts.process import procfs
@@ -323,6 +325,20 @@ print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "leads": leads, "
     assert told["leads"]
     log = str(harness.data_dir / "logs/a1.log")
     assert told["files"] == {"0": "/dev/null", "1": log, "2": log}
+
+
+async def test_an_engine_has_the_limit_on_open_files_that_the_gateway_was_started_with(
+    harness: ProcessHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_files, "_started_with", None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        assert open_files.allow(700) == 700
+        await harness.host.start(harness.make_spec("a1"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(harness.pid("a1"), resource.RLIMIT_NOFILE) == (512, hard)
 
 
 async def test_sigterm_goes_to_the_main_process_first_and_to_workers_it_leaves(harness: ProcessHarness) -> None:

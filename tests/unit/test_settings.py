@@ -52,3 +52,34 @@ def test_any_other_address_needs_one(monkeypatch: pytest.MonkeyPatch, host: str)
         load_settings()
     monkeypatch.setenv("FITSERVE_ADMIN_KEY", "a-long-enough-key")
     assert load_settings().host == host
+
+
+def test_variables_of_engines_are_words_of_a_shell_or_a_mapping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FITSERVE_ENGINE_ENV", "NCCL_DEBUG=WARN  TORCH_CUDA_ARCH_LIST='9.0a 10.0'\nVLLM_USE_DEEP_GEMM=0")
+    found = load_settings().engine_env
+    assert found == {"NCCL_DEBUG": "WARN", "TORCH_CUDA_ARCH_LIST": "9.0a 10.0", "VLLM_USE_DEEP_GEMM": "0"}
+    monkeypatch.delenv("FITSERVE_ENGINE_ENV")
+    (tmp_path / "settings.yaml").write_text("engine_env: {OMP_NUM_THREADS: 8}\n")
+    monkeypatch.setenv("FITSERVE_CONFIG", str(tmp_path / "settings.yaml"))
+    assert load_settings().engine_env == {"OMP_NUM_THREADS": "8"}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("LD_PRELOAD=/tmp/hunter2.so", "LD_PRELOAD cannot be given to engines: it loads code"),
+        ("HF_TOKEN=hunter2", "HF_TOKEN cannot be given to engines: it holds a secret"),
+        ("NCCL_DEBUG='hunter2", "No closing quotation"),
+        ("hunter2", "it takes NAME=VALUE"),
+        ("VLLM_PLUGINS=hunter2", "it loads code"),
+        ("https_proxy=http://me:hunter2@proxy:1", "has a password"),
+    ],
+)
+def test_a_variable_that_engines_may_not_have_stops_the_start_and_is_not_repeated(
+    given: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FITSERVE_ENGINE_ENV", given)
+    with pytest.raises(SettingsError, match="FITSERVE_ENGINE_ENV") as error:
+        load_settings()
+    assert why in str(error.value)
+    assert "hunter2" not in str(error.value)

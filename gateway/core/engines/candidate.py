@@ -24,6 +24,7 @@ from gateway.core.model.workload import Workload
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.speculation import Speculation
 from gateway.core.speculative.speculative_rules import SpeculativeRules
+from gateway.core.variables import words
 from gateway.domain import AskedCache, AttentionGroup, Choice, Engine, Gpu, LayerAttention, Memory, ModelSpec, Quant, Scalar
 from gateway.domain.units import MIB
 
@@ -103,7 +104,8 @@ class Candidate:
             "kv_cache_dtype": variant.kv_dtype,
             "quantization": variant.quantization or "as stored",
         }
-        return scope | ({"capability": group[0].capability} if group and group[0].capability else {})
+        scope |= {"capability": group[0].capability} if group and group[0].capability else {}
+        return scope | ({"env": words(env)} if (env := self.given.wish.env) else {})
 
 
 @dataclass(frozen=True)

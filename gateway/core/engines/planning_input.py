@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
 from gateway.core.speed.machine import Pace
+from gateway.core.variables import words
 from gateway.domain import EngineAnswer, Gpu, Hardware, Link, ModelSpec, Question, Wish
 
 
 @dataclass(frozen=True)
 class PlanningInput:
     """What all variants share. `claims`: bytes per GPU UUID that other engines were promised. `answers`: what engines said of this
-    model. `pace`: what is known of how fast GPUs and engines are."""
+    model. `pace`: what is known of how fast GPUs and engines are. `everywhere`: environment variables that the gateway's settings give to
+    all engines; what one engine gets of them is in its `wish` (`under`)."""
 
     spec: ModelSpec
     hardware: Hardware
@@ -25,6 +27,14 @@ class PlanningInput:
     gpus: GpuTable | None = None
     answers: Mapping[Question, EngineAnswer] = field(default_factory=dict)
     pace: Pace | None = None
+    everywhere: Mapping[str, str] = field(default_factory=dict)
+
+    def under(self, env: Mapping[str, str]) -> PlanningInput:
+        """For an engine with these variables, the gateway's among them."""
+        facts = self.facts.under(words(env))
+        if facts is self.facts and env == self.wish.env:
+            return self
+        return replace(self, wish=self.wish.evolve(env=dict(env)), facts=facts)
 
     @cached_property
     def links(self) -> Mapping[frozenset[int], Link]:

@@ -21,11 +21,15 @@ class KnownFacts:
         self._kinds: dict[str, list[Fact]] = {}
         self._scopes: dict[str, dict[tuple[str, ...], dict[Scope, list[tuple[int, Fact]]]]] = {}
         self._plans: dict[str, list[Fact]] = {}
-        for position, fact in enumerate(facts):
+        self._facts = tuple(facts)
+        self._learned_with_env = False
+        for position, fact in enumerate(self._facts):
             self._kinds.setdefault(fact.kind, []).append(fact)
             names = tuple(sorted(fact.scope))
             values = tuple(fact.scope[name] for name in names)
             self._scopes.setdefault(fact.kind, {}).setdefault(names, {}).setdefault(values, []).append((position, fact))
+            if "env" in fact.scope:
+                self._learned_with_env = True
             if "fingerprint" in fact.scope:
                 self._plans.setdefault(fact.scope["fingerprint"], []).append(fact)
 
@@ -39,6 +43,13 @@ class KnownFacts:
             found += facts.get(tuple(about.get(name) for name in names), ())
         return (fact for _, fact in sorted(found, key=lambda row: row[0]))
 
+    def under(self, env: str) -> KnownFacts:
+        """The facts as they hold for an engine with these environment variables (`variables.words`): what was learned with others may be
+        their doing."""
+        if not self._learned_with_env:
+            return self
+        return KnownFacts(_without_env(fact) for fact in self._facts if fact.scope.get("env", env) == env)
+
     @property
     def about_plans(self) -> bool:
         """Whether any plan was tried before."""
@@ -46,3 +57,10 @@ class KnownFacts:
 
     def about_plan(self, fingerprint: str) -> list[Fact]:
         return self._plans.get(fingerprint, [])
+
+
+def _without_env(fact: Fact) -> Fact:
+    if "env" not in fact.scope:
+        return fact
+    plain: Fact = fact.evolve(scope={name: value for name, value in fact.scope.items() if name != "env"})
+    return plain

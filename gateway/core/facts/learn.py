@@ -129,9 +129,9 @@ def maximum(failure: Failure) -> int | None:
 
 
 def _where(plan: Plan) -> dict[str, str]:
-    """Engine version and, of a GPU, its compute capability."""
-    capability = plan.scope.get("capability")
-    return {"engine": f"{plan.engine.kind}=={plan.engine.version}"} | ({"capability": capability} if capability else {})
+    """Engine version and, of a GPU, its compute capability; and the operator's variables, which may be the cause."""
+    known = {name: plan.scope[name] for name in ("capability", "env") if name in plan.scope}
+    return {"engine": f"{plan.engine.kind}=={plan.engine.version}"} | known
 
 
 def _kernels(plan: Plan, failure: Failure) -> Iterator[tuple[FactKind, dict[str, str]]]:

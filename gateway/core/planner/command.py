@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.core import variables
 from gateway.core.facts.peers import P2P_OFF
 from gateway.core.planner.flags import OWN, check_text, check_value
 from gateway.domain import Engine, Scalar
@@ -40,10 +41,9 @@ def check_command(engine: Engine, argv: tuple[str, ...], *, model: str, port: in
 def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
     """Raises BadFlag for a variable that neither the engine's profile nor a plan sets, and that no user may."""
     for name, value in env.items():
-        planned = name in engine.user_env or engine.eager_env.get(name) == value or (name, value) == P2P_OFF
-        if not planned and engine.env.get(name) != value:
-            raise BadFlag(f"The variable {name[:80]!r} is not one that {engine.ref} is given.", param="env")
-        check_text(name, value, param="env")
+        planned = engine.env.get(name) == value or engine.eager_env.get(name) == value or (name, value) == P2P_OFF
+        if not planned:
+            variables.check(engine, name, value)
 
 
 def _check_flag(engine: Engine, item: str, own: Mapping[str, str]) -> None:

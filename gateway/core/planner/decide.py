@@ -18,12 +18,13 @@ from gateway.core.engines.vllm_engine import VllmRules
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
 from gateway.core.planner.copies import needed_tokens, outcome
-from gateway.core.planner.flags import check_args, check_env
+from gateway.core.planner.flags import check_args
 from gateway.core.planner.search import Search, Shared, rejection
 from gateway.core.planner.sizes import wanted_context
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speed.machine import Pace
 from gateway.core.speed.objective import Demerits, rating, share, worth
+from gateway.core.variables import merged
 from gateway.domain import Decision, Engine, EngineAnswer, Fact, Hardware, ModelSpec, Plan, Question, Rejected, RuleGap, Wish
 from gateway.errors import BadFlag, BadRequest
 
@@ -46,15 +47,17 @@ def decide(
     gpus: GpuTable | None = None,
     answers: Mapping[Question, EngineAnswer] | None = None,
     pace: Pace | None = None,
+    everywhere: Mapping[str, str] | None = None,
 ) -> Decision:
     """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines that run or start,
     `rules` are by engine ("kind==version"), `drafter` is what the wish names, `gpus` says which formats a GPU multiplies.
     `answers` are what engines' own code said of this model: where there is one, it wins over the rules. `pace`: how fast GPUs and engines are.
+    `everywhere`: environment variables for all engines that have them.
 
     Raises BadFlag when the wish names a flag that none of the engines has.
     """
     hardware = _allowed(hardware, wish)
-    given = PlanningInput(spec, hardware, wish, KnownFacts(facts), claims or {}, gpus, answers or {}, pace)
+    given = PlanningInput(spec, hardware, wish, KnownFacts(facts), claims or {}, gpus, answers or {}, pace, everywhere or {})
     plans: list[Plan] = []
     rejected: list[Rejected] = []
     gaps: list[RuleGap] = []
@@ -62,13 +65,13 @@ def decide(
     shared = Shared(given)
     for engine in engines:
         try:
-            args, env = check_args(engine, wish.args), check_env(engine, wish.env)
+            args, env = check_args(engine, wish.args), merged(engine, wish.env, given.everywhere)
         except BadFlag as error:
             wrong_flags.append(error)
             refusal = Refused("bad_flag", str(error), f"profile {engine.ref}")
             rejected.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
             continue
-        search = Search(given, engine, (rules or {}).get(engine.ref, _NO_RULES), args, env, shared, drafter)
+        search = Search(given.under(env), engine, (rules or {}).get(engine.ref, _NO_RULES), args, env, shared, drafter)
         search.run()
         plans += search.plans
         rejected += search.rejected
@@ -83,15 +86,18 @@ def decide(
 
 
 def _allowed(hardware: Hardware, wish: Wish) -> Hardware:
-    """The machine with the GPUs that the wish names. Raises BadRequest."""
+    """The machine with the GPUs that may be used, and that the wish names. Raises BadRequest."""
     named = wish.gpus
     if not isinstance(named, tuple):
-        return hardware
+        return hardware.usable()
     known = {gpu.uuid for gpu in hardware.gpus}
     if missing := [uuid for uuid in named if uuid not in known]:
         raise BadRequest(
             f"There is no GPU {missing[0][:100]} here.", hint=f"There are: {', '.join(sorted(known)) or 'none'}.", param="gpus"
         )
+    for gpu in hardware.gpus:
+        if gpu.uuid in named and (why := gpu.kept or gpu.lost):
+            raise BadRequest(f"The GPU {gpu.uuid} is not used: {why.rstrip('.')}.", hint="Name another one.", param="gpus")
     return hardware.only(lambda gpu: gpu.uuid in named)
 
 

@@ -37,7 +37,7 @@ def choices(plan: Plan) -> list[tuple[str, str, str]]:
         if isinstance(choice, Choice) and not (name == "num_speculative_tokens" and not choice.value):
             value = {True: "on", False: "off"}[choice.value] if isinstance(choice.value, bool) else str(choice.value)
             rows.append((name.replace("_", " "), value, f"{choice.reason} ({choice.source})"))
-    return rows
+    return rows + [(name, choice.value, f"{choice.reason} ({choice.source})") for name, choice in plan.variables.items()]
 
 
 def image(engine: EngineRef) -> str:
@@ -259,7 +259,7 @@ def machine(hardware: Hardware) -> list[Row]:
     ]
     for gpu in hardware.gpus:
         kind = " unified" if gpu.memory_kind == "unified" else ""
-        lost = f", not used: {gpu.lost}" if gpu.lost else ""
+        lost = f", kept from fitserve: {gpu.kept}" if gpu.kept else f", not used: {gpu.lost}" if gpu.lost else ""
         rows.append(
             Row(
                 f"GPU {gpu.index}",

@@ -32,18 +32,6 @@ def check_args(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {name: check_value(engine, name, engine.flags[name], value) for name, value in _named(engine, args)}
 
 
-def check_env(engine: Engine, env: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment variables. Raises BadFlag for one this engine version does not have or may not be given."""
-    for name, value in env.items():
-        if name not in engine.user_env:
-            raise BadFlag(
-                _unknown(f"{engine.ref} has no environment variable {name[:80]!r} that may be set", name, engine.user_env),
-                param="env",
-            )
-        check_text(name, value, param="env")
-    return dict(env)
-
-
 def canonical(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Checked flags by the planner's names, which are vLLM's, where the planner has one; the others keep the engine's."""
     names = {own: planned for planned, own in engine.spelling.items()}

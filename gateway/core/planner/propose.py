@@ -14,6 +14,7 @@ from gateway.core.planner.copies import copies
 from gateway.core.planner.flags import spelled
 from gateway.core.planner.parallel import peers_without_p2p
 from gateway.core.planner.sizes import Batch, Sizes
+from gateway.core.variables import NO_PROXY
 from gateway.domain import (
     BoolChoice,
     Choice,
@@ -40,6 +41,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     silent = failing(candidate.given.facts, engine, candidate.group)
     reduce = _all_reduce(candidate, silent)
     replicas, speed = copies(candidate, sizes, direct=reduce.value)
+    given = _variables(candidate, env, silent, eager=sizes.batch.eager.value)
     whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
     return Plan(
         model=_model(candidate),
@@ -78,10 +80,11 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         verdict="degraded" if _degraded(candidate) else "ok",
         cost=variant.cost,
         argv=spelled(engine, {**_flags(candidate, sizes.batch, sizes, reduce=reduce.value), **candidate.args}),
-        env={**(engine.eager_env if sizes.batch.eager.value else {}), **(dict([P2P_OFF]) if P2P in silent else {}), **env},
+        env={name: choice.value for name, choice in given.items()},
+        variables=given,
         scope=sizes.scope,
         under={"image": engine.image} | ({"driver": driver} if (driver := candidate.given.hardware.driver) else {}),
-        warnings=(*sizes.warnings, *_warnings(candidate), *_through_the_host(silent)),
+        warnings=(*sizes.warnings, *_warnings(candidate), *_through_the_host(silent), *_left_out(candidate)),
         advice=advice(engine),
     )
 
@@ -261,6 +264,39 @@ def _quantization(candidate: Candidate) -> Choice[str]:
     if quant is None:
         return StrChoice(value="none", reason="the weights are not quantized", source="config.json")
     return StrChoice(value=quant.method, reason=_loaded_as(candidate, quant.method), source="config.json")
+
+
+def _variables(
+    candidate: Candidate, env: Mapping[str, str], silent: Mapping[str, Fact], *, eager: bool
+) -> dict[str, Choice[str]]:
+    """Why the engine gets each of its variables; `env` are the operator's, and what the variant adds to them."""
+    engine, own, everywhere = candidate.engine, candidate.given.wish.env, candidate.given.everywhere
+    found: dict[str, Choice[str]] = {}
+    for name, value in engine.eager_env.items() if eager else ():
+        found[name] = StrChoice(value=value, reason="goes with no graphs", source=f"profile {engine.ref}")
+    if P2P in silent:
+        found[P2P_OFF[0]] = StrChoice(
+            value=P2P_OFF[1], reason=f"the GPUs could not talk to each other: {silent[P2P].source}", source="fact"
+        )
+    for name, value in env.items():
+        if own.get(name) != value:
+            reason, source = candidate.variant.because.get("disabled", ("kernels that the engine is kept from", "planner"))
+        elif everywhere.get(name) == value:
+            reason, source = "set for all engines", "FITSERVE_ENGINE_ENV"
+        elif name in NO_PROXY:
+            reason, source = "the engine asks itself over loopback, past the proxy", "planner"
+        else:
+            reason, source = "set by the user", "user"
+        found[name] = StrChoice(value=value, reason=reason, source=source)
+    return found
+
+
+def _left_out(candidate: Candidate) -> list[str]:
+    """What is set for all engines, and is this engine's by its name, and it does not have."""
+    engine, given = candidate.engine, candidate.given
+    prefixes = ("SGLANG_", "SGL_") if engine.kind == "sglang" else ("VLLM_",)
+    missing = [name for name in given.everywhere if name.startswith(prefixes) and name not in given.wish.env]
+    return [f"{', '.join(missing)} of FITSERVE_ENGINE_ENV is left out: {engine.ref} takes no such variable."] if missing else []
 
 
 def _overrides(candidate: Candidate) -> Choice[str]:

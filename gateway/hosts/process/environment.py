@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gateway.core.variables import INHERITED
 from gateway.domain import Engine, EngineRef
-
-# What an engine needs of our own environment. Nothing else passes: no key, no token.
-INHERITED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")  # fmt: skip
 
 COMPLETE = ".complete"
 """A file that is written last, so that an installation which was cut off is not taken for a whole environment."""
@@ -25,7 +23,7 @@ def is_installed(data: Path, engine: Engine | EngineRef) -> bool:
 
 def variables(program: str, home: Path) -> dict[str, str]:
     """The environment that a program of an engine gets."""
-    found = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+    found = {name: os.environ[name] for name in INHERITED if name in os.environ}
     # Helpers of the engine (ninja, for one) live beside its python.
     found["PATH"] = f"{Path(program).parent}:{found.get('PATH', os.defpath)}"
     found["HOME"] = str(home)

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
+from gateway import open_files
 from gateway.domain import EngineRef, Instance, LaunchSpec
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.process import procfs
@@ -261,6 +262,7 @@ class ProcessHost:
                     env=variables(spec.argv[0], self._home) | _given(spec, record.key),
                     start_new_session=True,
                 )
+            open_files.give_back(child.pid)
             process = procfs.read(child.pid)
             if process is None:
                 raise ProcessLookupError(errno.ESRCH, "somebody else waited for it")

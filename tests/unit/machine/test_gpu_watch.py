@@ -75,8 +75,8 @@ def test_these_xids_take_the_gpu_out_of_service(watch: Callable[[FakeNvml], GpuW
     assert one.failure((first,)) is None
     here = one.hardware(Path("/"))
     assert [gpu.lost is not None for gpu in here.gpus] == [False, True]
-    assert [gpu.uuid for gpu in here.without_lost_gpus().gpus] == [first]
-    assert here.without_lost_gpus().links == ()
+    assert [gpu.uuid for gpu in here.usable().gpus] == [first]
+    assert here.usable().links == ()
 
 
 @pytest.mark.parametrize("number", [8, 13, 31, 32, 43, 44, 45, 63, 68, 69, 92, 94, 137, 154, 99999])
@@ -102,7 +102,7 @@ def test_a_card_that_nvml_loses_is_lost_until_it_reads_it_again(watch: Callable[
     assert any(uuids(nvml)[0] in note and "not used" in note for note in here.notes)
     nvml.cards[0].error = None
     until(lambda: not one.lost)
-    assert len(one.hardware(Path("/")).without_lost_gpus().gpus) == 2
+    assert len(one.hardware(Path("/")).usable().gpus) == 2
 
 
 def test_other_errors_of_a_card_lose_nothing(watch: Callable[[FakeNvml], GpuWatch]) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core import variables
 from gateway.core.kernels.compiled import runs
-from gateway.core.planner.flags import check_args, check_env
+from gateway.core.planner.flags import check_args
 from gateway.domain import Engine, EngineRef
 from gateway.errors import BadFlag, NotFound, SettingsError
 from gateway.inquiry.learned import keep
@@ -270,7 +271,7 @@ def test_flags_are_checked_as_the_version_takes_them(ref: str) -> None:
         with pytest.raises(BadFlag):
             check_args(engine, refused)
     with pytest.raises(BadFlag):
-        check_env(engine, {"VLLM_PLUGINS": "x"})
+        variables.check(engine, "VLLM_PLUGINS", "x")
 
 
 @pytest.mark.parametrize("ref", SGLANG)
@@ -290,7 +291,7 @@ def test_sglang_refuses_users_what_reaches_beyond_the_engine(ref: str) -> None:
         "DUMPER_SERVER_PORT",
     ):
         with pytest.raises(BadFlag):
-            check_env(engine, {variable: "1"})
+            variables.check(engine, variable, "1")
 
 
 @pytest.mark.parametrize("ref", REFS)

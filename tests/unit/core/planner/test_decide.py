@@ -217,3 +217,46 @@ def test_no_wish_breaks_the_planner(fields: dict[str, Any], hardware: str) -> No
     for one in decision.plans:
         assert one.max_model_len.value >= 1
         assert one.memory.kv_tokens >= one.max_model_len.value
+
+
+# --- the operator's environment ---
+
+
+def test_every_variable_says_who_set_it() -> None:
+    everywhere = {"NCCL_DEBUG": "WARN", "HTTP_PROXY": "http://proxy:1", "OMP_NUM_THREADS": "4", "VLLM_NO_SUCH": "1"}
+    found = decide(spec(), machine(), [engine()], wish(env={"NCCL_DEBUG": "INFO"}), everywhere=everywhere)
+    best = found.plans[0]
+    assert {name: choice.source for name, choice in best.variables.items()} == {
+        "NCCL_DEBUG": "user",
+        "HTTP_PROXY": "FITSERVE_ENGINE_ENV",
+        "OMP_NUM_THREADS": "FITSERVE_ENGINE_ENV",
+        "NO_PROXY": "planner",
+    }
+    assert best.env == {name: choice.value for name, choice in best.variables.items()}
+    assert best.env["NCCL_DEBUG"] == "INFO"
+    assert [line for line in best.warnings if "VLLM_NO_SUCH of FITSERVE_ENGINE_ENV is left out" in line]
+    assert best.fingerprint != plan().fingerprint
+
+
+def test_a_fact_learned_with_a_variable_holds_with_it_only_and_one_learned_without_holds_always() -> None:
+    env = {"NCCL_BUFFSIZE": "8388608"}
+    small: dict[str, Any] = {"model": spec(num_hidden_layers=4)}
+    plain, tuned = plan("cpu", **small), plan("cpu", **small, env=env)
+    assert tuned.scope == plain.scope | {"env": "NCCL_BUFFSIZE=8388608"}
+
+    def shortened(one: Plan, **fields: Any) -> int:
+        fact = Fact(kind="max_context", scope=one.scope, value=8064, grade="failed", source="the log line")
+        return plan("cpu", **small, facts=(fact,), **fields).max_model_len.value
+
+    assert shortened(tuned, env=env) == 8064
+    assert shortened(tuned) > 8064
+    assert shortened(tuned, env={"NCCL_BUFFSIZE": "1"}) > 8064
+    assert shortened(plain) == shortened(plain, env=env) == 8064
+
+
+def test_an_engine_that_failed_with_a_variable_is_planned_without_it() -> None:
+    env = {"TORCHDYNAMO_VERBOSE": "1"}
+    scope = {"engine": engine().ref, "capability": "8.6", "env": "TORCHDYNAMO_VERBOSE=1"}
+    fact = Fact(kind="engine_fails", scope=scope, grade="failed", source="it broke")
+    assert planned(facts=(fact,)).plans
+    assert not planned(facts=(fact,), env=env).plans

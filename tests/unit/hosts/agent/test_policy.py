@@ -81,7 +81,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"pids": 2**40}, "the number of processes must be"),
     ({"port": 80}, "the port must be"),
     ({"port": 8001}, "another name or address"),
-    ({"env": {"LD_PRELOAD": "x"}}, "'LD_PRELOAD' is not one"),
+    ({"env": {"LD_PRELOAD": "x"}}, "LD_PRELOAD cannot be given to engines: it loads code"),
     ({"argv": ("sh",)}, "is not that of vllm=="),
     ({"engine": PLAN.engine.evolve(image="debian")}, "the image 'debian' may not be started"),
     ({"engine": PLAN.engine.evolve(image=None)}, "the image '' may not be started"),

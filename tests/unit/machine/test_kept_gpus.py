@@ -1,0 +1,132 @@
+"""Which GPUs are kept from fitserve, by its setting and by the variables of CUDA and of the container toolkit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.core.planner.decide import decide
+from gateway.core.planner.explain import machine as rows
+from gateway.domain import Hardware
+from gateway.errors import BadRequest, SettingsError
+from gateway.machine.gpu_watch import GpuWatch
+from gateway.machine.kept_gpus import KeptGpus
+from gateway.machine.probe import probe
+from gateway.profiles import Profiles
+from tests.support.fake_nvml import MIB, Card, FakeNvml
+from tests.support.makers import engine, spec, wish
+
+FIRST, SECOND, THIRD = (f"GPU-{digit * 8}-0000-0000-0000-000000000000" for digit in "abc")
+
+
+def machine(*names: str, uuids: tuple[str, ...] = (FIRST, SECOND, THIRD)) -> Hardware:
+    cards = [Card(uuid, f"NVIDIA GeForce RTX {name}") for uuid, name in zip(uuids, names, strict=False)]
+    return probe(nvml=FakeNvml(cards))
+
+
+ALIKE, UNLIKE = machine("3090", "3090", "3090"), machine("3060", "3090")
+
+
+def kept(hardware: Hardware, wanted: str | None = None, **environment: str) -> list[int]:
+    marked = KeptGpus.of(hardware, wanted, environment).mark(hardware)
+    return [gpu.index for gpu in marked.gpus if gpu.kept]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "left_out"),
+    [("0", [1, 2]), ("2,0", [1]), (f" {SECOND} , 0", [2]), (f"0,1,{THIRD}", []), (",", [0, 1, 2])],
+)
+def test_the_setting_names_gpus_by_index_or_uuid(wanted: str, left_out: list[int]) -> None:
+    assert kept(ALIKE, wanted) == left_out
+    assert kept(ALIKE, wanted, CUDA_VISIBLE_DEVICES="1") == left_out, "the setting wins"
+
+
+@pytest.mark.parametrize("wanted", ["3", "all", "GPU-nonsense", "-1", FIRST[:12]])
+def test_a_gpu_that_is_not_here_is_an_error_that_names_those_that_are(wanted: str) -> None:
+    with pytest.raises(SettingsError, match="no such GPU") as error:
+        KeptGpus.of(ALIKE, f"0,{wanted}", {})
+    assert all(uuid in error.value.hint for uuid in (FIRST, SECOND, THIRD))
+    with pytest.raises(SettingsError, match="no such GPU"):
+        KeptGpus.of(probe(nvml=FakeNvml([], init_error=12)), wanted, {})
+
+
+def test_a_card_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
+    cards = [Card(FIRST, "A"), Card(SECOND, "A", error=15)]
+    here = probe(nvml=FakeNvml(cards))
+    assert kept(here, "0,1") == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "left_out"),
+    [
+        ("1", [0, 2]),
+        ("", [0, 1, 2]),
+        ("-1", [0, 1, 2]),
+        ("NoDevFiles", [0, 1, 2]),
+        ("2,-1,0", [0, 1]),
+        ("0,7,1", [1, 2]),
+        ("0,0,1", [1, 2]),
+        (f"{SECOND},{FIRST[:12]}", [2]),
+        ("0,GPU-", [1, 2]),
+    ],
+)
+def test_cuda_visible_devices_means_what_cuda_takes_it_for(visible: str, left_out: list[int]) -> None:
+    assert kept(ALIKE, CUDA_VISIBLE_DEVICES=visible) == left_out
+
+
+def test_cudas_numbers_of_unlike_gpus_are_refused_for_they_go_by_speed() -> None:
+    with pytest.raises(SettingsError, match="goes by speed"):
+        kept(UNLIKE, CUDA_VISIBLE_DEVICES="0")
+    assert kept(UNLIKE, CUDA_VISIBLE_DEVICES="0", CUDA_DEVICE_ORDER="PCI_BUS_ID") == [1]
+    assert kept(UNLIKE, CUDA_VISIBLE_DEVICES=SECOND) == [0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "left_out"),
+    [("all", []), ("void", []), ("", []), ("0,1,2", []), ("5,6,7", []), ("1", [0, 2]), (SECOND, [0, 2]), ("none", [0, 1, 2])],
+)
+def test_what_the_container_toolkit_did_already_is_not_done_again(visible: str, left_out: list[int]) -> None:
+    """The numbers of NVIDIA_VISIBLE_DEVICES are the host's; in the container, GPUs are counted anew."""
+    assert kept(ALIKE, NVIDIA_VISIBLE_DEVICES=visible) == left_out
+
+
+def test_mig_devices_are_named_by_their_uuids() -> None:
+    part = "MIG-11111111-0000-0000-0000-000000000000"
+    other = "MIG-22222222-0000-0000-0000-000000000000"
+    parts = [
+        Card(part, "NVIDIA H100 MIG 3g.40gb", total=40000 * MIB),
+        Card(other, "NVIDIA H100 MIG 3g.40gb", total=40000 * MIB),
+    ]
+    here = probe(nvml=FakeNvml([Card(FIRST, "NVIDIA H100", (9, 0), mig=True, mig_devices=[*parts])]))
+    assert [gpu.uuid for gpu in KeptGpus.of(here, part, {}).mark(here).usable().gpus] == [part]
+    assert [gpu.uuid for gpu in KeptGpus.of(here, None, {"CUDA_VISIBLE_DEVICES": other}).mark(here).usable().gpus] == [other]
+    assert kept(here, CUDA_VISIBLE_DEVICES="0") == [1, 2], "which MIG device CUDA means by a number is not known"
+
+
+def test_nothing_is_planned_on_a_gpu_that_is_kept() -> None:
+    marked = KeptGpus.of(ALIKE, "1,2", {}).mark(ALIKE)
+    found = decide(spec(), marked, [engine()], wish())
+    assert found.plans
+    assert all(FIRST not in plan.gpus for plan in found.plans)
+    with pytest.raises(BadRequest, match="FITSERVE_GPUS leaves it out"):
+        decide(spec(), marked, [engine()], wish(gpus=(FIRST,)))
+
+
+def test_a_machine_whose_gpus_are_all_kept_serves_on_its_processor() -> None:
+    marked = KeptGpus.of(ALIKE, None, {"CUDA_VISIBLE_DEVICES": ""}).mark(ALIKE)
+    assert {one.device for one in Profiles().engines_for(marked)} == {"cpu"}
+
+
+def test_the_probe_says_what_is_kept_and_by_what() -> None:
+    marked = KeptGpus.of(ALIKE, None, {"CUDA_VISIBLE_DEVICES": "0"}).mark(ALIKE)
+    (line,) = [row for row in rows(marked) if row.name == "GPU 1"]
+    assert "kept from fitserve: CUDA_VISIBLE_DEVICES leaves it out" in " ".join(line)
+
+
+def test_what_was_told_at_the_start_holds_by_uuid_when_a_card_drops_off() -> None:
+    cards = [Card(FIRST, "A"), Card(SECOND, "A"), Card(THIRD, "A")]
+    nvml = FakeNvml(cards)
+    watch = GpuWatch(nvml, kept=KeptGpus.of(probe(nvml=nvml), "1", {}))
+    del nvml.cards[0]
+    assert [gpu.uuid for gpu in watch.hardware(Path("/")).usable().gpus] == [SECOND]
