@@ -28,6 +28,11 @@ def call(method: str, path: str, body: Any = None) -> Any:
         return response.json()
 
 
+def text(path: str) -> str:
+    """The answer as it is."""
+    return b"".join(stream(path, {})).decode(errors="replace")
+
+
 def stream(path: str, query: dict[str, Any]) -> Iterator[bytes]:
     """The answer's bytes as they come."""
     import httpx
@@ -42,13 +47,19 @@ def stream(path: str, query: dict[str, Any]) -> Iterator[bytes]:
             raise _unreachable(client, error) from None
 
 
-def _client() -> httpx.Client:
-    import httpx
-
+def address() -> tuple[str, str | None]:
+    """Where the gateway is, and the key."""
     url = os.environ.get("FITSERVE_URL") or f"http://127.0.0.1:{os.environ.get('FITSERVE_PORT', '8080')}"
     key = os.environ.get("FITSERVE_KEY") or os.environ.get("FITSERVE_ADMIN_KEY")
     if not url.startswith(("http://", "https://")):
         raise BadRequest(f"FITSERVE_URL is {url!r}, which is not a URL.", hint="Give one like http://127.0.0.1:8080.")
+    return url, key
+
+
+def _client() -> httpx.Client:
+    import httpx
+
+    url, key = address()
     headers = {"authorization": f"Bearer {key}"} if key else {}
     # Planning a large repository reads its headers over the network first.
     return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(120, connect=5), trust_env=False)

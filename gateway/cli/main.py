@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gateway.cli.bench_command import bench
 from gateway.cli.client import call
 from gateway.cli.engine_commands import app as engine_app
 from gateway.cli.fact_commands import app as facts_app
@@ -28,6 +29,7 @@ from gateway.version import __version__
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command()(plan)
 app.command()(matrix)
+app.command()(bench)
 app.add_typer(engine_app, name="engine")
 app.add_typer(facts_app, name="facts")
 app.add_typer(keys_app, name="keys")
@@ -147,7 +149,8 @@ def ps(as_json: Json = False) -> None:
         say(json.dumps(listing, indent=2))
         return
     rows = [
-        (m["name"], m["state"], str(len(m["replicas"]) or len(m["wish"]["endpoints"])), m["detail"]) for m in listing["data"]
+        (m["name"], m["state"], str(len(m["replicas"]) or len(m["wish"]["endpoints"])), m["detail"] or _rival_hint(m))
+        for m in listing["data"]
     ]
     table(("NAME", "STATE", "REPLICAS", "DETAIL"), rows)
 
@@ -234,6 +237,11 @@ def doctor(as_json: Json = False) -> None:
 
 
 # --- helpers ---
+
+
+def _rival_hint(view: Any) -> str:
+    rival = view["rival"]
+    return f"another plan should be {rival['gain']:.2f} times as good: fitserve show {view['name']}" if rival else ""
 
 
 def _wait_ready(name: str, *, quiet: bool) -> Any:

@@ -133,8 +133,8 @@ def show_plan(plan: Any) -> None:
     say("\nMemory per device\n" + explain.memory_bar(plan.memory, min(60, (_width() or 80) - 16)))
     table(("", "", ""), explain.memory_rows(plan.memory))
     if plan.speed:
-        say(f"\nExpected speed ({plan.speed.grade})")
-        table(("", ""), explain.speed_rows(plan.speed))
+        say("\nMeasured speed" if plan.speed.grade == "measured" else f"\nExpected speed ({plan.speed.grade})")
+        table(("", ""), [*explain.speed_rows(plan.speed), ("by", plan.speed.source)])
     if plan.warnings:
         say("")
     for warning in plan.warnings:
@@ -164,6 +164,9 @@ def show_model(view: Any) -> None:
     say(f"{view['name']}: {status_text(view)}")
     if view["plan"]:
         show_plan(Plan.model_validate(view["plan"]))
+    if rival := view["rival"]:
+        say("\nAnother plan should be better")
+        print_paragraph(f"{rival['words']} {rival['do']}", indent=2, first="  ")
     refused = [one for one in (view["decision"] or {}).get("rejected", ()) if one["verdict"] == "engine_refuses"]
     if refused:
         say("\nRefused by the engine itself, when it was asked")

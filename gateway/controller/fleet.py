@@ -81,6 +81,15 @@ class Fleet:
                     claims[uuid] = claims.get(uuid, 0) + replica.attempt.plan.memory.budget_bytes
         return claims
 
+    def held(self, model: ManagedModel) -> dict[str, int]:
+        """Bytes per GPU that the model's own live attempts may use."""
+        held: dict[str, int] = {}
+        for replica in model.replicas:
+            if replica.attempt is not None:
+                for uuid in replica.attempt.plan.gpus:
+                    held[uuid] = held.get(uuid, 0) + replica.attempt.plan.memory.budget_bytes
+        return held
+
     def ports(self) -> set[int]:
         """The ports of all starts that are recorded and not ended."""
         return {replica.attempt.port for replica in self.replicas() if replica.attempt is not None}

@@ -24,7 +24,7 @@ from gateway.controller.planner import Planner
 from gateway.controller.replica_steps import ReplicaSteps
 from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
-from gateway.domain import Hardware, Instance, Planned, Wish
+from gateway.domain import Hardware, Instance, Planned, Rival, RunningPlan, Wish
 from gateway.errors import HostError, NotFound, StoreError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.routes import Routes
@@ -128,6 +128,18 @@ class Loop:
         facts = await asyncio.to_thread(self._store.fact_texts)
         beside = wish if hardware else self._fleet.beside(wish)
         return await self._planner.decide(beside, facts, self._fleet.claims(None), hardware)
+
+    async def rival(self, model: ManagedModel) -> Rival | None:
+        """A plan that should be better than what serves now, once that was measured. Raises BadModel and its kin."""
+        serving = model.serving
+        if not serving:
+            return None
+        facts, held = await asyncio.to_thread(self._store.fact_texts), self._fleet.held(model)
+        claims = {uuid: size - held.get(uuid, 0) for uuid, size in self._fleet.claims(None).items()}
+        wish = self._fleet.beside(model.wish)
+        running = RunningPlan(serving[0].plan, held)
+        planned = await self._planner.decide(wish, facts, claims, None, model.answers, model.pins, running)
+        return planned.rival
 
     async def hardware(self) -> Hardware:
         """What is in this machine now; GPUs that are lost say so."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gateway.controller.endpoint_watcher import EndpointWatcher
 from gateway.controller.watcher import Watcher
 from gateway.core.reconcile import Rest
-from gateway.domain import Asked, Attempt, EngineAnswer, Instance, Plan, Question, Wish
+from gateway.domain import Asked, Attempt, EngineAnswer, Instance, Plan, Question, Rival, Wish
 from gateway.routing import table as routing
 from gateway.supervision import Setback
 
@@ -102,6 +102,8 @@ class ManagedModel:
     """By engine, why it could not be asked, and when that was."""
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while engines are asked about the model: what one replica hears, the others need not ask."""
+    rival: Rival | None = None
+    """A plan that should be better than what runs, by what was measured of that."""
     setback: Setback = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,6 +122,11 @@ class ManagedModel:
             engine: (why, at) for engine, (why, at) in self.problems_of_asking.items() if time.monotonic() - at < _ASK_AGAIN_S
         }
         return {engine: why for engine, (why, _) in self.problems_of_asking.items()}
+
+    @property
+    def serving(self) -> list[Attempt]:
+        """The attempts that clients are served by."""
+        return [one.attempt for one in self.replicas if one.attempt is not None and one.attempt.state == "ready"]
 
     @property
     def problems(self) -> Iterator[str]:

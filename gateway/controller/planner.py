@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from gateway.domain import Asked, EngineAnswer, Hardware, Planned, Question, Wish
+from gateway.domain import Asked, EngineAnswer, Hardware, Planned, Question, RunningPlan, Wish
 
 
 class Room(NamedTuple):
@@ -45,11 +45,13 @@ class Planner(Protocol):
         hardware: str | None = None,
         answers: Mapping[Question, EngineAnswer] | None = None,
         pins: Mapping[str, str] | None = None,
+        running: RunningPlan | None = None,
     ) -> Planned:
         """Read the model, look at the machine, or at the snapshot that `hardware` names, and plan.
 
         `facts` are those of the store, as they are kept there; `claims` are bytes per GPU UUID of engines that run or start; `answers` are what
-        engines said of this model; `pins` the digests of images, by name, that this model's engines are started from. Raises BadModel, BadFlag, NotFound, NoPlan.
+        engines said of this model; `pins` the digests of images, by name, that this model's engines are started from; `running` is what a rival is
+        looked for to. Raises BadModel, BadFlag, NotFound, NoPlan.
         """
         ...
 

@@ -28,11 +28,24 @@ from gateway.domain.plan import (
     Question,
     Refusal,
     Rejected,
+    Rival,
     RuleGap,
+    RunningPlan,
     Speed,
     StrChoice,
 )
-from gateway.domain.running import Attempt, AttemptState, Instance, LaunchSpec, Mount, Observation
+from gateway.domain.running import (
+    Attempt,
+    AttemptState,
+    Bench,
+    BenchKept,
+    BenchLevel,
+    BenchReport,
+    Instance,
+    LaunchSpec,
+    Mount,
+    Observation,
+)
 from gateway.domain.value import MOST_BYTES, EngineRef, Grade, Scalar, Task, Value
 from gateway.domain.wish import NAME_PATTERN, Policy, Wish
 
@@ -47,6 +60,10 @@ __all__ = [
     "Attempt",
     "AttemptState",
     "AttentionGroup",
+    "Bench",
+    "BenchKept",
+    "BenchLevel",
+    "BenchReport",
     "BoolChoice",
     "Choice",
     "Decision",
@@ -87,7 +104,9 @@ __all__ = [
     "Recurrent",
     "Refusal",
     "Rejected",
+    "Rival",
     "RuleGap",
+    "RunningPlan",
     "Scalar",
     "Settled",
     "Shard",

@@ -18,6 +18,8 @@ FactKind = Literal[
     "needs_memory",
     "spare_memory",
     "peers_fail",
+    "speed_ratio",
+    "speed_measured",
 ]
 
 
@@ -30,12 +32,15 @@ class Fact(Value):
     this size away from this kernel, which other layers get. engine_fails: this engine version cannot do what its
     scope names of capability, architecture and quantization. needs_memory: `value` bytes of each device were in use before
     there was a KV cache. spare_memory: `value` bytes more of each device had to be left free beside the engine's share.
-    peers_fail: these `gpus` cannot reach each other `by` one of the links of core/facts/peers.py.
+    peers_fail: these `gpus` cannot reach each other `by` one of the links of core/facts/peers.py. speed_ratio: `value` thousandths
+    of what was expected were measured of the `figure` of plans of this device, engine, kernel, attention backend and ranks, `samples`
+    times. speed_measured: `value` thousandths are the `figure` of the plan of this fingerprint.
     """
 
     kind: FactKind
     scope: dict[str, str]
     value: int | None = None
+    samples: int | None = Field(None, description="how many measurements are in `value`")
     grade: Grade
     under: dict[str, str] = Field({}, description="driver and image it was learned with; it is stale without them")
     source: str = Field(description="the log line that proves it, or the page it was read on")

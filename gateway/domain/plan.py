@@ -56,8 +56,9 @@ class Speed(Value):
     concurrency: int = Field(description="requests at once: as many as were asked for, and fit")
     first_token_2k_s: Estimate = Field(description="seconds to the first token of a prompt of 2,048 tokens")
     first_token_32k_s: Estimate | None = Field(None, description="of 32,768 tokens; None: the context is shorter")
-    grade: Literal["predicted", "measured"] = "predicted"
-    source: str = Field(description="where the figures of the machine come from")
+    grade: Literal["predicted", "measured"] = Field("predicted", description="measured: of this very plan, here")
+    source: str = Field(description="where the figures of the machine come from, and what was measured")
+    ratios: dict[str, float] = Field({}, description="by field what measurements have multiplied its expectation with")
 
 
 class ModelRef(Value):
@@ -225,6 +226,14 @@ class Decision(Value):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)
 
 
+class Rival(Value):
+    """A plan that is expected to be better than what runs. gain: how many times as much it is worth for what the model is wanted for."""
+
+    speed: Speed = Field(description="what was measured of the plan that runs")
+    plan: Plan
+    gain: float
+
+
 class OpenQuestions(NamedTuple):
     """What one engine can be asked about a decision."""
 
@@ -232,11 +241,19 @@ class OpenQuestions(NamedTuple):
     questions: tuple[Question, ...]
 
 
+class RunningPlan(NamedTuple):
+    """A plan that runs, and the bytes per GPU UUID that all replicas of its model have: they would be free for another plan."""
+
+    plan: Plan
+    held: dict[str, int]
+
+
 class Planned(NamedTuple):
     """What a gateway that runs keeps of a decision: the best plan, or the reason why there is none; and the whole `decision` as JSON,
-    which is only passed on: it may be megabytes. open: engines whose own answers could change it, by name."""
+    which is only passed on: it may be megabytes. open: engines whose own answers could change it, by name. rival: of the plan that runs."""
 
     plan: Plan | None
     reason: str
     decision: bytes
     open: tuple[str, ...] = ()
+    rival: Rival | None = None

@@ -1,14 +1,18 @@
-"""What is started, what runs, and what was tried."""
+"""What is started, what runs, what was tried, and what was measured."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from gateway.domain.facts import Failure
 from gateway.domain.plan import Plan
 from gateway.domain.value import EngineRef, Grade, Value
+
+# A figure that somebody else reports: a number that a clock can give.
+Positive = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
+Tokens = Annotated[int, Field(ge=1, le=2**24)]
 
 
 class Mount(Value):
@@ -96,3 +100,47 @@ class Observation(Value):
     verified: bool = False
     proof: Failure | None = Field(None, description="a failure that a log line, the probe or the verification proves")
     log_ended: bool = Field(False, description="every line of the log was seen")
+
+
+class BenchLevel(Value):
+    """So many requests at once, each with a prompt of its own. Seconds are of single requests, but for `seconds`."""
+
+    concurrency: int = Field(ge=1, le=65536)
+    requests: int = Field(ge=1, le=2**24, description="that were answered")
+    seconds: Positive = Field(description="from the first question to the last answer")
+    tokens_per_s: Positive
+    latency_p50_s: Positive
+    latency_p95_s: Positive
+    first_token_p50_s: Positive
+    first_token_p95_s: Positive
+
+
+class BenchReport(Value):
+    """What one run of `fitserve bench` found. prompt, answer: tokens of each request of `levels`."""
+
+    model_config = ConfigDict(defer_build=False)
+
+    prompt: Tokens
+    answer: Tokens
+    stream: Positive | None = Field(None, description="tokens/s of one request alone, after its first token")
+    first_token_2k_s: Positive | None = None
+    first_token_32k_s: Positive | None = None
+    levels: tuple[BenchLevel, ...] = Field((), max_length=32)
+    fingerprint: str | None = Field(None, max_length=64, description="of the plan that ran when it began; None: an endpoint")
+    disturbed: str = Field("", max_length=400, description="what else happened meanwhile: then nothing is learned from it")
+
+
+class Bench(BenchReport):
+    """A run as it is kept."""
+
+    model: str
+    at: float
+    engine: str | None = None
+
+
+class BenchKept(NamedTuple):
+    """What became of a run. last: the one before. why: nothing was learned from it."""
+
+    bench: Bench
+    last: Bench | None
+    why: str

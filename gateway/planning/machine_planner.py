@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.checking import LIMIT_S, Forecast, checked
-from gateway.domain import Asked, EngineAnswer, Hardware, Plan, Planned, Question, Wish
+from gateway.domain import Asked, EngineAnswer, Hardware, Plan, Planned, Question, Rival, RunningPlan, Wish
 from gateway.domain.image_name import AllowedImages, exact
 from gateway.errors import BadModel, HostError
 from gateway.inquiry.document import ModelFiles
@@ -53,9 +53,11 @@ class MachinePlanner:
         hardware: str | None = None,
         answers: Mapping[Question, EngineAnswer] | None = None,
         pins: Mapping[str, str] | None = None,
+        running: RunningPlan | None = None,
     ) -> Planned:
         machine = None if hardware else await self.hardware()
-        return (await self._forecast(wish, facts, claims, answers or {}, pins or {}, machine, hardware))[0].decision
+        asked = (wish, facts, claims, answers or {}, pins or {}, machine, hardware)
+        return (await self._forecast(*asked, running=running))[0].decision
 
     async def check(
         self,
@@ -102,12 +104,14 @@ class MachinePlanner:
         hardware: str | None = None,
         *,
         asking: bool = False,
+        running: RunningPlan | None = None,
     ) -> tuple[Forecast[Planned], Frames]:
         """`asking`: the frames have what engines are told of the model."""
         if wish.source is None:
             raise BadModel(f"The model {wish.name} is an endpoint; there is nothing to plan.", hint="Give a `source` instead.")
         fields = {"wish": wish.model_dump(mode="json"), "claims": dict(claims), "snapshot": hardware, "asking": asking}
-        fields["pins"] = dict(pins)
+        fields |= {"pins": dict(pins), "held": running.held if running else {}}
+        fields["running"] = running.plan.model_dump(mode="json") if running else None
         here = machine.model_dump_json(by_alias=True).encode() if machine else b""
         known = ANSWERS.dump_json(list(answers.items()))
         request = Request(json.dumps(fields).encode(), here, "\n".join(facts).encode(), known)
@@ -116,5 +120,6 @@ class MachinePlanner:
         if plan is not None:
             # Where the engine of the best plan cannot be asked, its forecast is what is started, whatever others would say.
             found = found[:1]
-        planned = Planned(plan, answer.reason, frames.decision, tuple(str(one.engine) for one in found))
+        rival = Rival.model_validate_json(frames.rival) if frames.rival else None
+        planned = Planned(plan, answer.reason, frames.decision, tuple(str(one.engine) for one in found), rival)
         return Forecast(planned, found, GAPS.validate_json(frames.gaps)), frames

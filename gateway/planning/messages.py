@@ -42,9 +42,8 @@ class Start(NamedTuple):
 
 
 class Request(NamedTuple):
-    """JSON of the wish, of the claims, of the name of a snapshot, of whether engines will be asked (`asking`) and of the digests of images, by name
-    (`pins`); of the machine, where no
-    snapshot is named; of facts, one a line; of what engines answered (`ANSWERS`)."""
+    """JSON of the wish, of the claims, of the name of a snapshot, of whether engines will be asked (`asking`), of the digests of images, by name
+    (`pins`), of the plan that runs (`running`) and of what its model has of each GPU (`held`); of the machine, where no snapshot is named; of facts, one a line; of what engines answered (`ANSWERS`)."""
 
     wish: bytes
     machine: bytes
@@ -63,7 +62,8 @@ class Answer(NamedTuple):
 
 class Frames(NamedTuple):
     """The best plan and the whole decision; what engines can be asked (`OPEN`), and where they contradicted the rules (`GAPS`); and what they
-    are told of the model, where that was wanted: config.json, and a safetensors file without its data where there is one."""
+    are told of the model, where that was wanted: config.json, and a safetensors file without its data where there is one; the rival of
+    the plan that runs."""
 
     plan: bytes = b""
     decision: bytes = b""
@@ -71,6 +71,7 @@ class Frames(NamedTuple):
     gaps: bytes = b""
     config: bytes = b""
     headers: bytes = b""
+    rival: bytes = b""
 
 
 ANSWERS = TypeAdapter(list[tuple[Question, EngineAnswer]])

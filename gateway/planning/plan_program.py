@@ -21,10 +21,13 @@ from typing import BinaryIO, NamedTuple
 from gateway.catalog.catalog import gather, load_drafter, spec_of
 from gateway.catalog.hub import Hub
 from gateway.checking import model_files
+from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.facts.scope import standing
 from gateway.core.planner.asked import open_questions
 from gateway.core.planner.explain import why_no_plan
-from gateway.domain import Decision, Engine, Fact, Hardware, Wish
+from gateway.core.speed.correction import measured
+from gateway.core.speed.rival import rival
+from gateway.domain import Decision, Engine, Fact, Gpu, Hardware, Plan, Rival, Wish
 from gateway.domain.image_name import AllowedImages
 from gateway.domain.units import MIB, gib
 from gateway.errors import BadModel, FitserveError, NoPlan
@@ -60,10 +63,11 @@ _OBJECTS = 100_000
 
 
 class Decided(NamedTuple):
-    """The decision; what engines are told of the model, where they will be asked about it."""
+    """The decision; what engines are told of the model, where they will be asked about it; the rival of the plan that runs."""
 
     decision: Decision
     files: ModelFiles | None = None
+    rival: Rival | None = None
 
 
 class Planner:
@@ -92,7 +96,7 @@ class Planner:
         images = self._profiles.images | ({wish.image} if wish.image else set())
         learned = standing(self._facts.values(), machine.driver, images, fields["pins"])
         drafter = load_drafter(wish.drafter, hub=self._hub) if wish.drafter else None
-        here, claims = name or "this machine", fields["claims"]
+        here, machine, claims = name or "this machine", _freed(machine, fields["held"]), fields["claims"]
         answers = dict(ANSWERS.validate_json(request.answers))
         given = (
             self._profiles,
@@ -107,7 +111,12 @@ class Planner:
             answers,
             dict(self._start.engine_env),
         )
-        return Decided(decide_with(*given), model_files(read.config, read.tensors) if fields["asking"] else None)
+        decision = decide_with(*given)
+        better = None
+        if fields["running"] is not None:
+            running = Plan.model_validate(fields["running"])
+            better = rival(measured(running, KnownFacts(learned).about_plan(running.fingerprint)), decision.plans, wish)
+        return Decided(decision, model_files(read.config, read.tensors) if fields["asking"] else None, better)
 
     def _installed(self, engines: list[Engine], wish: Wish) -> list[Engine]:
         """Those of the engines that are installed. Raises NoPlan that says how to install one."""
@@ -119,6 +128,19 @@ class Planner:
                 hint=f"Run `fitserve engine install {wanted}`; this machine has no Docker Engine to run containers.",
             )
         return here
+
+
+def _freed(machine: Hardware, held: dict[str, int]) -> Hardware:
+    """The machine as it would be without the engines that hold so many bytes of its GPUs."""
+
+    def free(gpu: Gpu) -> Gpu:
+        if gpu.free_bytes is None or gpu.uuid not in held:
+            return gpu
+        freed: Gpu = gpu.evolve(free_bytes=min(gpu.total_bytes or 0, gpu.free_bytes + held[gpu.uuid]))
+        return freed
+
+    without: Hardware = machine.evolve(gpus=tuple(map(free, machine.gpus))) if held else machine
+    return without
 
 
 def _allowed(engines: list[Engine], images: AllowedImages) -> list[Engine]:
@@ -133,10 +155,12 @@ def _allowed(engines: list[Engine], images: AllowedImages) -> list[Engine]:
 def answered(planner: Planner, request: Request) -> list[bytes]:
     """The answer, and its frames."""
     try:
-        decision, files = planner.decide(request)
+        decision, files, better = planner.decide(request)
         plan = decision.plans[0].model_dump_json(by_alias=True).encode() if decision.plans else b""
         whole = decision.model_dump_json(by_alias=True).encode()
         frames = Frames(plan, whole, OPEN.dump_json(open_questions(decision)), GAPS.dump_json(decision.gaps))
+        if better is not None:
+            frames = frames._replace(rival=better.model_dump_json(by_alias=True).encode())
         if files is not None and len(files.headers or b"") <= HEADER_BYTES:
             frames = frames._replace(config=files.config, headers=files.headers or b"")
         if len(plan) > PLAN_BYTES or len(whole) > DECISION_BYTES:

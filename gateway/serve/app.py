@@ -39,7 +39,7 @@ from gateway.planning.messages import Start
 from gateway.planning.plan_process import PlanProcess
 from gateway.profiles import Profiles
 from gateway.routing.routes import Routes
-from gateway.serve.admin import docs, fact_routes, key_routes, model_routes
+from gateway.serve.admin import bench_routes, docs, fact_routes, key_routes, model_routes
 from gateway.serve.admin.scopes import Scopes
 from gateway.serve.metrics import gauges
 from gateway.serve.metrics.access_log import AccessLog, AdminRequest
@@ -49,6 +49,7 @@ from gateway.serve.proxy.limits import Limits
 from gateway.settings import Settings
 from gateway.shared_memory import SharedMemory
 from gateway.store.recovery import installation_id, open_store
+from gateway.tuning.tuner import Tuner
 from gateway.version import __version__
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ def create_app(
         app.state.settings, app.state.store, app.state.profiles, app.state.loop = settings, store, profiles, loop
         running = asyncio.create_task(loop.run())
         running.add_done_callback(gateway.loop_ended)
+        tuner = app.state.tuner = Tuner(loop, store)
         if workers is not None:
             workers.start()
         try:
@@ -196,6 +198,7 @@ def create_app(
                 await workers.close()
             plane.close()
             await asyncio.to_thread(watch.close)
+            await tuner.close()
             running.remove_done_callback(gateway.loop_ended)
             running.cancel()
             await asyncio.wait({running})
@@ -214,7 +217,7 @@ def create_app(
         redirect_slashes=False,
         openapi_url="/admin/openapi.json",
     )
-    routers = (gauges.router, docs.router, fact_routes.router, key_routes.router, model_routes.router)
+    routers = (gauges.router, docs.router, fact_routes.router, key_routes.router, bench_routes.router, model_routes.router)
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(FitserveError, _on_error)

@@ -23,7 +23,7 @@ from typing import Any
 
 from gateway.errors import StoreError
 
-VERSION = 4
+VERSION = 5
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE models (
@@ -46,15 +46,24 @@ CREATE TABLE IF NOT EXISTS keys (
     name TEXT PRIMARY KEY, digest TEXT NOT NULL UNIQUE, may TEXT NOT NULL, created_at REAL NOT NULL
 ) STRICT;
 """
+# `bench` is what a run of `fitserve bench` found.
+_BENCHES = """
+CREATE TABLE benches (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, at REAL NOT NULL, bench TEXT NOT NULL, seal INTEGER
+) STRICT;
+CREATE INDEX benches_of ON benches (model, id)
+"""
 _SEALED = {
     "models": "name, wish, created_at, deleting, forgiven_at",
     "attempts": "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure",
     "facts": "id, fact, attempt, learned_at",
     "keys": "name, digest, may, created_at",
+    "benches": "id, model, at, bench",
 }
-_SEALS = ";".join(f"ALTER TABLE {table} ADD COLUMN seal INTEGER" for table in _SEALED)
+# Of the tables that are older than seals.
+_SEALS = ";".join(f"ALTER TABLE {table} ADD COLUMN seal INTEGER" for table in ("models", "attempts", "facts", "keys"))
 # What brings a database of an older version to the next one.
-_UPGRADES = {1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0", 2: _KEYS, 3: _SEALS}
+_UPGRADES = {1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0", 2: _KEYS, 3: _SEALS, 4: _BENCHES}
 # Free bytes without which the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
 # Primary result codes that say nothing about the bytes of the file.
@@ -147,7 +156,7 @@ class Database:
         self.connection.create_function("seal_of", -1, _seal_of, deterministic=True)
         if version == 0:
             with self._transaction() as db:
-                self._all(_SCHEMA + _KEYS + _SEALS)
+                self._all(_SCHEMA + _KEYS + _SEALS + ";" + _BENCHES)
                 db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
                 db.execute(f"PRAGMA user_version={VERSION}")
         for older in range(version or VERSION, VERSION):

@@ -7,17 +7,20 @@ Every method is one transaction and returns after it is on the disk, so an ackno
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
-from gateway.domain import Attempt, Fact, Failure, Plan, Wish
+from gateway.domain import Attempt, Bench, Fact, Failure, Plan, Wish
 from gateway.domain.key import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store.database import Database
 
 # Attempts kept per model: enough to see a crash loop, bounded over years.
 _KEEP_ATTEMPTS = 50
+# Runs of `fitserve bench` kept per model.
+_KEEP_BENCHES = 50
 
 
 class Store:
@@ -110,6 +113,7 @@ class Store:
             if db.execute("SELECT 1 FROM attempts WHERE model=? AND ready_at IS NOT NULL", (name,)).fetchone() is None:
                 _forget_failed_plans(db, name)
             db.execute("DELETE FROM attempts WHERE model=?", (name,))
+            db.execute("DELETE FROM benches WHERE model=?", (name,))
 
     # --- attempts ---
 
@@ -210,6 +214,32 @@ class Store:
         """How many facts of each kind were learned."""
         return dict(self._database.rows("SELECT json_extract(fact, '$.kind'), count(*) FROM facts GROUP BY 1"))
 
+    # --- benches ---
+
+    def add_bench(self, bench: Bench, facts: Iterable[Fact] = ()) -> None:
+        """Keep what was measured, and what was learned from it, which takes the place of what was known of the same."""
+        with self._database.change() as db:
+            db.execute(
+                "INSERT INTO benches (model, at, bench) VALUES (?, ?, ?)", (bench.model, bench.at, bench.model_dump_json())
+            )
+            db.execute(
+                "DELETE FROM benches WHERE model=? AND id NOT IN (SELECT id FROM benches WHERE model=? ORDER BY id DESC LIMIT ?)",
+                (bench.model, bench.model, _KEEP_BENCHES),
+            )
+            old = {_about(row[1]): row[0] for row in db.execute("SELECT id, fact FROM facts WHERE fact LIKE '%\"speed_%'")}
+            for fact in facts:
+                text = fact.model_dump_json()
+                db.execute("DELETE FROM facts WHERE id=?", (old.get(_about(text), 0),))
+                db.execute(
+                    "INSERT OR IGNORE INTO facts (fact, attempt, learned_at) VALUES (?, ?, ?)",
+                    (text, fact.attempt, fact.at or 0.0),
+                )
+
+    def benches(self, model: str) -> list[Bench]:
+        """Runs that are kept, oldest first."""
+        rows = self._database.rows("SELECT bench FROM benches WHERE model=? ORDER BY id", (model,))
+        return [Bench.model_validate_json(row[0]) for row in rows]
+
     # --- keys ---
 
     def grants(self) -> list[tuple[Grant, bytes, float]]:
@@ -232,6 +262,12 @@ class Store:
 
     def close(self) -> None:
         self._database.close()
+
+
+def _about(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Kind and scope of a fact."""
+    fact = json.loads(text)
+    return fact["kind"], tuple(sorted(fact["scope"].items()))
 
 
 def _forget_failed_plans(db: sqlite3.Connection, name: str) -> None:

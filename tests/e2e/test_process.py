@@ -102,6 +102,19 @@ def test_the_command_line_tells_the_whole_story(ready: Gateway) -> None:
     assert "There is no folder" in plan.stderr
 
 
+def test_its_speed_is_measured_and_kept(ready: Gateway) -> None:
+    done = ready.cli("bench", "demo", "--seconds", "0.2", "--concurrency", "1", "--concurrency", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    kept = json.loads(done.stdout)
+    assert kept["not_learned"] == ""
+    assert [level["concurrency"] for level in kept["bench"]["levels"]] == [1, 2]
+    assert kept["bench"]["stream"] > 1
+    shown = ready.cli("bench", "demo", "--seconds", "0.2", "--concurrency", "2").stdout
+    assert "LATENCY P50" in shown
+    facts = ready.client.get("/admin/facts").json()["data"]
+    assert [row for row in facts if row["fact"]["kind"] == "speed_measured" and row["stale"] is None]
+
+
 def test_no_other_machine_reaches_an_engine(ready: Gateway) -> None:
     """It listens on loopback alone, and so does all that it opens for its own processes."""
     family = [pid for pids in engines(ready).values() for pid in pids]

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
+from gateway.core.speed.correction import Corrections
 from gateway.core.speed.machine import Pace
 from gateway.core.variables import words
 from gateway.domain import EngineAnswer, Gpu, Hardware, Link, ModelSpec, Question, Wish
@@ -40,6 +41,11 @@ class PlanningInput:
     def links(self) -> Mapping[frozenset[int], Link]:
         """How two GPUs reach each other, by their indices."""
         return {frozenset((link.a, link.b)): link for link in self.hardware.links}
+
+    @cached_property
+    def corrections(self) -> Corrections:
+        """What measurements say of expected speeds."""
+        return Corrections(self.facts.of("speed_ratio"))
 
 
 def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from gateway.core.engines.candidate import Candidate
 from gateway.core.planner.parallel import spare_groups
 from gateway.core.planner.sizes import Sizes, wanted_context
+from gateway.core.speed.correction import about
 from gateway.core.speed.count import work_with
 from gateway.core.speed.expectation import Load, expected
 from gateway.core.speed.machine import machine_of
@@ -26,13 +27,15 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     wish, pace, links = given.wish, given.pace, given.links
     machine = machine_of(candidate.group, links, pace, direct=direct) if pace and given.spec.task == "generate" else None
     clock = Clock(_work(candidate), machine, pace.table, eager=sizes.batch.eager.value) if pace and machine else None
+    evidence, known = candidate.evidence, given.corrections
+    ratios = known.ratios(about(candidate.scope, evidence.kernels, evidence.attention)) if known else {}
 
     def speed(count: int) -> Speed | None:
         if clock is None:
             return None
         seqs, tokens = sizes.batch.seqs.value, sizes.batch.tokens.value
         kept = memory.kv_tokens if memory.kv_bytes_per_token else 0
-        return expected(Load(concurrency(wish), count, seqs, tokens, kept, context), clock)
+        return expected(Load(concurrency(wish), count, seqs, tokens, kept, context), clock, ratios)
 
     if wish.replicas:
         return IntChoice(value=wish.replicas, reason="as asked for", source="user"), speed(wish.replicas)

@@ -17,6 +17,7 @@ from gateway.domain import (
     Plan,
     Refusal,
     Rejected,
+    Rival,
     Speed,
 )
 from gateway.domain.units import GIB, gib
@@ -87,6 +88,19 @@ def speed_rows(speed: Speed) -> list[tuple[str, str]]:
     ]
     long = speed.first_token_32k_s
     return [*rows, ("first token, 32k", f"{_banded(long)} s")] if long else rows
+
+
+def rival_words(rival: Rival) -> str:
+    """That another plan should be better than what runs, with the numbers."""
+    ours, other, plan = rival.speed, rival.plan.speed, rival.plan
+    if other is None:
+        return ""
+    extra = f" ({changes(plan)})" if changes(plan) else ""
+    return (
+        f"It gives {ours.stream.value:,g} tokens/s alone and {ours.total.value:,g} of {ours.concurrency} at once (measured). {plan.engine} "
+        f"with {_layout(plan)}{extra} should give {other.stream.value:,g} and {other.total.value:,g} of {other.concurrency} "
+        f"({other.grade}): {rival.gain:.2f} times as good for what the model is for."
+    )
 
 
 def _banded(number: Estimate) -> str:

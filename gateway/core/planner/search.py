@@ -41,6 +41,7 @@ from gateway.core.quantization.block import UnknownScheme
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.speculation import Speculation
 from gateway.core.speculative.speculative import Target, left_out, speculate
+from gateway.core.speed.correction import measured
 from gateway.domain import (
     AttentionGroup,
     Engine,
@@ -362,6 +363,7 @@ class Search:
             raise Refused("known_bad", f"this exact plan failed here before: {bad.source}", "fact", evidence=evidence)
         # With another driver or image nothing is proved; facts of another digest are not among these.
         proof = any(fact.kind == "plan_verified" and _without_digest(fact) == plan.under for fact in known)
+        plan = measured(plan, known)
         return plan.evolve(grade="verified") if proof else plan
 
 

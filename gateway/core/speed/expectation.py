@@ -1,15 +1,18 @@
 """How fast a plan will be: its work on its GPUs, as one number for each thing that a user feels. Pure.
 
-expected(load, clock) -> Speed
+expected(load, clock, ratios) -> Speed
+lengths(context) -> tokens of prompt and answer that it counts with
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gateway.core.speed.correction import Ratio, banded
 from gateway.core.speed.step import Clock
-from gateway.domain import Estimate, Speed
+from gateway.domain import Speed
 
 # Tokens that a request of the many reads and writes: a chat with some history, an agent's step.
 READ, WRITTEN = 1024, 256
@@ -29,28 +32,31 @@ class Load:
     context: int
 
 
-def expected(load: Load, clock: Clock) -> Speed:
-    most, band = load.tokens, clock.table.band
-    read = min(READ, load.context * READ // (READ + WRITTEN))
-    written = max(1, min(WRITTEN, load.context - read))
+def lengths(context: int) -> tuple[int, int]:
+    """Tokens that each of the many reads and writes, where requests have this much context."""
+    read = min(READ, context * READ // (READ + WRITTEN))
+    return read, max(1, min(WRITTEN, context - read))
+
+
+def expected(load: Load, clock: Clock, ratios: Mapping[str, Ratio] | None = None) -> Speed:
+    """ratios: by figure what measurements of such plans say of expectations."""
+    most, band, ratios = load.tokens, clock.table.band, ratios or {}
+    read, written = lengths(load.context)
     held = load.kv_tokens // (read + written) if load.kv_tokens else load.seqs
     at_once = max(1, min(math.ceil(load.concurrency / load.replicas), load.seqs, held))
     used = min(load.replicas, load.concurrency)
-    total = used * clock.total_per_s(at_once, read, written, most)
+    figures = {
+        "stream": 1 / clock.decode_s(1, _SHORT),
+        "total": used * clock.total_per_s(at_once, read, written, most),
+        "first_token_2k_s": clock.first_token_s(min(_SHORT, load.context), most),
+    }
+    figures |= {"first_token_32k_s": clock.first_token_s(_LONG, most)} if load.context >= _LONG else {}
+    known = {figure: ratio for figure, ratio in ratios.items() if figure in figures}
+    told = {figure: banded(value * (known[figure].value if figure in known else 1), band) for figure, value in figures.items()}
+    why = "; corrected by what was measured of " + next(iter(known.values())).source if known else ""
     return Speed(
-        stream=_banded(1 / clock.decode_s(1, _SHORT), band),
-        total=_banded(total, band),
+        **told,
         concurrency=min(load.concurrency, at_once * used),
-        first_token_2k_s=_banded(clock.first_token_s(min(_SHORT, load.context), most), band),
-        first_token_32k_s=_banded(clock.first_token_s(_LONG, most), band) if load.context >= _LONG else None,
-        source=clock.machine.source,
+        source=clock.machine.source + why,
+        ratios={figure: ratio.value for figure, ratio in known.items()},
     )
-
-
-def _banded(value: float, band: float) -> Estimate:
-    """Three digits, and the band around them."""
-    return Estimate(value=_rounded(value), low=_rounded(value / (1 + band)), high=_rounded(value * (1 + band)))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")

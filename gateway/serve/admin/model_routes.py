@@ -17,6 +17,8 @@ from gateway.core.planner.explain import changes
 from gateway.domain import Attempt, Decision, Failure, Hardware, Plan, Value, Wish
 from gateway.domain.endpoint_url import endpoint_url
 from gateway.errors import BadRequest, NotFound
+from gateway.serve.admin import bench_routes
+from gateway.serve.admin.bench_routes import RivalView, rival_view
 from gateway.settings import Settings
 
 router = APIRouter(prefix="/admin", tags=["admin"])
@@ -87,6 +89,9 @@ class ModelView(Value):
     wish: Wish
     replicas: tuple[ReplicaView, ...]
     plan: Plan | None = None
+    rival: RivalView | None = Field(
+        None, description="a plan that should be better than what runs, by what was measured of that"
+    )
     attempts: tuple[AttemptView, ...] = ()
     decision: Decision | None = Field(None, description="the planner's last answer, with what it rejected and why")
 
@@ -199,7 +204,8 @@ async def _shown(request: Request, model: ManagedModel, status: int = 200) -> Re
 def _check_name(name: str) -> None:
     """Raises BadRequest where another route would be meant by the name: /admin/models/a/logs are the logs of `a`."""
     last = name.rpartition("/")[2]
-    if "/" in name and any(route.path.endswith(f"}}/{last}") for route in router.routes if isinstance(route, APIRoute)):
+    routes = (*router.routes, *bench_routes.router.routes)
+    if "/" in name and any(route.path.endswith(f"}}/{last}") for route in routes if isinstance(route, APIRoute)):
         raise BadRequest(
             f"A name may not end in /{last}: /admin/models/{name} asks for something of the model {name.rpartition('/')[0]}.",
             hint="Choose another name.",
@@ -221,6 +227,7 @@ async def _view(request: Request, model: ManagedModel, *, full: bool) -> ModelVi
         wish=model.wish,
         replicas=tuple(_replica(replica) for replica in model.replicas),
         plan=live.plan.evolve(grade=live.grade) if live and full else None,
+        rival=rival_view(model.wish.name, model.rival),
         attempts=tuple(_attempt(attempt) for attempt in attempts),
     )
 

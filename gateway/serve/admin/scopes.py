@@ -32,6 +32,8 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("POST", "/admin/models"): "admin",
     ("GET", "/admin/models/{name:path}"): "read",
     ("GET", "/admin/models/{name:path}/logs"): "admin",
+    ("GET", "/admin/models/{name:path}/bench"): "read",
+    ("POST", "/admin/models/{name:path}/bench"): "admin",
     ("POST", "/admin/models/{name:path}/retry"): "admin",
     ("DELETE", "/admin/models/{name:path}"): "admin",
     ("POST", "/admin/plan"): "admin",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.domain import Fact, Failure
+from gateway.domain import Bench, Fact, Failure
 from gateway.domain.key import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store.database import Damaged
@@ -165,6 +165,7 @@ def set_back(store: Store, version: int) -> None:
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         for table in ("models", "attempts", "facts", "keys"):
             db.execute(f"ALTER TABLE {table} DROP COLUMN seal")
+        db.execute("DROP TABLE benches")
         if version < 3:
             db.execute("DROP TABLE keys")
         if version < 2:
@@ -207,6 +208,29 @@ def test_a_database_of_the_second_version_gets_room_for_keys(store: Store) -> No
     assert again.grants() == []
     with pytest.raises(NotFound):
         again.remove_key("app")
+    again.close()
+
+
+def test_measurements_are_kept_and_what_is_learned_again_takes_the_place_of_the_old(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+
+    def learned(value: int, figure: str = "stream") -> Fact:
+        return Fact(
+            kind="speed_ratio", scope={"figure": figure}, value=value, samples=1, grade="verified", source="s", at=float(value)
+        )
+
+    runs = [Bench(model="a", at=float(at), prompt=1, answer=1, stream=float(at)) for at in range(1, 61)]
+    store.add_bench(runs[0], [learned(900), learned(800, "total")])
+    for run in runs[1:]:
+        store.add_bench(run, [learned(round(1000 + run.at))])
+    assert store.benches("a") == runs[10:]
+    assert [(fact.scope["figure"], fact.value) for fact in store.facts()] == [("total", 800), ("stream", 1060)]
+    store.close()
+    again = Store(store.path)
+    assert again.benches("a") == runs[10:]
+    again.mark_deleting("a")
+    again.remove_model("a")
+    assert again.benches("a") == []
     again.close()
 
 

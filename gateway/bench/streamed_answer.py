@@ -1,0 +1,118 @@
+"""One streamed completion, timed: asked over a connection of its own, and read by the clock alone, so that the client costs little."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import httptools
+
+_TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
+_TEXT, _DONE = b'"text"', b"[DONE]"
+_TAIL = 4000
+_SHOWN = 300
+
+
+class NoAnswer(Exception):
+    """The request got no whole answer; the message says why."""
+
+
+class Answer(NamedTuple):
+    """Seconds since the question until the first token and until the end; tokens of the answer."""
+
+    first_s: float
+    whole_s: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """Who is asked: a base URL without /v1, the key that it wants, the model's name there. vocabulary: tokens that it knows."""
+
+    url: str
+    model: str
+    key: str | None = field(default=None, repr=False)
+    vocabulary: int = 20_000
+    tls: ssl.SSLContext | None = None
+
+    def request(self, prompt: list[int], tokens: int) -> bytes:
+        """Exactly so many tokens are asked for, whatever the model would say."""
+        asked = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        body = json.dumps({**asked, "stream": True, "stream_options": {"include_usage": True}}).encode()
+        parts = urlsplit(self.url)
+        lines = [f"POST {parts.path.rstrip('/')}/v1/completions HTTP/1.1", f"host: {parts.netloc}", "connection: close"]
+        lines += ["content-type: application/json", f"content-length: {len(body)}"]
+        lines += [f"authorization: Bearer {self.key}"] if self.key else []
+        return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def ask(target: Target, request: bytes, within_s: float) -> Answer:
+    """Raises NoAnswer."""
+    parts, loop = urlsplit(target.url), asyncio.get_running_loop()
+    tls = (target.tls or ssl.create_default_context()) if parts.scheme == "https" else None
+    port = parts.port or (443 if tls else 80)
+    call = _Call(request, loop.create_future())
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(within_s):
+            await loop.create_connection(lambda: call, parts.hostname or "", port, ssl=tls)
+            ended = await call.ended
+    except TimeoutError:
+        raise NoAnswer(f"no whole answer within {within_s:g} s") from None
+    except OSError as error:
+        raise NoAnswer(f"{error.strerror or error}") from None
+    finally:
+        call.close()
+    found = _TOKENS.findall(call.tail)
+    if call.status != 200 or not call.first or not found or _DONE not in call.tail:
+        said = " ".join(call.tail[-_SHOWN:].decode(errors="replace").split())
+        raise NoAnswer(f"status {call.status}: {said or 'nothing'}")
+    return Answer(call.first - began, ended - began, int(found[-1]))
+
+
+class _Call(asyncio.Protocol):
+    """`ended`: when the connection was closed, by the clock of time.perf_counter."""
+
+    def __init__(self, request: bytes, ended: asyncio.Future[float]) -> None:
+        self.ended, self.first, self.tail, self.status = ended, 0.0, b"", 0
+        self._request = request
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self._transport.write(self._request)  # type: ignore[union-attr]
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self.close()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._end()
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, data: bytes) -> None:
+        if not self.first and _TEXT in data:
+            self.first = time.perf_counter()
+        self.tail = (self.tail + data)[-_TAIL:]
+
+    def on_message_complete(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(time.perf_counter())
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,206 @@
+"""What was measured corrects what is expected, of the plan itself and of plans like it. Pure.
+
+Corrections(facts).ratios(about) -> by figure what to multiply an expectation with, and from what that follows
+measured(plan, facts) -> the plan with its own figures in place of expected ones
+learned(plan, bench, known, at) -> the facts that a run of `fitserve bench` proves
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from gateway.domain import Bench, Estimate, Fact, LayerAttention, LayerKernel, Plan, Speed
+
+# The fields of Speed that are measured. Of rates more is better, of seconds less.
+FIGURES = ("stream", "total", "first_token_2k_s", "first_token_32k_s")
+_WHAT = ("device", "engine", "kernel", "attention", "ranks", "figure")
+# From the nearest to the widest: names of the scope that have to agree.
+_NEAR = (("kernel", "attention", "ranks"), ("kernel",), ())
+_NEARNESS = ("plans with its kernels and ranks", "plans with its kernels", "plans of its engine")
+# A measurement that differs by more says that something else was measured.
+LEAST, MOST = 0.2, 5.0
+# Older measurements count for so many.
+_MEMORY = 4
+# Two runs of one plan differ by less.
+_BAND = 0.05
+_THOUSAND = 1000
+
+
+class Ratio(NamedTuple):
+    value: float
+    source: str
+
+
+class Corrections:
+    """Of one decision. The nearest measurements count: of the same kernels, attention backend and ranks; else of the kernels; else of
+    the engine version, on this device. Wider ones count by their number: of one plan alone half of what it was off (its geometric mean)."""
+
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        self._facts: dict[tuple[str | None, str | None], list[Fact]] = {}
+        self._known: dict[tuple[str, ...], dict[str, Ratio]] = {}
+        for fact in facts:
+            if fact.value is not None and set(fact.scope) == set(_WHAT):
+                self._facts.setdefault((fact.scope["device"], fact.scope["engine"]), []).append(fact)
+
+    def __bool__(self) -> bool:
+        return bool(self._facts)
+
+    def ratios(self, about: Mapping[str, str]) -> Mapping[str, Ratio]:
+        """By figure; what nothing was measured of has none. about: `about` of a plan."""
+        near = self._facts.get((about.get("device"), about.get("engine")))
+        if not near:
+            return {}
+        key = tuple(about.values())
+        if key not in self._known:
+            found = ((figure, _nearest(near, {**about, "figure": figure})) for figure in FIGURES)
+            self._known[key] = {figure: ratio for figure, ratio in found if ratio is not None}
+        return self._known[key]
+
+
+def about(scope: Mapping[str, str], kernels: Sequence[LayerKernel], attention: Sequence[LayerAttention]) -> dict[str, str]:
+    """What measurements of a plan with this scope hold for."""
+    return {
+        "device": scope.get("device", ""),
+        "engine": scope.get("engine", ""),
+        "kernel": "+".join(_largest(kernels)),
+        "attention": next((row.backend for row in attention if row.backend), "unknown"),
+        "ranks": f"{scope.get('tensor_parallel', '1')}x{scope.get('pipeline_parallel', '1')}",
+    }
+
+
+def _largest(rows: Sequence[LayerKernel]) -> list[str]:
+    """The kernel of most of the weights, and that of the experts."""
+    sums: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    for row in rows:
+        if row.kernel is not None:
+            part = sums[".experts" in row.layer]
+            part[row.kernel] = part.get(row.kernel, 0) + row.count * (row.k or 1) * (row.n or 1)
+    return [max(part, key=part.__getitem__) for part in sums if part] or ["unknown"]
+
+
+def _nearest(facts: list[Fact], wanted: Mapping[str, str]) -> Ratio | None:
+    for names, words in zip(_NEAR, _NEARNESS, strict=True):
+        alike = [fact for fact in facts if all(fact.scope[name] == wanted[name] for name in (*names, "figure"))]
+        if alike:
+            logs = [math.log(_bounded((fact.value or 0) / _THOUSAND)) for fact in alike]
+            exact = names == _NEAR[0]
+            part = 1.0 if exact else len(logs) / (len(logs) + 1)
+            return Ratio(math.exp(part * sum(logs) / len(logs)), words)
+    return None
+
+
+def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
+    """facts: about this plan. The figures of another number of replicas, or of requests at once, are none of its own."""
+    found = {fact.scope["figure"]: fact for fact in facts if fact.kind == "speed_measured" and _same(plan, fact)}
+    if not {"stream", "total", "first_token_2k_s"} <= found.keys():
+        return plan
+    values = {figure: (fact.value or 0) / _THOUSAND for figure, fact in found.items()}
+    own = {figure: banded(value, _BAND) for figure, value in values.items()}
+    source = f"fitserve bench, {found['stream'].samples or 1} times"
+    speed = plan.speed
+    if speed is None:
+        told = Speed(**own, concurrency=int(found["total"].scope["concurrency"]), grade="measured", source=source)
+    else:
+        base = _base(speed)
+        ratios = {**speed.ratios, **{figure: values[figure] / base[figure] for figure in own.keys() & base.keys()}}
+        told = speed.evolve(**own, ratios=ratios, grade="measured", source=f"{source}; {speed.source}")
+    changed: Plan = plan.evolve(speed=told)
+    return changed
+
+
+def _same(plan: Plan, fact: Fact) -> bool:
+    if fact.scope.get("figure") not in FIGURES or not fact.value:
+        return False
+    here = {"replicas": str(plan.replicas.value)}
+    if plan.speed is not None and fact.scope["figure"] == "total":
+        here["concurrency"] = str(plan.speed.concurrency)
+    return all(fact.scope.get(name) == value for name, value in here.items())
+
+
+def learned(plan: Plan, bench: Bench, known: Iterable[Fact], at: float) -> tuple[Fact, ...]:
+    """Of the plan itself, and of plans like it. known: what was learned before, which the new facts take in."""
+    before = {tuple(sorted(fact.scope.items())): fact for fact in known if fact.kind in ("speed_ratio", "speed_measured")}
+    values = _figures(plan, bench)
+    whole = {"fingerprint": plan.fingerprint, "replicas": str(plan.replicas.value)}
+    own = {"total": {"concurrency": str(_concurrency(plan, bench))}}
+    facts = [
+        _fact(plan, "speed_measured", {**whole, **own.get(figure, {}), "figure": figure}, value, before, at)
+        for figure, value in values.items()
+    ]
+    base, where = _base(plan.speed), about(plan.scope, plan.kernels, plan.attention)
+    facts += [
+        _fact(plan, "speed_ratio", {**where, "figure": figure}, _bounded(values[figure] / base[figure]), before, at)
+        for figure in values.keys() & base.keys()
+    ]
+    return tuple(facts)
+
+
+def _figures(plan: Plan, bench: Bench) -> dict[str, float]:
+    wanted = _concurrency(plan, bench)
+    total = next((level.tokens_per_s for level in bench.levels if level.concurrency == wanted), None)
+    found = {
+        "stream": bench.stream,
+        "total": total,
+        "first_token_2k_s": bench.first_token_2k_s,
+        "first_token_32k_s": bench.first_token_32k_s,
+    }
+    return {figure: value for figure, value in found.items() if value is not None}
+
+
+def _concurrency(plan: Plan, bench: Bench) -> int:
+    """The requests at once that `total` is about: those that were planned, or where nobody knew, the most that were measured."""
+    if plan.speed is not None:
+        return plan.speed.concurrency
+    return max((level.concurrency for level in bench.levels), default=0)
+
+
+def _fact(
+    plan: Plan,
+    kind: str,
+    scope: dict[str, str],
+    value: float,
+    before: Mapping[tuple[tuple[str, str], ...], Fact],
+    at: float,
+) -> Fact:
+    """With what was learned before under the same driver and image: the geometric mean, in which the past fades."""
+    old = before.get(tuple(sorted(scope.items())))
+    samples = 1
+    if old is not None and old.kind == kind and old.under == plan.under and old.value:
+        samples = (old.samples or 1) + 1
+        was = old.value / _THOUSAND
+        value = was * (value / was) ** (1 / min(samples, _MEMORY))
+    return Fact.model_validate(
+        {
+            "kind": kind,
+            "scope": scope,
+            "value": max(1, round(_THOUSAND * value)),
+            "samples": samples,
+            "grade": "verified",
+            "under": plan.under,
+            "source": f"fitserve bench, {samples} times",
+            "at": at,
+        }
+    )
+
+
+def _base(speed: Speed | None) -> dict[str, float]:
+    """What was expected before any correction."""
+    if speed is None:
+        return {}
+    estimates = ((figure, getattr(speed, figure)) for figure in FIGURES)
+    return {figure: one.value / speed.ratios.get(figure, 1.0) for figure, one in estimates if one is not None and one.value}
+
+
+def banded(value: float, band: float) -> Estimate:
+    """Three digits, and the band around them."""
+    return Estimate(value=_rounded(value), low=_rounded(value / (1 + band)), high=_rounded(value * (1 + band)))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _bounded(ratio: float) -> float:
+    return min(MOST, max(LEAST, ratio))

@@ -1,0 +1,51 @@
+"""Whether another plan should be better than what runs: by what was measured of the one, and what is expected of the other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.core.speed.objective import Outcome, share, worth
+from gateway.domain import Plan, Rival, Wish
+
+# What runs stays unless another plan is worth so many times as much: less is within what expectations are off.
+EXPECTED_GAIN = 1.15
+# The same where both were measured.
+MEASURED_GAIN = 1.05
+# As the planner has them where nobody said what context is wanted.
+_CONTEXT = 32768
+_LONG_AT_ONCE = 4
+
+
+def rival(running: Plan, plans: Iterable[Plan], wish: Wish) -> Rival | None:
+    """The best of the plans that should be better than the running one; None too where that one was never measured.
+
+    Only what makes nothing else worse is a rival: the weights as they are, as much context as is wanted, sound kernels, no known weakness.
+    """
+    if running.speed is None or running.speed.grade != "measured":
+        return None
+    sound = [plan for plan in plans if plan.fingerprint != running.fingerprint and _no_worse(plan, running, wish)]
+    best = max(sound, key=lambda plan: _worth(plan, wish), default=None)
+    if best is None or best.speed is None:
+        return None
+    gain = _worth(best, wish) / _worth(running, wish)
+    needed = MEASURED_GAIN if best.speed.grade == "measured" else EXPECTED_GAIN
+    return Rival(speed=running.speed, plan=best, gain=round(gain, 3)) if gain > needed else None
+
+
+def _no_worse(plan: Plan, running: Plan, wish: Wish) -> bool:
+    context = min(running.max_model_len.value, wish.context or _CONTEXT)
+    return (
+        plan.speed is not None
+        and plan.max_model_len.value >= context
+        and (running.halved or not plan.halved)
+        and (running.verdict == "degraded" or plan.verdict == "ok")
+        and (bool(running.advice) or not plan.advice)
+    )
+
+
+def _worth(plan: Plan, wish: Wish) -> float:
+    memory, count = plan.memory, plan.replicas.value
+    needed = (wish.context or _CONTEXT) * _LONG_AT_ONCE
+    kept = min(memory.kv_tokens * count, needed) if memory.kv_bytes_per_token else needed
+    outcome = Outcome(plan.speed, plan.max_model_len.value, kept, len(plan.gpus) * count)
+    return worth(outcome, wish.goal, share(wish.gpus))
