@@ -4,6 +4,7 @@
     asked/KIND/VERSION.yaml     -> Likeness: an engine version without rules, by what it has otherwise than one that has them
     failures.yaml               -> Signature list
     gpus.yaml                   -> GpuTable: what follows from a GPU's capability
+    parsers.yaml                -> ParserTable: how models write tool calls and thoughts
     cards.yaml                  -> CardTable: what the data sheets of cards promise
     speed.yaml                  -> SpeedTable: what engines reach of that
     facts.yaml                  -> Fact list: what passes every rule and still fails
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from packaging.version import Version
 from pydantic import ValidationError
 
+from gateway.core.chat.parsers import ParserTable
 from gateway.core.engines.candidate import EngineRules
 from gateway.core.engines.registry import KINDS
 from gateway.core.engines.vllm_engine import VllmRules
@@ -335,6 +337,16 @@ class Profiles:
         """How fast GPUs and engines are; of the table of what engines reach a user's file wins over ours."""
         path = next(path for root in self.roots if (path := root / "speed.yaml").is_file())
         return Pace(self.cards, _validate(path, SpeedTable, self._yaml(path)))
+
+    @cached_property
+    def parsers(self) -> ParserTable:
+        """How models write tool calls and thoughts; a user's rows go first."""
+        paths = [root / "parsers.yaml" for root in self.roots]
+        tables = [_validate(path, ParserTable, self._yaml(path)) for path in paths if path.is_file()]
+        return ParserTable(
+            tools=tuple(row for table in tables for row in table.tools),
+            reasoning=tuple(row for table in tables for row in table.reasoning),
+        )
 
     @cached_property
     def xids(self) -> XidTable:

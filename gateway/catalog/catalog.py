@@ -22,6 +22,7 @@ from gateway.domain import ModelSpec, Task
 from gateway.errors import BadModel, NeedsRemoteCode
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
+MAX_TEMPLATE_BYTES = 1024 * 1024
 # The index of a model with 10^5 tensors takes 15 MB.
 MAX_INDEX_BYTES = 100_000_000
 INDEX = "model.safetensors.index.json"
@@ -47,6 +48,7 @@ class Facts(NamedTuple):
     remote_code: tuple[str, ...]
     task_hint: Task | None
     sentence_limit: int | None
+    chat_template: str | None
 
 
 def load(source: str, *, revision: str | None = None, allow_remote_code: bool = False, hub: Hub) -> ModelSpec:
@@ -56,9 +58,11 @@ def load(source: str, *, revision: str | None = None, allow_remote_code: bool = 
 
 def spec_of(facts: Facts) -> ModelSpec:
     """The spec of a model whose facts were gathered. Raises BadModel."""
-    spec = read_model(*facts[:7])
+    spec: ModelSpec = read_model(*facts[:7]).evolve(chat_template=facts.chat_template)
     limit = facts.sentence_limit
-    return spec if limit is None or limit >= spec.max_position else spec.evolve(max_position=limit)
+    if limit is not None and limit < spec.max_position:
+        spec = spec.evolve(max_position=limit)
+    return spec
 
 
 def load_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> Drafter:
@@ -148,7 +152,26 @@ def _facts(source: str, commit: str | None, files: Files) -> Facts:
         remote_code=code,
         task_hint="embed" if _embeds(files, config) else None,
         sentence_limit=_sentence_limit(files),
+        chat_template=_chat_template(files),
     )
+
+
+def _chat_template(files: Files) -> str | None:
+    """The chat template where engines look for it; of several that have names, all of them: one is for tools.
+
+    Source: transformers 5 reads chat_template.jinja, then chat_template.json, then tokenizer_config.json
+    (PreTrainedTokenizerBase.from_pretrained, ProcessorMixin.get_processor_dict).
+    """
+    if "chat_template.jinja" in files.names:
+        return files.read("chat_template.jinja", MAX_TEMPLATE_BYTES).decode(errors="replace")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        if name in files.names:
+            found = _json_object(files, name, MAX_CONFIG_BYTES).get("chat_template")
+            if isinstance(found, str):
+                return found
+            if isinstance(found, list):
+                return "\n".join(str(one.get("template", "")) for one in found if isinstance(one, dict)) or None
+    return None
 
 
 def _sentence_limit(files: Files) -> int | None:

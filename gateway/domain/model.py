@@ -105,6 +105,9 @@ class ModelSpec(Value):
         (), description="what in the repository is code, which engines run where they have none of their own for it"
     )
     file_bytes: int | None = Field(None, description="size of all weight files")
+    chat_template: str | None = Field(
+        None, exclude=True, description="the Jinja text that makes messages a prompt; None: the model has none"
+    )
     config: dict[str, Any] = Field(
         {}, exclude=True, description="config.json, from which the layers of each engine version follow"
     )

@@ -140,6 +140,8 @@ class Plan(Value):
     speculation: Choice[str]
     num_speculative_tokens: Choice[int]
     drafter: ModelRef | None = None
+    tool_parser: Choice[str] = StrChoice(value="none", reason="nobody asked", source="planner")
+    reasoning_parser: Choice[str] = StrChoice(value="none", reason="nobody asked", source="planner")
     max_model_len: Choice[int]
     max_num_seqs: Choice[int]
     max_num_batched_tokens: Choice[int]

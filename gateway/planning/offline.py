@@ -61,6 +61,7 @@ def decide_with(
         answers,
         profiles.pace,
         everywhere,
+        profiles.parsers,
     )
     verdicts = {one.verdict for one in found.rejected}
     if not found.plans and "untrusted_code" in verdicts and verdicts <= {"untrusted_code", "unsupported_architecture"}:

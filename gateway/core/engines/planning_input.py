@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from gateway.core.chat.parsers import ParserTable
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
 from gateway.core.speed.correction import Corrections
@@ -17,8 +18,8 @@ from gateway.domain import EngineAnswer, Gpu, Hardware, Link, ModelSpec, Questio
 @dataclass(frozen=True)
 class PlanningInput:
     """What all variants share. `claims`: bytes per GPU UUID that other engines were promised. `answers`: what engines said of this
-    model. `pace`: what is known of how fast GPUs and engines are. `everywhere`: environment variables that the gateway's settings give to
-    all engines; what one engine gets of them is in its `wish` (`under`)."""
+    model. `pace`: what is known of how fast GPUs and engines are. `parsers`: how models write tool calls and thoughts. `everywhere`:
+    environment variables that the gateway's settings give to all engines; what one engine gets of them is in its `wish` (`under`)."""
 
     spec: ModelSpec
     hardware: Hardware
@@ -28,6 +29,7 @@ class PlanningInput:
     gpus: GpuTable | None = None
     answers: Mapping[Question, EngineAnswer] = field(default_factory=dict)
     pace: Pace | None = None
+    parsers: ParserTable | None = None
     everywhere: Mapping[str, str] = field(default_factory=dict)
 
     def under(self, env: Mapping[str, str]) -> PlanningInput:

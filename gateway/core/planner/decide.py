@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gateway.core.chat.parsers import ParserTable
 from gateway.core.engines.candidate import EngineRules
 from gateway.core.engines.planning_input import PlanningInput
 from gateway.core.engines.refusal import Refused
@@ -48,16 +49,20 @@ def decide(
     answers: Mapping[Question, EngineAnswer] | None = None,
     pace: Pace | None = None,
     everywhere: Mapping[str, str] | None = None,
+    parsers: ParserTable | None = None,
 ) -> Decision:
     """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines that run or start,
     `rules` are by engine ("kind==version"), `drafter` is what the wish names, `gpus` says which formats a GPU multiplies.
     `answers` are what engines' own code said of this model: where there is one, it wins over the rules. `pace`: how fast GPUs and engines are.
     `everywhere`: environment variables for all engines that have them.
+    `parsers`: how models write tool calls and thoughts.
 
     Raises BadFlag when the wish names a flag that none of the engines has.
     """
     hardware = _allowed(hardware, wish)
-    given = PlanningInput(spec, hardware, wish, KnownFacts(facts), claims or {}, gpus, answers or {}, pace, everywhere or {})
+    given = PlanningInput(
+        spec, hardware, wish, KnownFacts(facts), claims or {}, gpus, answers or {}, pace, parsers, everywhere or {}
+    )
     plans: list[Plan] = []
     rejected: list[Rejected] = []
     gaps: list[RuleGap] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from gateway.core.chat.parsers import NONE, reasoning_parser, tool_parser
 from gateway.core.engines.candidate import Candidate
 from gateway.core.facts.peers import CUSTOM, P2P, P2P_OFF, failing
 from gateway.core.kernels.compiled import runs
@@ -67,6 +68,8 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         num_speculative_tokens=speculation.tokens
         or IntChoice(value=0, reason=speculation.method.reason, source=speculation.method.source),
         drafter=_drafter(candidate),
+        tool_parser=_parser(candidate, "tool-call-parser"),
+        reasoning_parser=_parser(candidate, "reasoning-parser"),
         max_model_len=sizes.context,
         max_num_seqs=sizes.batch.seqs,
         max_num_batched_tokens=sizes.batch.tokens,
@@ -121,6 +124,7 @@ def _flags(candidate: Candidate, batch: Batch, sizes: Sizes | None, *, reduce: b
     config = candidate.speculation.config
     own |= {"speculative-config": json.dumps(config)} if config else {}
     own |= {"enforce-eager": True} if batch.eager.value else {}
+    own |= _parsers(candidate) if sizes else {}
     return own | ({} if reduce else {"disable-custom-all-reduce": True})
 
 
@@ -297,6 +301,24 @@ def _left_out(candidate: Candidate) -> list[str]:
     prefixes = ("SGLANG_", "SGL_") if engine.kind == "sglang" else ("VLLM_",)
     missing = [name for name in given.everywhere if name.startswith(prefixes) and name not in given.wish.env]
     return [f"{', '.join(missing)} of FITSERVE_ENGINE_ENV is left out: {engine.ref} takes no such variable."] if missing else []
+
+
+def _parser(candidate: Candidate, flag: str) -> Choice[str]:
+    """The parser of tool calls, or of thoughts."""
+    if flag in candidate.args:
+        return StrChoice(value=str(candidate.args[flag]), reason="set by the user", source="user")
+    table = candidate.given.parsers
+    if table is None:
+        return StrChoice(value=NONE, reason="no table of parsers is at hand", source="planner")
+    choose = tool_parser if flag == "tool-call-parser" else reasoning_parser
+    return choose(table, candidate.given.spec, candidate.engine)
+
+
+def _parsers(candidate: Candidate) -> dict[str, Scalar]:
+    """No part of a question: what reads the answers of a model does not change how it is computed."""
+    chosen = {flag: _parser(candidate, flag).value for flag in ("tool-call-parser", "reasoning-parser")}
+    own: dict[str, Scalar] = {flag: name for flag, name in chosen.items() if name != NONE}
+    return own | ({"enable-auto-tool-choice": True} if "tool-call-parser" in own else {})
 
 
 def _overrides(candidate: Candidate) -> Choice[str]:

@@ -363,3 +363,18 @@ def test_a_folder_with_more_files_than_any_model_is_refused(tmp_path: Path, monk
     folder = write(tmp_path, model())
     monkeypatch.setattr("gateway.catalog.files.MOST_FILES", 1)
     assert "holds more than 1 files" in refused(folder).message
+
+
+@pytest.mark.parametrize(
+    ("files", "template"),
+    [
+        ({"chat_template.jinja": b"J", "tokenizer_config.json": b'{"chat_template": "T"}'}, "J"),
+        ({"chat_template.json": b'{"chat_template": "C"}', "tokenizer_config.json": b'{"chat_template": "T"}'}, "C"),
+        ({"tokenizer_config.json": b'{"chat_template": "T"}'}, "T"),
+        ({"tokenizer_config.json": b'{"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "U"}]}'}, "D\nU"),
+        ({"tokenizer_config.json": b"{}"}, None),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_the_chat_template_is_read_where_engines_look(tmp_path: Path, files: dict[str, bytes], template: str | None) -> None:
+    assert load(str(write(tmp_path, {**model(), **files})), hub=NO_HUB).chat_template == template

@@ -35,7 +35,7 @@ def test_without_peer_to_peer_custom_all_reduce_is_off_and_says_why() -> None:
 def test_every_choice_has_a_reason_and_a_source() -> None:
     best = plan("8xh100")
     choices = [value for name in Plan.model_fields if isinstance(value := getattr(best, name), Choice)]
-    assert len(choices) == 15
+    assert len(choices) == 17
     assert all(choice.reason and choice.source for choice in choices)
 
 

@@ -1,0 +1,74 @@
+"""Which of an engine's parsers reads what a model writes when it calls a tool or thinks: told by the model's chat template. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from gateway.domain import Choice, Engine, ModelSpec, StrChoice, Value
+
+NONE = "none"
+# Where the generation prompt begins in a chat template.
+_PROMPT = "add_generation_prompt"
+
+
+class Dialect(Value):
+    """One way in which models write: what a chat template holds that teaches it, and the parsers that read it."""
+
+    holds: tuple[str, ...] = Field((), description="all of these stand in the template")
+    lacks: tuple[str, ...] = Field((), description="none of these stands in it")
+    begins: str = Field("", description="stands in what the template writes before an answer")
+    types: tuple[str, ...] = Field((), description="the model_type begins with one of these; empty: any")
+    parsers: tuple[str, ...] = Field((), description="names of parsers, best first; the first that an engine has is taken")
+    why: str = Field("", description="why there is no parser")
+    source: str
+
+    def taught(self, spec: ModelSpec, template: str) -> bool:
+        """Whether the model's template teaches this dialect."""
+        return (
+            all(text in template for text in self.holds)
+            and not any(text in template for text in self.lacks)
+            and self.begins in template[template.rfind(_PROMPT) :]
+            and (not self.types or spec.model_type.startswith(self.types))
+        )
+
+
+class ParserTable(Value):
+    """The dialects that are known (profiles/parsers.yaml). The first that a template teaches is the model's."""
+
+    tools: tuple[Dialect, ...]
+    reasoning: tuple[Dialect, ...]
+
+
+def tool_parser(table: ParserTable, spec: ModelSpec, engine: Engine) -> Choice[str]:
+    """The parser of tool calls, or "none" with the reason."""
+    return _parser(table.tools, spec, engine, "tool-call-parser", "tool calls")
+
+
+def reasoning_parser(table: ParserTable, spec: ModelSpec, engine: Engine) -> Choice[str]:
+    """The parser that tells what a model thinks from what it answers, or "none" with the reason."""
+    return _parser(table.reasoning, spec, engine, "reasoning-parser", "thoughts")
+
+
+def _parser(dialects: Sequence[Dialect], spec: ModelSpec, engine: Engine, flag: str, what: str) -> Choice[str]:
+    known = engine.flags.get(flag)
+    if spec.task != "generate":
+        return StrChoice(value=NONE, reason="the model does not generate", source="config.json")
+    if spec.chat_template is None:
+        return StrChoice(value=NONE, reason="the model has no chat template", source="chat template")
+    template = spec.chat_template
+    found = next((one for one in dialects if one.taught(spec, template)), None)
+    if found is None:
+        return StrChoice(value=NONE, reason=f"the chat template has no form of {what} that is known", source="chat template")
+    if not found.parsers:
+        return StrChoice(value=NONE, reason=found.why, source=found.source)
+    names = known.choices or () if known else ()
+    value = next((name for name in found.parsers if name in names), None)
+    if value is None:
+        return StrChoice(
+            value=NONE, reason=f"{engine.ref} has no parser {' or '.join(found.parsers)}", source=f"profile {engine.ref}"
+        )
+    marks = [*found.holds, *([found.begins] if found.begins else [])]
+    reason = f"the chat template writes {what} as {' '.join(marks[:2]) or spec.model_type} has them"
+    return StrChoice(value=value, reason=reason, source=found.source)
