@@ -9,14 +9,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from functools import partial
 
 import structlog
 
 from gateway.controller.launcher import Launcher
 from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.controller.planner import Planner, Room
+from gateway.controller.start_gate import StartGate, WithdrawnError
 from gateway.controller.verify import verify
-from gateway.core.facts.learn import judged, learn, proved
+from gateway.core.facts.learn import excused, judged, learn, proved
 from gateway.core.reconcile import failures_in_a_row
 from gateway.domain import Asked, Attempt, EngineRef, Failure, Plan, Planned
 from gateway.domain.image_name import exact
@@ -47,12 +49,14 @@ class Effects:
         planner: Planner,
         launcher: Launcher,
         gpus: GpuWatch,
+        gate: StartGate,
     ) -> None:
         self._store = store
         self._running = running
         self._planner = planner
         self._launcher = launcher
         self._gpus = gpus
+        self._gate = gate
         self._planning = asyncio.Lock()
 
     async def plan(
@@ -143,10 +147,12 @@ class Effects:
         bringing = asyncio.ensure_future(self._bring(model, replica, attempt, room, report))
         try:
             while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[0]:
-                if time.monotonic() - moved > patience_s:
+                if time.monotonic() - moved > patience_s and not self._gate.waits(replica.attempt or attempt):
                     await self.fail(replica, replica.attempt or attempt, _stalled(replica.progress, patience_s))
                     return
             await bringing
+        except WithdrawnError as error:
+            await self.fail(replica, replica.attempt or attempt, error.failure)
         except FitserveError as error:
             # It may have got another plan before its start.
             if replica.attempt is not None and replica.attempt.id == attempt.id:
@@ -156,7 +162,7 @@ class Effects:
                     await self.fail(replica, replica.attempt, _not_started(error, replica.progress))
         finally:
             bringing.cancel()
-            with contextlib.suppress(asyncio.CancelledError, FitserveError):
+            with contextlib.suppress(asyncio.CancelledError, FitserveError, WithdrawnError):
                 await bringing
 
     async def _bring(
@@ -174,7 +180,8 @@ class Effects:
             attempt = await self._pin(model, replica, attempt, report)
         entry = RunningEngine(wish=model.wish, created_at=model.created_at, attempt=attempt)
         await asyncio.to_thread(self._running.write, attempt.instance_name, entry)
-        await self._launcher.launch(attempt, report, allow_remote_code=model.wish.policy.allow_remote_code)
+        turn = partial(self._gate.turn, attempt, report)
+        await self._launcher.launch(attempt, report, turn, allow_remote_code=model.wish.policy.allow_remote_code)
 
     async def _replaced(self, model: ManagedModel, engine: EngineRef) -> bool:
         """Whether another image or environment is here than the one that answered about the model: what that one said is forgotten."""
@@ -262,13 +269,15 @@ class Effects:
     async def publish(self, replica: ReplicaState, attempt: Attempt) -> None:
         now = time.time()
         ready = attempt.evolve(state="ready", ready_at=now)
-        cache_bytes = replica.watcher.cache_bytes if replica.watcher else None
+        measured = replica.watcher is not None and not self._gate.disturbance(attempt)
+        cache_bytes = replica.watcher.cache_bytes if replica.watcher and measured else None
         await asyncio.to_thread(self._store.save_attempt, ready, *proved(attempt, now, cache_bytes))
         replica.attempt = ready
         log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)
 
     async def fail(self, replica: ReplicaState, attempt: Attempt, failure: Failure) -> None:
         now = time.time()
+        failure = excused(attempt, failure, self._gate.disturbance(attempt))
         failure = judged(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from gateway.controller.managed_model import ManagedModel, ReplicaState, route
 from gateway.controller.planner import Room
-from gateway.domain import Attempt, Instance, Wish
+from gateway.core.failures.diagnose import environmental
+from gateway.core.starts import Holder, Stage, shape
+from gateway.domain import Attempt, Failure, Instance, Wish
 from gateway.routing.table import ModelRoute, RouteTable
 from gateway.store.store import Store
 
@@ -89,6 +91,29 @@ class Fleet:
                 for uuid in replica.attempt.plan.gpus:
                     held[uuid] = held.get(uuid, 0) + replica.attempt.plan.memory.budget_bytes
         return held
+
+    def holders(self, running: Collection[str], begun: set[str], now: float) -> Iterator[Holder]:
+        """As the gate of starts wants it."""
+        begun &= {replica.attempt.instance_name for replica in self.replicas() if replica.attempt is not None}
+        for model in self.models.values():
+            for replica in model.replicas:
+                for attempt in replica.attempts:
+                    name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
+                    if name in running or name in begun:
+                        stage: Stage = "ends" if model.deleting or attempt is not replica.attempt else replica.stage
+                        measures, proved = replica.measures, attempt.state == "ready"
+                        yield Holder(
+                            name, replica.model, gpus, shape(attempt.plan), stage, now, measures=measures, proved=proved
+                        )
+
+    def disproved(self, attempt: Attempt) -> Failure | None:
+        """As the gate of starts wants it."""
+        model = self.models.get(attempt.model)
+        for other in (one for replica in (model.replicas if model else ()) for one in replica.history):
+            later = (other.ended_at or 0) > attempt.started_at
+            if later and other.failure and not environmental(other.failure) and shape(other.plan) == shape(attempt.plan):
+                return other.failure
+        return None
 
     def ports(self) -> set[int]:
         """The ports of all starts that are recorded and not ended."""

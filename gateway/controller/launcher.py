@@ -6,7 +6,7 @@ Nothing here decides or records; the result of a start goes back to the loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -39,12 +39,15 @@ class Launcher:
     profile_of: Callable[[EngineRef], Engine]
     download: Download
 
-    async def launch(self, attempt: Attempt, report: Report, *, allow_remote_code: bool) -> None:
-        """Bring engine and weights here and start the engine. Raises HostError, BadModel and their kin."""
+    async def launch(
+        self, attempt: Attempt, report: Report, turn: Callable[[], Awaitable[None]], *, allow_remote_code: bool
+    ) -> None:
+        """Bring engine and weights here and start the engine once `turn` returns. Raises HostError, BadModel and their kin."""
         plan = attempt.plan
         await self.host.prepare(plan.engine, report)
         weights = await self._weights(plan.model, report, allow_remote_code=allow_remote_code)
         drafter = await self._weights(plan.drafter, report, allow_remote_code=False) if plan.drafter else None
+        await turn()
         report("starting the engine")
         # Beside the event loop: a profile is read for it, and folders are looked at.
         await self.host.start(await asyncio.to_thread(self._spec, attempt, weights, drafter))

@@ -22,6 +22,7 @@ from gateway.controller.launcher import Launcher
 from gateway.controller.managed_model import ManagedModel
 from gateway.controller.planner import Planner
 from gateway.controller.replica_steps import ReplicaSteps
+from gateway.controller.start_gate import StartGate
 from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
 from gateway.domain import Hardware, Instance, Planned, Rival, RunningPlan, Wish
@@ -69,7 +70,8 @@ class Loop:
         self._running = RunningEngines(launcher.settings.data)
         # Apart, so that no number of endpoints that are away keeps the engines of this machine waiting.
         engine_client, self._endpoint_client = EngineClient(_CALLS_AT_ONCE), EngineClient(_CALLS_AT_ONCE)
-        effects = Effects(store, self._running, planner, launcher, gpus)
+        self._gate = StartGate(self._fleet, planner.hardware, launcher.settings.start_timeout_s)
+        effects = Effects(store, self._running, planner, launcher, gpus, self._gate)
         watching = (gpus, signatures, engine_client, self.wake, routes.silent_s)
         self._steps = ReplicaSteps(effects, self._fleet, launcher, *watching)
         self._strays = Strays(effects.stop, launcher.settings.stop_grace_s, self.wake)
@@ -216,6 +218,7 @@ class Loop:
                 replica.blocked = None
         # Before anything that may fail: an engine that is gone gets no more requests.
         self._publish_routes(instances)
+        self._gate.look(instances)
         self._strays.look(instances, self._fleet.instance_names())
         for model in list(self.models.values()):
             try:

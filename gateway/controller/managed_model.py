@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from gateway.controller.endpoint_watcher import EndpointWatcher
 from gateway.controller.watcher import Watcher
 from gateway.core.reconcile import Rest
-from gateway.domain import Asked, Attempt, EngineAnswer, Instance, Plan, Question, Rival, Wish
+from gateway.core.starts import Stage
+from gateway.domain import Asked, Attempt, EngineAnswer, Instance, Observation, Plan, Question, Rival, Wish
 from gateway.routing import table as routing
 from gateway.supervision import Setback
 
@@ -75,6 +76,19 @@ class ReplicaState:
         if self.watcher is not None:
             watcher, self.watcher = self.watcher, None
             await watcher.close()
+
+    @property
+    def stage(self) -> Stage:
+        """How far its engine is, as others on the same GPUs feel that."""
+        seen = self.watcher.observation if self.watcher is not None else Observation()
+        if seen.warm or seen.answering or (self.attempt is not None and self.attempt.state == "ready"):
+            return "stands"
+        return "warms" if seen.stands else "loads"
+
+    @property
+    def measures(self) -> bool:
+        """Its engine has imported its code, and looks at its GPUs."""
+        return self.watcher is not None and self.watcher.observation.phase != Observation().phase
 
     @property
     def phase(self) -> str:

@@ -142,6 +142,9 @@ class Watcher:
         if self._reader.failure is not None and self._report_timer is None:
             # Its reasons, and the lines of the other ranks, follow at once.
             self._report_timer = asyncio.get_running_loop().call_later(_REASONS_S, self._report_failure)
+        made = {"stands": self._reader.stands, "warm": self._reader.warm}
+        if made != {name: getattr(self.observation, name) for name in made}:
+            self.note(**made)
         phase = PHASES.get(self._reader.phase)
         if phase is not None and phase != self.observation.phase and not self.observation.answering:
             self.note(phase=phase)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.core.failures.diagnose import HOPELESS, ended, environmental
+from gateway.core.starts import undisturbed
 from gateway.domain import Attempt, Failure, Instance, Observation, Policy
 
 # Good minutes after which earlier failures no longer count.
@@ -134,9 +135,9 @@ def backoff(failures: int, backoff_s: float, backoff_max_s: float) -> float:
 
 
 def counted(history: Iterable[Attempt], forgiven_at: float, now: float) -> tuple[Attempt, ...]:
-    """The attempts that ended after the last time somebody asked to try again. Where the clock was set back after that, all count."""
+    """The attempts that ended after the last time somebody asked to try again, and that no neighbour disturbed. Where the clock was set back after that, all count."""
     since = forgiven_at if forgiven_at <= now else 0.0
-    return tuple(attempt for attempt in history if (attempt.ended_at or 0) > since)
+    return tuple(attempt for attempt in undisturbed(history) if (attempt.ended_at or 0) > since)
 
 
 def failures_in_a_row(history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:

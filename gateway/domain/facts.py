@@ -61,3 +61,4 @@ class Failure(Value):
     proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = Field(
         "plan", description="what it teaches about future plans"
     )
+    disturbed: str = Field("", description="what a neighbour on the same GPU did meanwhile: then it teaches nothing")

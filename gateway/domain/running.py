@@ -97,6 +97,8 @@ class Observation(Value):
 
     phase: str = "starting"
     answering: bool = Field(False, description="the engine's health endpoint said 200")
+    stands: bool = Field(False, description="the log says that the engine's KV cache is made: it has measured its memory")
+    warm: bool = Field(False, description="the log says that graphs and workspaces are made too: its memory grows no more")
     verified: bool = False
     proof: Failure | None = Field(None, description="a failure that a log line, the probe or the verification proves")
     log_ended: bool = Field(False, description="every line of the log was seen")

@@ -45,6 +45,15 @@ def judged(attempt: Attempt, failure: Failure, earlier: Iterable[Attempt], at: f
     return seen
 
 
+def excused(attempt: Attempt, failure: Failure, disturbed: str) -> Failure:
+    """The failure, which teaches nothing where a neighbour disturbed the engine: of a start it may be anything that was measured; of an
+    engine that serves only what it says of memory. disturbed: what the neighbour did."""
+    if not disturbed or not (attempt.state == "starting" or failure.proves == "memory"):
+        return failure
+    seen: Failure = failure.evolve(proves="nothing", disturbed=disturbed)
+    return seen
+
+
 def learn(attempt: Attempt, failure: Failure, at: float) -> tuple[Fact, ...]:
     """The facts that the failure of this attempt proves; none where its cause lies outside the plan."""
     if environmental(failure):

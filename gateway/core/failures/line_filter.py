@@ -10,7 +10,18 @@ _BLOCK = 64 * 1024
 FATAL = (b"atal", b"hit an exc", b"xit code", b"NVRM", b"atchdog", b"hut", b"SIG")
 ALARMS = (*FATAL, b"rror", b"xception", b"raceback", b'File "', b"NCCL WARN", b"terminat", b"OutOfResources")
 # Lines with one of these say how far a start is, or what the engine chose.
-_PHASES = (b"oad", b"KV ", b"emory pool", b"aptur", b"ompil", b"bytecode", b"startup", b"fired up", b"Profiling")
+_PHASES = (
+    b"oad",
+    b"KV ",
+    b"emory pool",
+    b"aptur",
+    b"ompil",
+    b"bytecode",
+    b"startup",
+    b"fired up",
+    b"Profiling",
+    b"init engine",
+)
 _SERVES = (b"Received req", b"POST /", b"throughput", b" batch")
 PROGRESS = (*_PHASES, *_SERVES, b"Selected ", b"Using ", b"Initializing a")
 

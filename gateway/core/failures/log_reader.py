@@ -96,11 +96,14 @@ class LogReader:
         self.phase = "starting"
         self.ready = False
         self.reported: dict[str, str] = {}
+        self.stands = self.warm = False
+        """The KV cache is made: the engine has measured its memory. Graphs and workspaces are made too."""
         self.cache_bytes: int | None = None
         """What the rank with the least was left for its KV cache, as the engine measured it."""
         self._signatures = signatures
         self._engine = engine
         self._processes: dict[str, _Process] = {}
+        self._sized = False
         self._last = ""
         self._candidates: list[_Candidate] = []
         self._dying: tuple[str, int] | None = None
@@ -192,6 +195,9 @@ class LogReader:
             if isinstance(size := groups.pop("cache_bytes", None), int):
                 self.cache_bytes = size if self.cache_bytes is None else min(self.cache_bytes, size)
             self.reported |= {name: str(value) for name, value in groups.items() if name != "kernel"}
+            self._sized = self._sized or row.phase == "kv"
+            self.stands = self.stands or (row.stands and self._sized) or row.phase == "serving"
+            self.warm = self.warm or row.warm or row.phase == "serving"
             if row.phase is not None:
                 self.phase = row.phase
             if row.phase == "serving":

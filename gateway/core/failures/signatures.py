@@ -28,6 +28,8 @@ class Signature(Value):
     warned: the engine prints this line as a warning, though it then ends.
     when: `always` also counts once the engine serves, because users cannot write this text into its log.
     proves: what is learned from it (core/facts/learn.py).
+    stands: of a row without kind: once the size of the KV cache was told, this line says that the cache is made. warm: and that
+        nothing more is to be made.
     """
 
     kind: str | None = None
@@ -41,6 +43,8 @@ class Signature(Value):
     warned: bool = False
     when: Literal["starting", "always"] = "starting"
     phase: str | None = None
+    stands: bool = False
+    warm: bool = False
     proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = "plan"
     engines: tuple[str, ...] = ()
     message: str = ""

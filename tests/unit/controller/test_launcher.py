@@ -33,6 +33,9 @@ class Docker:
         self.started.append(spec)
 
 
+async def at_once() -> None: ...
+
+
 async def mounted(tmp_path: Path, folder: Path) -> tuple[Mount, ...]:
     host: Any = Docker()
 
@@ -43,7 +46,7 @@ async def mounted(tmp_path: Path, folder: Path) -> tuple[Mount, ...]:
     launcher = Launcher(Settings(data_dir=tmp_path / "data"), host, lambda _: made, download)
     one: Attempt = attempt()
     model = ModelRef(source=str(folder), task="generate", vocab=1)
-    await launcher.launch(one.evolve(plan=one.plan.evolve(model=model)), lambda _: None, allow_remote_code=False)
+    await launcher.launch(one.evolve(plan=one.plan.evolve(model=model)), lambda _: None, at_once, allow_remote_code=False)
     (spec,) = host.started
     mounts: tuple[Mount, ...] = spec.mounts
     return mounts

@@ -1,0 +1,115 @@
+"""The gate before the start of an engine: it opens when no other engine on the same GPUs is before its KV cache, and notes who was disturbed.
+
+What it lets through and why is decided in core/starts.py; here is what the gateway sees: attempts, instances, logs that say how far a start is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from gateway.core.starts import Holder, Holdup, Start, disturbances, holdup, start_of
+from gateway.domain import Attempt, Failure, Hardware, Instance
+
+# A failure of an engine that serves may come so long after what a neighbour did.
+_ECHO_S = 10.0
+
+
+class WithdrawnError(Exception):
+    """The plan of this start is out of date; the failure says why. Nothing was started."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Engines(Protocol):
+    """`gateway.controller.fleet.Fleet`."""
+
+    def holders(self, running: Collection[str], begun: set[str], now: float) -> Iterable[Holder]:
+        """The engines that are there. running: instances that the host lists. begun: those that it may not list yet; the others of them
+        are taken out. now: of the clock that stages are timed with."""
+        ...
+
+    def disproved(self, attempt: Attempt) -> Failure | None:
+        """How a copy has shown, since the attempt was made, that its plan fails."""
+        ...
+
+
+class StartGate:
+    """Shared by all replicas of a gateway. `look` is called before each pass of the loop."""
+
+    def __init__(self, engines: Engines, hardware: Callable[[], Awaitable[Hardware]], limit_s: float) -> None:
+        """limit_s: who starts for longer than that holds nobody up any more."""
+        self._engines = engines
+        self._hardware = hardware
+        self._limit_s = limit_s
+        self._waiting: dict[str, Start] = {}
+        self._begun: set[str] = set()
+        """Instances that were let through and that the host may not list yet."""
+        self._holders: dict[str, Holder] = {}
+        self._disturbed: dict[str, tuple[float, str]] = {}
+        """By instance, when a neighbour last disturbed it, and how."""
+        self._looked = asyncio.Event()
+        self._seen_once = False
+
+    def look(self, instances: Iterable[Instance]) -> None:
+        """Take note of what is there now. Until the first time nobody starts."""
+        now, before = time.monotonic(), self._holders
+        running = {instance.name for instance in instances if instance.state == "running"}
+        seen = self._engines.holders(running, self._begun, now)
+        self._holders = {one.instance: _since(one, before.get(one.instance)) for one in seen}
+        # What runs already when the gateway is started disturbs nobody by being seen.
+        before = before if self._seen_once else self._holders
+        self._seen_once = True
+        for instance, how in disturbances(before.values(), self._holders.values()):
+            self._disturbed[instance] = now, how
+        self._disturbed = {name: noted for name, noted in self._disturbed.items() if name in self._holders}
+        self._looked.set()
+        self._looked = asyncio.Event()
+
+    def waits(self, attempt: Attempt) -> bool:
+        return attempt.instance_name in self._waiting
+
+    def disturbance(self, attempt: Attempt) -> str:
+        """What a neighbour did while the engine started, or just before now where it serves; "" where none did anything."""
+        at, how = self._disturbed.get(attempt.instance_name, (0.0, ""))
+        return how if attempt.state == "starting" or time.monotonic() - at < _ECHO_S else ""
+
+    async def turn(self, attempt: Attempt, report: Callable[[str], None]) -> None:
+        """Returns when the engine may start; from then on it counts as one that loads. Raises WithdrawnError."""
+        start = start_of(attempt)
+        try:
+            self._waiting[start.instance] = start
+            if not self._seen_once:
+                await self._looked.wait()
+            while (held := self._held(start)) is not None:
+                report(await self._words(held))
+                await self._looked.wait()
+                if (met := self._engines.disproved(attempt)) is not None:
+                    message = f"Another copy with this plan failed first: {met.message}"
+                    told = Failure(kind="withdrawn", phase="waiting", message=message, proves="nothing", disturbed=start.model)
+                    raise WithdrawnError(told)
+        finally:
+            self._waiting.pop(start.instance, None)
+        self._begun.add(start.instance)
+        self._disturbed.pop(start.instance, None)
+        self._holders[start.instance] = Holder(start.instance, start.model, start.gpus, start.shape, "loads", time.monotonic())
+
+    def _held(self, start: Start) -> Holdup | None:
+        return holdup(start, self._waiting.values(), self._holders.values(), time.monotonic(), self._limit_s)
+
+    async def _words(self, held: Holdup) -> str:
+        if held.gpu is None:
+            return f"waits for {held.model}, which {held.doing}"
+        machine = await self._hardware()
+        number = next((str(gpu.index) for gpu in machine.gpus if gpu.uuid == held.gpu), held.gpu)
+        return f"waits for {held.model} on GPU {number}, which {held.doing}"
+
+
+def _since(one: Holder, before: Holder | None) -> Holder:
+    """The engine as it is seen now, with the time when its stage began."""
+    return replace(one, since=before.since) if before is not None and before.stage == one.stage else one

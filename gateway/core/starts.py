@@ -1,0 +1,127 @@
+"""Which engine may start now, of all that want to; and which starts were disturbed, so that nothing is learned from them. Pure.
+
+    holdup(start, waiting, holders)  why this start has to wait, or None
+    disturbances(before, now)        which engines a neighbour has just disturbed, and how
+    undisturbed(history)             the attempts that count
+
+An engine measures the free memory of its GPUs while it starts, and takes for its own use whatever changes meanwhile: vLLM from
+`request_memory` to the end of `determine_available_memory`, SGLang from `init_torch_distributed` to the end of `init_memory_pool`. So of
+the engines that share a GPU one at a time is before its KV cache stands; on different GPUs they start side by side.
+
+A number of bytes for the KV cache (`--kv-cache-memory-bytes`) is no way around that. vLLM compares free memory with its share before
+anything else all the same (request_memory, vllm/v1/worker/utils.py:425 of 0.26.0, :716 of 0.33.0), and then keeps to that share no longer
+(vllm/v1/worker/gpu_worker.py:462 of 0.26.0, :656 of 0.33.0): what an estimate lacks would be missing while it serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.domain import Attempt, Plan
+
+# So many disturbed starts in a row cost nothing; from then on they are failures like any other.
+_EXCUSED = 3
+
+Stage = Literal["loads", "warms", "stands", "ends"]
+_WORDS: Mapping[Stage, str] = {
+    "loads": "loads its weights",
+    "warms": "captures its graphs",
+    "stands": "made its KV cache",
+    "ends": "is being stopped",
+}
+# Whoever is as far as this holds nobody up: graphs and workspaces are small, and made before the next engine has imported its code.
+_STILL = ("warms", "stands")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """An engine that is there. loads: its KV cache does not stand yet. warms: that stands, and graphs and workspaces are still to come.
+    ends: it was told to stop. since: when that stage began, in seconds. measures: a start that has imported its code, and so looks at
+    its GPUs. proved: it has generated tokens."""
+
+    instance: str
+    model: str
+    gpus: frozenset[str]
+    shape: str
+    stage: Stage
+    since: float = 0.0
+    measures: bool = True
+    proved: bool = False
+
+
+@dataclass(frozen=True)
+class Start:
+    """An engine that wants to start. order: the smaller goes first. proven: its very plan has generated tokens before."""
+
+    instance: str
+    model: str
+    gpus: frozenset[str]
+    shape: str
+    order: int
+    proven: bool
+
+
+@dataclass(frozen=True)
+class Holdup:
+    """What a start waits for: a model, what that model does, and on which GPU; None: whichever."""
+
+    model: str
+    doing: str
+    gpu: str | None = None
+
+
+def start_of(attempt: Attempt) -> Start:
+    """Attempts are numbered as they are made: who has waited longest goes first, and after a boot the oldest model."""
+    proven = attempt.plan.grade == "verified"
+    return Start(attempt.instance_name, attempt.model, frozenset(attempt.plan.gpus), shape(attempt.plan), attempt.id, proven)
+
+
+def shape(plan: Plan) -> str:
+    """The same for copies of a plan, which differ in their GPUs."""
+    return repr(
+        (plan.model.source, plan.model.revision, str(plan.engine), plan.engine.image, plan.argv, sorted(plan.env.items()))
+    )
+
+
+def holdup(start: Start, waiting: Iterable[Start], holders: Iterable[Holder], now: float, limit_s: float) -> Holdup | None:
+    """Why the start has to wait. limit_s: who loads or ends for longer than that holds nobody up any more."""
+    fresh = [one for one in holders if one.instance != start.instance and (one.stage in _STILL or now - one.since < limit_s)]
+    for one in fresh:
+        if one.stage not in _STILL and (shared := one.gpus & start.gpus):
+            return Holdup(one.model, _WORDS[one.stage], min(shared))
+    # Of copies whose plan nobody has seen work the first start proves it: a plan that fails, fails once.
+    copies = [one for one in fresh if (one.model, one.shape) == (start.model, start.shape) and one.stage != "ends"]
+    if copies and not start.proven and not any(one.proved for one in copies):
+        return Holdup(start.model, "is started for the first time with this plan")
+    for earlier in sorted(waiting, key=lambda one: one.order):
+        if earlier.order >= start.order:
+            break
+        if shared := earlier.gpus & start.gpus:
+            return Holdup(earlier.model, "starts first", min(shared))
+    return None
+
+
+def disturbances(before: Iterable[Holder], now: Iterable[Holder]) -> Iterator[tuple[str, str]]:
+    """Instances beside which another engine loads, ends, or has come, gone or changed its stage between two looks; and how."""
+    old, new = {one.instance: one for one in before}, {one.instance: one for one in now}
+    for instance, one in {**old, **new}.items():
+        was, stage = (seen[instance].stage if instance in seen else None for seen in (old, new))
+        if was == stage == "stands":
+            continue
+        small = stage == "warms" or (was, stage) == ("warms", "stands")
+        done = f"{one.model} {_WORDS[stage] if stage is not None else 'came to its end'} on the same GPU"
+        for other in new.values():
+            if other.instance != instance and one.gpus & other.gpus and (other.measures or not small):
+                yield other.instance, done
+
+
+def undisturbed(history: Iterable[Attempt]) -> Iterator[Attempt]:
+    """The attempts without those that a neighbour disturbed, or that were taken back before their start. Of many such in a row the
+    later ones count: a wait is due."""
+    row = 0
+    for attempt in history:
+        row = row + 1 if attempt.failure is not None and attempt.failure.disturbed else 0
+        if not 0 < row <= _EXCUSED:
+            yield attempt

@@ -1,0 +1,142 @@
+"""An engine that takes and measures memory of pretended GPUs as vLLM does of real ones, as a child process.
+
+    python -S memory_engine.py FOLDER TOTAL ARGUMENTS...
+
+FOLDER has what all processes use of the GPUs (pretended_gpus.py), and a line in `measured` for each KV cache that was made. What it takes
+follows from the model's config.json and its flags. The order is that of vLLM 0.26.0: a CUDA context, free memory compared with its share
+(v1/worker/utils.py:425), the weights, a profile run, the check of that run and what is left for the KV cache (v1/worker/gpu_worker.py:482
+to 545), the cache, graphs. Standard library only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import random
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from tests.support.fake_engine import parse, run, say
+    from tests.support.pretended_gpus import GIB, MIB, OutOfMemory, PretendedGpu
+else:
+    from fake_engine import parse, run, say
+    from pretended_gpus import GIB, MIB, OutOfMemory, PretendedGpu
+
+CONTEXT, GRAPHS, ACTIVATION, NON_TORCH = GIB // 2, GIB // 2, GIB, 256 * MIB
+# How long each part takes, in seconds: so short that many starts can be played, and long enough that starts meet.
+IMPORTS_S, LOADING_S, PROFILE_S, CAPTURE_S = 0.1, 0.15, 0.15, 0.1
+PIECES = 8
+
+
+def weights_of(config: dict[str, Any]) -> int:
+    """Bytes of a Llama in 16 bits."""
+    hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+    kept = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
+    layer = 2 * hidden * hidden + 2 * hidden * kept + 3 * hidden * inner
+    return int(2 * (layers * layer + 2 * config["vocab_size"] * hidden))
+
+
+def per_token(config: dict[str, Any]) -> int:
+    """Bytes of KV cache for one token."""
+    head = config["hidden_size"] // config["num_attention_heads"]
+    return int(4 * config["num_hidden_layers"] * config["num_key_value_heads"] * head)
+
+
+def cache_alone(config: dict[str, Any], total: int, share: float) -> int:
+    """What is left for the KV cache where nobody disturbs the engine."""
+    return int(math.ceil(total * share) - weights_of(config) - ACTIVATION - NON_TORCH)
+
+
+def gib(count: int) -> str:
+    return f"{count / GIB:.2f}"
+
+
+def fail(text: str) -> NoReturn:
+    say("(EngineCore pid=1) ERROR 06-18 03:13:53 [core.py:1100] EngineCore failed to start.")
+    say("(EngineCore pid=1) ERROR 06-18 03:13:53 [core.py:1100] Traceback (most recent call last):")
+    say(f"(EngineCore pid=1) ERROR 06-18 03:13:53 [core.py:1100] {text}")
+    sys.exit(1)
+
+
+def info(text: str) -> None:
+    say(f"(EngineCore pid=1) INFO 06-18 03:13:53 [gpu_worker.py:560] {text}")
+
+
+def start(folder: Path, total: int, flags: dict[str, str], config: dict[str, Any]) -> None:
+    gpu = PretendedGpu(folder, os.environ["CUDA_VISIBLE_DEVICES"], total)
+    share, asked = float(flags.get("gpu-memory-utilization", "0.92")), int(flags["max-model-len"])
+    wait(IMPORTS_S)
+    gpu.take(CONTEXT)
+    # The snapshot is taken with the context there.
+    before, requested = gpu.free, math.ceil(total * share)
+    if before < requested:
+        fail(
+            f"ValueError: Free memory on device cuda:0 ({gib(before)}/{gib(total)} GiB) on startup is less than desired GPU memory "
+            f"utilization ({share}, {gib(requested)} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+        )
+    info("Starting to load model m...")
+    weights = weights_of(config)
+    for _ in range(PIECES):
+        gpu.take(weights // PIECES)
+        wait(LOADING_S / PIECES)
+    torch = weights // PIECES * PIECES
+    info(f"Model loading took {gib(weights)} GiB and 0.15 seconds")
+    gpu.take(NON_TORCH)
+    gpu.take(ACTIVATION)
+    wait(PROFILE_S)
+    gpu.take(-ACTIVATION)
+    after = gpu.free
+    if before < after:
+        fail(
+            f"AssertionError: Error in memory profiling. Initial free memory {gib(before)} GiB, current free memory {gib(after)} GiB."
+        )
+    cache = requested - (before - after - torch) - ACTIVATION - torch
+    info(f"Available KV cache memory: {gib(cache)} GiB")
+    if cache <= 0:
+        fail(
+            "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
+        )
+    if cache < asked * per_token(config):
+        fail(
+            f"ValueError: To serve at least one request with the model's max seq len ({asked}), ({gib(asked * per_token(config))} GiB KV cache "
+            f"is needed, which is larger than the available KV cache memory ({gib(cache)} GiB). Based on the available memory, the estimated "
+            f"maximum model length is {cache // per_token(config)}."
+        )
+    info(f"GPU KV cache size: {cache // per_token(config):,} tokens")
+    gpu.take(cache)
+    told = {"model": flags["served-model-name"], "pid": os.getpid(), "bytes": cache, "alone": cache_alone(config, total, share)}
+    with (folder / "measured").open("a") as file:
+        file.write(json.dumps(told) + "\n")
+    say("Capturing CUDA graphs (decode, FULL): 100%|##########| 51/51 [00:00<00:00, 185.04it/s]")
+    wait(CAPTURE_S)
+    gpu.take(GRAPHS)
+    info("init engine (profile, create kv cache, warmup model) took 0.50 s")
+
+
+def wait(seconds: float) -> None:
+    time.sleep(random.uniform(0.5, 1.5) * seconds)
+
+
+def main() -> int:
+    folder, total, *argv = sys.argv[1:]
+    flags = dict(item.removeprefix("--").partition("=")[::2] for item in argv if item.startswith("--"))
+    config = json.loads((Path(flags["model"]) / "config.json").read_text())
+    try:
+        start(Path(folder), int(total), flags, config)
+    except OutOfMemory as error:
+        fail(
+            f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {gib(error.tried)} GiB. GPU 0 has a total capacity of "
+            f"{gib(int(total))} GiB of which {gib(error.free)} GiB is free. Including non-PyTorch memory, this process has 1.00 GiB memory in use."
+        )
+    script, host, port = parse(argv)
+    return asyncio.run(run(replace(script, lines=((0, "INFO:     Application startup complete."),)), host, port))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

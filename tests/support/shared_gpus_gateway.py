@@ -1,0 +1,43 @@
+"""`python -m tests.support.shared_gpus_gateway SNAPSHOT FOLDER [ungated]`: `fitserve serve` on the machine of a hardware snapshot, whose GPUs
+are pretended ones that engines share (pretended_gpus.py). ungated: engines start whenever they want to, to see what that costs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from unittest import mock
+
+from gateway.__main__ import serve
+from gateway.controller.start_gate import StartGate
+from gateway.domain import GpuProcess, Hardware
+from tests.support.pretended_gpus import PretendedGpu
+
+
+async def at_once(*_: object) -> None: ...
+
+
+def main() -> None:
+    snapshot, folder, *ungated = sys.argv[1:]
+    machine = Hardware.model_validate_json(Path(snapshot).read_bytes())
+
+    def probe(*_: object, **__: object) -> Hardware:
+        gpus = []
+        for gpu in machine.gpus:
+            pretended = PretendedGpu(Path(folder), gpu.uuid, gpu.total_bytes or 0)
+            used = pretended.used()
+            processes = tuple(GpuProcess(pid=pid, used_bytes=count) for pid, count in used.items())
+            gpus.append(gpu.evolve(free_bytes=pretended.total - sum(used.values()), processes=processes))
+        found: Hardware = machine.evolve(gpus=tuple(gpus))
+        return found
+
+    with mock.patch("gateway.machine.gpu_watch.probe", probe):
+        if not ungated:
+            serve()
+            return
+        with mock.patch.object(StartGate, "turn", at_once), mock.patch.object(StartGate, "disturbance", return_value=""):
+            serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+
+from gateway.controller.start_gate import StartGate, WithdrawnError
+from gateway.core.starts import Holder, Stage, shape
+from gateway.domain import Attempt, Failure, Hardware, Instance
+from tests.support.makers import attempt, machine, plan
+
+pytestmark = pytest.mark.anyio
+
+UUID = machine().gpus[1].uuid
+PLAN = plan().evolve(gpus=(UUID,))
+
+
+class Seen:
+    """What a test says that there is."""
+
+    def __init__(self) -> None:
+        self.engines: dict[int, tuple[Attempt, Stage]] = {}
+        self.failed: Failure | None = None
+
+    def now(self, one: Attempt, stage: Stage) -> None:
+        self.engines[one.id] = one, stage
+
+    def holders(self, _running: Collection[str], begun: set[str], now: float) -> list[Holder]:
+        found = [self._holder(one, stage, now) for one, stage in self.engines.values()]
+        named = {one.instance for one in found}
+        return found + [self._holder(start(9), "loads", now) for name in begun - named if name == start(9).instance_name]
+
+    def disproved(self, _attempt: Attempt) -> Failure | None:
+        return self.failed
+
+    def _holder(self, one: Attempt, stage: Stage, now: float) -> Holder:
+        return Holder(one.instance_name, one.model, frozenset(one.plan.gpus), shape(one.plan), stage, now)
+
+
+def start(number: int, model: str = "new") -> Attempt:
+    made: Attempt = attempt(number, plan=PLAN, model=model)
+    return made
+
+
+async def hardware() -> Hardware:
+    return machine()
+
+
+def gate(seen: Seen) -> StartGate:
+    return StartGate(seen, hardware, 1800.0)
+
+
+async def turned(asked: StartGate, one: Attempt, words: list[str]) -> asyncio.Task[None]:
+    task = asyncio.create_task(asked.turn(one, words.append))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_a_start_waits_until_its_neighbour_has_its_kv_cache_and_says_so() -> None:
+    seen, words = Seen(), list[str]()
+    asked, old, new = gate(seen), start(1, "old"), start(9)
+    seen.now(old, "loads")
+    task = await turned(asked, new, words)
+    assert not task.done(), "nobody has looked yet"
+    asked.look([])
+    await asyncio.sleep(0.01)
+    assert words == ["waits for old on GPU 1, which loads its weights"]
+    assert asked.waits(new)
+    seen.now(old, "warms")
+    asked.look([])
+    await task
+    assert not asked.waits(new)
+
+
+async def test_what_was_let_through_holds_up_the_next_before_the_host_lists_it() -> None:
+    seen, words = Seen(), list[str]()
+    asked = gate(seen)
+    asked.look([])
+    await asked.turn(start(9), words.append)
+    task = await turned(asked, start(10, "next"), words)
+    asked.look([])
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    assert words[-1].startswith("waits for new on GPU 1")
+    task.cancel()
+
+
+async def test_whoever_is_disturbed_is_known_until_the_next_start() -> None:
+    seen = Seen()
+    asked, old, new = gate(seen), start(1, "old"), start(9)
+    seen.now(old, "stands")
+    asked.look([])
+    await asked.turn(new, lambda _: None)
+    seen.now(new, "loads")
+    asked.look([])
+    assert asked.disturbance(new) == ""
+    del seen.engines[old.id]
+    asked.look([])
+    assert asked.disturbance(new) == "old came to its end on the same GPU"
+    assert asked.disturbance(start(11)) == ""
+
+
+async def test_what_runs_when_the_gateway_is_started_disturbed_nobody() -> None:
+    seen = Seen()
+    asked, old, new = gate(seen), start(1, "old"), start(9)
+    seen.now(old, "stands")
+    seen.now(new, "loads")
+    asked.look([Instance(name="x", model="m", attempt=1, fingerprint="", state="running")])
+    assert asked.disturbance(new) == ""
+
+
+async def test_a_plan_that_a_copy_has_shown_to_fail_is_not_started() -> None:
+    seen, words = Seen(), list[str]()
+    asked = gate(seen)
+    seen.now(start(1, "old"), "loads")
+    asked.look([])
+    task = await turned(asked, start(9), words)
+    seen.failed = Failure(kind="no_kernel", phase="load", message="No kernel takes it.")
+    asked.look([])
+    with pytest.raises(WithdrawnError, match="failed first: No kernel takes it"):
+        await task

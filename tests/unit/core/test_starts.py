@@ -1,0 +1,143 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.reconcile import counted, next_action
+from gateway.core.starts import Holder, Holdup, Start, disturbances, holdup, shape, undisturbed
+from gateway.domain import Attempt, Failure
+from tests.support.makers import attempt
+from tests.unit.core.test_reconcile import NOW, replica
+
+LIMIT_S = 1800.0
+
+
+def holder(name: str, *gpus: str, stage: Any = "loads", **fields: Any) -> Holder:
+    return Holder(name, name.partition("-")[0], frozenset(gpus), fields.pop("shape", name), stage, **fields)
+
+
+def start(name: str, *gpus: str, order: int = 1, proven: bool = False, **fields: Any) -> Start:
+    return Start(name, name.partition("-")[0], frozenset(gpus), fields.pop("shape", name), order, proven)
+
+
+def held(asking: Start, *others: Holder, waiting: tuple[Start, ...] = (), now: float = 0.0) -> Holdup | None:
+    return holdup(asking, (asking, *waiting), others, now, LIMIT_S)
+
+
+def test_on_one_gpu_engines_start_one_after_the_other_and_on_others_side_by_side() -> None:
+    asking = start("b", "G1")
+    assert held(asking) is None
+    assert held(asking, holder("a", "G0")) is None
+    assert held(asking, holder("a", "G0", "G1")) == Holdup("a", "loads its weights", "G1")
+    assert held(asking, holder("a", "G1", stage="ends")) == Holdup("a", "is being stopped", "G1")
+    assert held(asking, holder("a", "G1", stage="warms")) is None
+    assert held(asking, holder("a", "G1", stage="stands")) is None
+
+
+def test_engines_without_a_gpu_wait_for_nobody() -> None:
+    assert held(start("b"), holder("a"), waiting=(start("c", order=0),)) is None
+
+
+def test_a_start_that_hangs_holds_nobody_up_for_ever() -> None:
+    asking, hanging = start("b", "G0"), holder("a", "G0", since=100.0)
+    assert held(asking, hanging, now=100.0 + LIMIT_S - 1) is not None
+    assert held(asking, hanging, now=100.0 + LIMIT_S) is None
+
+
+def test_who_waits_longest_goes_first_also_where_it_needs_more_gpus() -> None:
+    both, one = start("tp2", "G0", "G1", order=5), start("b", "G0", order=6)
+    assert held(one, holder("a", "G1"), waiting=(both,)) == Holdup("tp2", "starts first", "G0")
+    assert held(both, waiting=(one,)) is None
+
+
+def test_the_first_copy_of_a_plan_that_nobody_saw_work_goes_alone() -> None:
+    second = start("m-r1", "G1", shape="plan")
+    words = Holdup("m", "is started for the first time with this plan")
+    assert held(second, holder("m-r0", "G0", shape="plan")) == words
+    assert held(second, holder("m-r0", "G0", shape="plan", stage="stands")) == words
+    assert held(second, holder("m-r0", "G0", shape="plan", stage="stands", proved=True)) is None
+    assert held(second, holder("m-r0", "G0", shape="another plan")) is None
+    assert held(second, holder("n-r0", "G0", shape="plan")) is None
+    assert held(second, holder("m-r0", "G0", shape="plan", stage="ends")) is None
+    assert held(replace(second, proven=True), holder("m-r0", "G0", shape="plan")) is None
+
+
+def test_copies_of_a_plan_have_one_shape() -> None:
+    plan = attempt().plan
+    assert shape(plan) == shape(plan.evolve(gpus=("another",)))
+    assert shape(plan) != shape(plan.evolve(argv=("--max-model-len=1",)))
+
+
+GPUS = st.frozensets(st.sampled_from(["G0", "G1", "G2", "G3"]), min_size=1)
+
+
+@given(st.lists(GPUS, min_size=1, max_size=12))
+def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozenset[str]]) -> None:
+    waiting = [Start(f"m{order}", f"m{order}", gpus, "plan", order, proven=False) for order, gpus in enumerate(wanted)]
+    began: list[str] = []
+    while waiting:
+        loads: list[Holder] = []
+        for one in tuple(waiting):
+            if holdup(one, waiting, loads, 0.0, LIMIT_S) is None:
+                waiting.remove(one)
+                loads.append(Holder(one.instance, one.model, one.gpus, one.shape, "loads"))
+        assert loads, "nobody may start, though nothing loads"
+        taken = [gpu for one in loads for gpu in one.gpus]
+        assert len(taken) == len(set(taken))
+        began += [one.instance for one in loads]
+    assert sorted(began) == sorted(f"m{order}" for order in range(len(wanted)))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "how"),
+    [
+        ((), (holder("b", "G0"),), "b loads its weights on the same GPU"),
+        ((holder("b", "G0"),), (holder("b", "G0", stage="stands"),), "b made its KV cache on the same GPU"),
+        ((holder("b", "G0"),), (holder("b", "G0", stage="warms"),), "b captures its graphs on the same GPU"),
+        ((holder("b", "G0", stage="warms"),), (holder("b", "G0", stage="stands"),), "b made its KV cache on the same GPU"),
+        ((holder("b", "G0", stage="stands"),), (), "b came to its end on the same GPU"),
+        ((holder("b", "G0", stage="stands"),), (holder("b", "G0", stage="ends"),), "b is being stopped on the same GPU"),
+    ],
+)
+def test_whoever_starts_or_dies_disturbs_those_on_its_gpus(
+    before: tuple[Holder, ...], now: tuple[Holder, ...], how: str
+) -> None:
+    beside = (holder("a", "G0", "G1"), holder("c", "G1", stage="stands"), holder("d", "G2"))
+    found = [noted for noted in disturbances((*beside, *before), (*beside, *now)) if "b " in noted[1]]
+    assert found == [("a", how)]
+
+
+def test_an_engine_that_only_serves_disturbs_nobody() -> None:
+    serves = holder("b", "G0", stage="stands")
+    assert list(disturbances((serves,), (serves, holder("a", "G0", stage="stands")))) == [
+        ("b", "a made its KV cache on the same GPU")
+    ]
+    both = (serves, holder("a", "G0", stage="stands"))
+    assert not list(disturbances(both, both))
+
+
+def test_graphs_disturb_only_who_looks_at_its_gpus_already() -> None:
+    imports, measures = holder("a", "G0", measures=False), holder("c", "G0")
+    warms = holder("b", "G0", stage="warms")
+    found = {name for name, how in disturbances((imports, measures, warms), (imports, measures, warms)) if "b " in how}
+    assert found == {"c"}
+
+
+def ends(*disturbed: str) -> Iterator[Attempt]:
+    for number, how in enumerate(disturbed):
+        failure = Failure(kind="gpu_oom", phase="load", message="it broke", proves="nothing", disturbed=how)
+        yield attempt(number, "failed", ended_at=NOW - 1, failure=failure)
+
+
+def test_a_disturbed_start_costs_nothing_until_it_is_always_disturbed() -> None:
+    once = tuple(ends("b came to its end"))
+    assert not [*undisturbed(once)]
+    action = next_action(replica(history=counted(once, 0.0, NOW)), NOW, backoff_s=10, backoff_max_s=300)
+    assert type(action).__name__ == "MakePlan"
+    assert [one.id for one in undisturbed(ends("b", "b", "b", "b", "b"))] == [3, 4]
+    assert [one.id for one in undisturbed(ends("b", "b", "b", "", "b"))] == [3]
+    action = next_action(replica(history=counted(ends("b", "b", "b", "b"), 0.0, NOW)), NOW, backoff_s=10, backoff_max_s=300)
+    assert type(action).__name__ == "Rest"
