@@ -359,7 +359,8 @@ class Profiles:
     @cached_property
     def signatures(self) -> Signatures:
         """The failure signatures of every root, the user's before ours."""
-        from gateway.core.failures.signatures import Signature, Signatures
+        from gateway.core.failures.signature import Signature
+        from gateway.core.failures.signatures import Signatures
 
         found: list[Signature] = []
         for root in self.roots:

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from gateway.core.facts.learn import maximum, told
 from gateway.core.failures.diagnose import diagnose
@@ -21,7 +21,20 @@ _PIECE = 1024 * 1024
 _CULPRIT = ("kernel", "backend", "layer", "flag", "value")
 
 
-def read_log(source: str, engine: str | None, profiles: Profiles) -> tuple[Failure, tuple[Fact, ...]]:
+class Diagnosis(NamedTuple):
+    """facts: what the failure proves; answered: the log shows an answer of the engine, which alone proves health."""
+
+    failure: Failure
+    facts: tuple[Fact, ...]
+    answered: bool
+
+    @property
+    def healthy(self) -> bool | None:
+        """None: the log does not tell."""
+        return False if self.failure.kind != "none" else True if self.answered else None
+
+
+def read_log(source: str, engine: str | None, profiles: Profiles) -> Diagnosis:
     """The failure in a log file (`-`: standard input) and what it proves. engine: KIND or KIND==VERSION. Raises BadRequest."""
     kind, _, version = (engine or "").partition("==")
     known = {ref.partition("==")[0] for ref in profiles.engine_files}
@@ -45,43 +58,50 @@ def read_log(source: str, engine: str | None, profiles: Profiles) -> tuple[Failu
     if version or seen:
         # Only vLLM says its version.
         scope["engine"] = f"{kind or 'vllm'}=={version or seen}"
-    return failure, told(failure, scope)
+    return Diagnosis(failure, told(failure, scope), reader.answered)
 
 
-def report(failure: Failure, facts: tuple[Fact, ...]) -> dict[str, Any]:
+def report(found: Diagnosis) -> dict[str, Any]:
     """The failure as JSON says it."""
+    failure = found.failure
     return {
         "schema": SCHEMA,
         "kind": failure.kind,
+        "healthy": found.healthy,
+        "message": failure.message,
         "phase": failure.phase,
         "culprit": {**dict.fromkeys(_CULPRIT), **failure.culprit},
         "engine_max_model_len": maximum(failure),
         "line": failure.line,
         "line_number": failure.line_number,
-        "facts": [fact.model_dump(exclude_none=True) for fact in facts],
+        "facts": [fact.model_dump(exclude_none=True) for fact in found.facts],
         "advice": failure.advice.splitlines(),
+        "steps": list(failure.steps),
     }
 
 
-def lines(failure: Failure, facts: tuple[Fact, ...]) -> Iterator[str]:
+def lines(found: Diagnosis) -> Iterator[str]:
     """The failure as a person reads it."""
+    failure = found.failure
     if failure.kind == "none":
-        yield f"healthy: {failure.message} It came as far as: {failure.phase}."
+        yield f"{'healthy' if found.healthy else 'cannot tell'}: {failure.message} It came as far as: {failure.phase}."
         return
     yield f"{failure.kind} ({failure.phase}): {failure.message}"
     if failure.line_number:
         yield f"line {failure.line_number}: {visible_line(failure.line)}"
     for name, value in failure.culprit.items():
         yield f"  {name}: {visible_line(value)}"
-    for fact in facts:
+    for fact in found.facts:
         about = ", ".join(f"{key} {value}" for key, value in fact.scope.items())
         yield f"fact: {fact.kind}{f' {fact.value}' if fact.value is not None else ''} ({about})"
-    for advice in failure.advice.splitlines():
-        yield f"do: {advice}"
+    if failure.steps:
+        yield "do, in this order:"
+    for number, step in enumerate(failure.steps, 1):
+        yield f"  {number}. {visible_line(step)}"
 
 
-def text(failure: Failure, facts: tuple[Fact, ...], *, as_json: bool) -> str:
-    return json.dumps(report(failure, facts), indent=2) if as_json else "\n".join(lines(failure, facts))
+def text(found: Diagnosis, *, as_json: bool) -> str:
+    return json.dumps(report(found), indent=2) if as_json else "\n".join(lines(found))
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:

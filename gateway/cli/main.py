@@ -1,4 +1,4 @@
-"""The command `fitserve`. Exit codes: 0 ok, 1 failed, 2 usage, 3 no plan or not ready.
+"""The command `fitserve`. Exit codes: 0 ok, 1 failed, 2 usage, 3 no plan or not ready, 4 it cannot be told.
 
 Heavy imports stand inside the commands: `fitserve plan` must not pay for a web server.
 """
@@ -188,15 +188,15 @@ def diagnose(
     engine: Annotated[str | None, typer.Option(help="KIND or KIND==VERSION that wrote it; else every text counts.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Name the failure in an engine's log, with the line that proves it. Exit code 1 when there is one."""
+    """Name the failure in an engine's log, the line that proves it and the cure. Exit code 1 when there is one, 4 when nobody can tell."""
     from gateway.cli.diagnosis import read_log, text
     from gateway.profiles import Profiles
 
     extra = os.environ.get("FITSERVE_PROFILES_DIR")
-    failure, facts = read_log(log, engine, Profiles(Path(extra) if extra else None))
-    say(text(failure, facts, as_json=as_json))
-    if failure.kind != "none":
-        raise typer.Exit(1)
+    found = read_log(log, engine, Profiles(Path(extra) if extra else None))
+    say(text(found, as_json=as_json))
+    if not found.healthy:
+        raise typer.Exit(4 if found.healthy is None else 1)
 
 
 @app.command()

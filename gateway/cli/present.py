@@ -173,6 +173,8 @@ def show_model(view: Any) -> None:
         for one in explain.rejections(tuple(Rejected.model_validate(one) for one in refused)):
             print_paragraph(" ".join([f"{one.who}:", *(line.strip() for line in one.lines)]), indent=4, first="  ")
     if view["attempts"]:
+        from gateway.core.failures.remedy import DONE
+
         say("\nAttempts")
         for attempt in view["attempts"]:
             started = datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC).astimezone().strftime("%F %T")
@@ -188,3 +190,6 @@ def show_model(view: Any) -> None:
                 say(f"     {failure['kind']} while {failure['phase']}: {visible_line(failure['message'])} {failure['advice']}")
                 if failure["line"]:
                     say(f"     log: {visible_line(failure['line'])}")
+                say(f"     done: {DONE[failure['proves']]}")
+                for number, step in enumerate(failure["steps"], 1):
+                    say(f"     {number}. {visible_line(step)}")

@@ -49,7 +49,7 @@ class Fact(Value):
 
 
 class Failure(Value):
-    """Why an attempt ended: `kind` names the class, `line` proves it, `advice` says what to do."""
+    """Why an attempt ended: `kind` names the class, `line` proves it, `advice` says what to do in a sentence, `steps` in order."""
 
     kind: str
     phase: str
@@ -58,6 +58,7 @@ class Failure(Value):
     line_number: int | None = None
     culprit: dict[str, Scalar] = Field({})
     advice: str = ""
+    steps: tuple[str, ...] = Field((), description="the cure, in order, with the numbers of this case")
     proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = Field(
         "plan", description="what it teaches about future plans"
     )

@@ -32,13 +32,24 @@ def environmental(failure: Failure) -> bool:
 
 
 def diagnose(pieces: Iterable[bytes], signatures: Signatures, engine: str | None = None) -> tuple[Failure, LogReader]:
-    """The failure in a whole log, of kind `none` where it is healthy; and the reader, which knows how far the start came."""
+    """The failure in a whole log, of kind `none` where it proves none; and the reader, which knows how far the start came.
+
+    No failure is no health: only an answer proves that (`reader.answered`).
+    """
     reader = LogReader(signatures, engine)
     for piece in pieces:
         reader.feed(piece)
     reader.close()
-    healthy = Failure(kind="none", phase=reader.phase, message="The log names no failure.", proves="nothing")
-    return reader.verdict or healthy, reader
+    none = Failure(kind="none", phase=reader.phase, message=_no_failure(reader), proves="nothing")
+    return reader.verdict or none, reader
+
+
+def _no_failure(reader: LogReader) -> str:
+    if reader.answered:
+        return "The engine answered requests, and the log names no failure."
+    if reader.ready:
+        return "The server started. The log names no failure, and shows no answer either: whether it is healthy cannot be told."
+    return "The log names no failure, and ends before the server started: whether it is healthy cannot be told."
 
 
 def ended(instance: Instance, phase: str, tail: Iterable[str], *, was_ready: bool) -> Failure:

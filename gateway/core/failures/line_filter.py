@@ -8,7 +8,9 @@ _BLOCK = 64 * 1024
 
 # A line with none of these proves no failure. They are looked for in bytes, a block at a time.
 FATAL = (b"atal", b"hit an exc", b"xit code", b"NVRM", b"atchdog", b"hut", b"SIG")
-ALARMS = (*FATAL, b"rror", b"xception", b"raceback", b'File "', b"NCCL WARN", b"terminat", b"OutOfResources")
+_WORDS = (b"rror", b"xception", b"raceback", b'File "', b"terminat", b"OutOfResources")
+_BARE = (b"ERROR", b"CRITICAL", b"ailed", b"NCCL", b"is dead")
+ALARMS = (*(word for word in FATAL if b"xc" not in word), *_WORDS, *_BARE)
 # Lines with one of these say how far a start is, or what the engine chose.
 _PHASES = (
     b"oad",
@@ -22,8 +24,9 @@ _PHASES = (
     b"Profiling",
     b"init engine",
 )
-_SERVES = (b"Received req", b"POST /", b"throughput", b" batch")
-PROGRESS = (*_PHASES, *_SERVES, b"Selected ", b"Using ", b"Initializing a")
+SERVES = (b"Received req", b"POST /", b"throughput", b" batch")
+_SETTINGS = (b"Selected ", b"Using ", b"Initializing a", b"non-default args", b"server_args=")
+PROGRESS = (*_PHASES, *SERVES, *_SETTINGS)
 
 
 class LineFilter:

@@ -1,12 +1,14 @@
 """One line of an engine's log: who printed it, how loudly, and what it says. Pure.
 
-Engines put much before the text: Docker's time, a compose service, colours, `(EngineCore_DP0 pid=68)` (several of them when
-one process copies another's output), `[rank0]:`, vLLM's `ERROR 11-21 02:22:44 [core.py:1330]`, SGLang's `[2026-11-21 02:22:44 TP0]`,
-glog's `[W1121 02:22:46.357 file.cpp:1575]`.
+Engines put much before the text: colours, `(EngineCore_DP0 pid=68)` (several of them when one process copies another's output),
+`[rank0]:`, vLLM's `ERROR 11-21 02:22:44 [core.py:1330]`, SGLang's `[2026-11-21 02:22:44 TP0]`, glog's `[W1121 02:22:46.357
+file.cpp:1575]`. What carried the log to its reader puts more before that: Docker and Kubernetes their times, compose and Ray a name,
+syslog and journald a host; and whoever pastes it quotes it, fences it, or copies it from a page as HTML.
 """
 
 from __future__ import annotations
 
+import html
 import re
 from typing import NamedTuple
 
@@ -14,15 +16,34 @@ from typing import NamedTuple
 MAX_LINE = 4000
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
-_PREFIX = re.compile(
-    r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) )?(?:std(?:out|err) [FP] )?"
-    r"(?:[\w.-]{1,64} +\| )?"
-    r"(?P<process>(?:\([\w ./=:,-]{0,80}?pid=\d+[^)]{0,80}\) ?)*(?:\[rank\d+\]: ?)?)"
-    r"(?P<header>(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[[^\]]*\]|\.\.\.) ?"
-    r"|(?P<plain>DEBUG|INFO|WARNING|ERROR|CRITICAL): +"
-    r"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]+\d+)*)\] ?"
-    r"|\[?(?P<glog>[IWEF])\d{4} \d\d:\d\d:\d\d[^\]]{0,80}\] ?)?"
+_HTML = re.compile(r"&(?:gt|lt|amp|quot|nbsp|#39|#x27);")
+_FENCE = re.compile(r"^ {0,3}(?:(?:> ?)+)?`{1,3}(?=\S)|`{3}$")
+_AFTER = re.compile(r" \[repeated \d+x across cluster\].{0,120}$")
+_LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
+_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+# What others put before the engine's own line. It says nothing, and any number of them may follow each other.
+_CARRIED = re.compile(
+    r"(?:> ?)+(?=\S|$)"
+    r"|[-*] (?=\w+(?:Error|Exception):)"
+    rf"|(?:\w{{3}} [ \d]\d \d\d:\d\d:\d\d|{_TIME}) [\w.-]{{1,64}} [\w./@-]{{1,40}}(?:\[\d+\])?: "
+    rf"|{_TIME}(?: (?:std(?:out|err) [FP]|\d+))? (?!(?:[A-Z]+\d+ ?)+\])"
+    r"|std(?:out|err) [FP] "
+    r"|\[?[\w./-]{0,64}\]? +\| "
+    r"|\[(?:pod/)?[\w.-]{1,64}/[\w.-]{1,64}(?:/[\w.-]{1,64})?\] (?=\S)"
+    r"|\[[A-Z][A-Za-z]*(?: [A-Za-z]+)+\] (?=\S)"
+    rf"|\s+(?=(?:\([\w ./=:,-]{{0,80}}pid=\d+[^)]{{0,80}}\) ?)*(?:{_LEVELS}) \d\d-\d\d )"
 )
+_PREFIX = re.compile(
+    r"(?P<process>(?:\([\w ./=:,-]{0,80}?pid=\d+[^)]{0,80}\) ?)*(?:\[rank\d+\]: ?)?)"
+    rf"(?P<header>(?P<level>{_LEVELS}) (?:\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]*\]|[\w./]{{1,60}}:\d+\])|\.\.\.) ?"
+    rf"|(?P<plain>{_LEVELS}): +"
+    rf"|\| (?P<loguru>{_LEVELS}) +\| [\w.:<>-]{{1,100}} \| ?"
+    rf"|- (?P<logging>{_LEVELS}) - [\w.]{{1,60}}:\d+ - (?:[a-z][\w.]{{0,60}}: )?"
+    r"|\[?(?:\d{4}-)?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]+\d+)*)\] ?"
+    rf"(?:(?P<inner>{_LEVELS})(?::? +[\w./]{{1,60}}:\d+:?|:) +)?"
+    r"|\[?(?P<glog>[IWEF])\d{3,4} \d\d:\d\d:\d\d[^\]]{0,80}\] ?)?"
+)
+_MOST_CARRIERS = 6
 _GLOG = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _QUIET = ("DEBUG", "INFO", "WARNING")
 
@@ -53,9 +74,29 @@ def clean(raw: bytes) -> str:
 
 def parse(text: str) -> LogLine:
     """What a cleaned line says."""
-    found = _PREFIX.match(text)
+    if "&" in text and _HTML.search(text):
+        text = html.unescape(text)
+    if "`" in text:
+        text = _FENCE.sub("", text)
+    at = 0
+    for _ in range(_MOST_CARRIERS):
+        carried = _CARRIED.match(text, at)
+        if carried is None or carried.end() == at:
+            break
+        at = carried.end()
+    found = _PREFIX.match(text, at)
     if found is None:
-        return LogLine("", False, None, text)
-    level = found["level"] or found["plain"] or _GLOG.get(found["glog"] or "")
+        return LogLine("", False, None, text[at:])
+    level = (
+        found["level"]
+        or found["plain"]
+        or found["loguru"]
+        or found["logging"]
+        or found["inner"]
+        or _GLOG.get(found["glog"] or "")
+    )
     process = found["process"].strip() or (found["rank"] or "").strip()
-    return LogLine(process, found["header"] is not None, level, text[found.end() :])
+    said = text[found.end() :]
+    if "[repeated " in said:
+        said = _AFTER.sub("", said)
+    return LogLine(process, found["header"] is not None, level, said)

@@ -5,17 +5,24 @@ for the first, and at last as `Engine core initialization failed`. The first pro
 that is mostly a consequence (`weak`). Information and warnings are no failures: the engine went on after them, as it did after
 everything before the line that says that it serves. From that line on the log holds words of users too, so only a line counts
 that the engine itself calls fatal.
+
+What no text proves is told by its structure (structure.py). A log that ends is judged by less than one that still grows: an exception
+without its traceback, a traceback that was cut off, a line with a known text that was no exception.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from gateway.core.failures.line_filter import ALARMS, FATAL, LineFilter
+from gateway.core.failures.line_filter import ALARMS, FATAL, SERVES, LineFilter
 from gateway.core.failures.log_lines import LogLine, clean, parse
-from gateway.core.failures.signatures import Signature, Signatures, filled
+from gateway.core.failures.signature import Signature
+from gateway.core.failures.signatures import Signatures
+from gateway.core.failures.structure import Shape, culprit
 from gateway.domain import Failure, Scalar
 
 _CITED = 1000
@@ -23,9 +30,23 @@ _CITED = 1000
 _MESSAGE_LINES = 60
 _MOST_PROCESSES = 256
 _MOST_CANDIDATES = 64
+# A terminal breaks a line into a few; a message that goes on for longer has lines of its own.
+_MOST_BROKEN = 6
 
-_EXCEPTION = re.compile(r"(?:\w+\.)*(?P<name>\w*(?:Error|Exception|Exit|Interrupt|Expired|OutOfResources))(?::|$)")
-_FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line \d+, in (?P<function>[\w<>.]+)')
+_EXCEPTION = re.compile(
+    r"(?:\w+\.)*(?P<name>\w*(?:Error|Exception|Exit|Interrupt|Expired|OutOfResources|CompilerFailed))(?:: ?|\((?=['\"])|$)"
+)
+# The end may be missing: terminals break lines.
+_FRAME = re.compile(r'\s*File "(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?')
+_RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")
+# A known text in a line that is no exception proves something only where the line complains.
+_COMPLAINT = re.compile(
+    r"ERROR|CRITICAL|rror\b|rror:|ailed|atal|llegal|out of memory|imeout|annot|not (?:find|found)|no module|Killed"
+)
+_HARMLESS = re.compile(
+    r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn|deprecat|skip|disabled|Possible solution|^\d\. ",
+    re.IGNORECASE,
+)
 _TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
 _FATAL = re.compile(
     r"EngineCore (?:failed to start|encountered a fatal error)|WorkerProc (?:failed to start|hit an exception)"
@@ -44,8 +65,14 @@ _STOPPED = re.compile(
     r"\[shutdown\] .{0,40}(?:shutdown triggered|trigger received signal)|SIGTERM received\.|Received SIG(?:TERM|INT)\b|Shutting down$"
 )
 _IGNORED = re.compile(r"Exception ignored in|Exception in thread|Task exception was never retrieved")
+# A worker's error, as the process tells that waited for the worker.
+_TOLD = re.compile(r"Worker failed with error ['\"](.+?)['\"], please check the stack trace")
+_LONGEST = 2000
 _LAYER = re.compile(r"self\.(\w+)(?: = self\.|\()")
 _NOT_LAYERS = frozenset({"model", "layers", "language_model", "quant_method", "linear_attn", "self_attn", "mlp", "experts"})
+
+
+_Proof = tuple[Signature, dict[str, Scalar]]
 
 
 @dataclass
@@ -53,6 +80,7 @@ class _Process:
     """The message that one process of the engine is printing now."""
 
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=_MESSAGE_LINES))
+    files: deque[str] = field(default_factory=lambda: deque(maxlen=_MESSAGE_LINES))
     file: str = ""
     layer: str = ""
     tracing: bool = False
@@ -63,9 +91,10 @@ class _Process:
     header: bool = False
     left: int = 0
     unknown: _Candidate | None = None
+    cut_off: _Candidate | None = None
 
     def close(self) -> None:
-        self.open, self.tracing, self.ignored, self.replaces, self.left = None, False, False, False, 0
+        self.open, self.tracing, self.ignored, self.replaces, self.left, self.cut_off = None, False, False, False, 0, None
 
 
 @dataclass
@@ -76,11 +105,25 @@ class _Candidate:
     number: int
     phase: str
     survived: bool = False
+    shape: Shape = Shape("", "", (), "")
+    bare: bool = False
+    """An exception without its traceback, or less: only the end of the log makes it a failure."""
+    said: str = ""
+    columns: int = 0
+    last: int = 0
+
+    def broken(self, rest: str, columns: int, proof: Callable[[str], _Proof | None]) -> _Proof | None:
+        """What is proven by the message with a line that a terminal has broken off it. Where a line fills the terminal no space was lost."""
+        self.columns = max(columns, self.columns)
+        whole, spaced = self.said + rest, f"{self.said} {rest}"
+        self.said = (whole if self.last >= self.columns - 1 else spaced)[:_LONGEST]
+        self.last, self.shape = columns, self.shape._replace(message=self.said.partition(": ")[2] or self.said)
+        return proof(whole) or proof(spaced)
 
     @property
     def rank(self) -> int:
         """The smaller, the nearer to the root cause: 0 known causes, 1 consequences, 2 unknown errors, 3 that another process died."""
-        if self.row is None:
+        if self.row is None or self.row.structure:
             return 2
         return 0 if not self.row.weak else 3 if self.row.proves == "nothing" else 1
 
@@ -95,6 +138,10 @@ class LogReader:
         self._lines = LineFilter(self._line)
         self.phase = "starting"
         self.ready = False
+        self.answered = False
+        """An answer stands in the log: what proves that the engine is healthy."""
+        self.settings: dict[str, Scalar] = {}
+        """How the engine was set, as far as it says so."""
         self.reported: dict[str, str] = {}
         self.stands = self.warm = False
         """The KV cache is made: the engine has measured its memory. Graphs and workspaces are made too."""
@@ -108,6 +155,7 @@ class LogReader:
         self._candidates: list[_Candidate] = []
         self._dying: tuple[str, int] | None = None
         self._stopped = False
+        self._hint: _Candidate | None = None
         self._kernels: deque[str] = deque(maxlen=_MOST_CANDIDATES)
 
     def feed(self, piece: bytes) -> None:
@@ -130,7 +178,7 @@ class LogReader:
         if line.process or line.header:
             self._last = line.process
         process = self._process(self._last)
-        if line.quiet or (line.header and line.level is None):
+        if line.quiet or (line.header and line.level is None and not _WRAPPER.match(line.text)):
             self._survived(line, process)
         if line.level == "WARNING" and not self._stopped and (found := self._alone(line, process, warned=True)):
             self._add(_Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
@@ -145,12 +193,15 @@ class LogReader:
             ignored = process.ignored and not process.tracing
             process.open, process.tracing, process.ignored, process.left = None, True, ignored, 0
             process.frames.clear()
+            process.files.clear()
             process.layer = ""
         elif frame := _FRAME.match(line.text):
             self._lines.attend = max(self._lines.attend, 20)
             process.open = None
             process.file = frame["file"]
-            process.frames.append(frame["function"])
+            process.frames.append(frame["function"] or "")
+            process.files.append(f"{frame['file']}:{frame['function'] or ''}")
+            self._cut_off(text, process)
         elif _IGNORED.match(line.text):
             process.ignored, process.tracing = True, False
         elif line.text.startswith("During handling of the above exception"):
@@ -166,13 +217,17 @@ class LogReader:
         elif not process.tracing:
             # A progress bar is no record of its own.
             self._learn(line.text)
+            self._hinted(line, text, process)
+        elif raised := _RAISE.match(line.text):
+            self._cut_off(text, process, raised[1])
         elif "/models/" in process.file or "/mamba/" in process.file:
             layer = _LAYER.search(line.text)
             process.layer = layer[1] if layer and layer[1] not in _NOT_LAYERS else process.layer
 
     def serve(self) -> None:
         """From here on users write into the log."""
-        self.ready, self._lines.anchors = True, FATAL
+        self.ready, self._hint = True, None
+        self._lines.anchors = FATAL if self.answered else FATAL + SERVES
 
     def _survived(self, line: LogLine, process: _Process) -> None:
         """The process goes on: it survived the errors that it printed before, unless it called them fatal."""
@@ -184,12 +239,22 @@ class LogReader:
         if _STOPPED.match(line.text) and not self._candidates and self._dying is None:
             self._stopped = True
         self._learn(line.text)
+        if line.level is None:
+            self._hinted(line, line.text, process)
 
     def _learn(self, text: str) -> None:
         """Notes how far the start is, and which kernels it chose."""
-        if self.ready:
+        if self.answered:
             return
         for row, groups in self._signatures.progress(text):
+            if row.answers:
+                self.answered = True
+                self._lines.anchors = FATAL if self.ready else self._lines.anchors
+            if self.ready:
+                continue
+            if row.setting:
+                self.settings = groups | self.settings
+                continue
             if kernel := groups.get("kernel"):
                 self._kernels.append(str(kernel))
             if isinstance(size := groups.pop("cache_bytes", None), int):
@@ -199,7 +264,7 @@ class LogReader:
             self.stands = self.stands or (row.stands and self._sized) or row.phase == "serving"
             self.warm = self.warm or row.warm or row.phase == "serving"
             if row.phase is not None:
-                self.phase = row.phase
+                self.phase, self._hint = row.phase, None
             if row.phase == "serving":
                 self.serve()
                 if self._dying is None:
@@ -225,26 +290,62 @@ class LogReader:
         row, culprit = found or (None, {})
         if row is None and replaces and process.unknown in self._candidates:
             self._candidates.remove(process.unknown)
-        candidate = _Candidate(row, self._culprit(row, culprit, process), text, self._lines.number, self._phase(row, process))
-        if row is not None or traced or process.fatal:
-            self._add(candidate, process, line)
+        phase = self._phase(row, process)
+        name = _EXCEPTION.match(line.text)
+        message = line.text[name.end() :] if name else line.text
+        shape = Shape(name["name"] if name else "", message, tuple(process.files), phase)
+        bare = row is None and not (traced or process.fatal)
+        candidate = _Candidate(
+            row,
+            self._culprit(row, culprit, process),
+            text,
+            self._lines.number,
+            phase,
+            shape=shape,
+            bare=bare,
+            said=line.text,
+            columns=len(text),
+            last=len(text),
+        )
+        self._add(candidate, process, line)
 
     def _continued(self, line: LogLine, text: str, process: _Process) -> None:
         """One more line of the message of an exception."""
         candidate, process.left = process.open, process.left - 1
-        if candidate is None or line.header is not process.header:
+        broken = candidate is not None and self._lines.number - candidate.number < _MOST_BROKEN
+        if candidate is None or (line.header is not process.header and not (broken and not line.header)):
             process.close()
-        elif candidate.row is not None:
-            candidate.culprit |= self._signatures.more(candidate.row, line.text)
-            self._lines.attend = max(self._lines.attend, 3)
-        elif found := self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False):
-            candidate.row = found[0]
-            candidate.culprit = self._culprit(found[0], found[1], process)
-            candidate.line, candidate.number = text, self._lines.number
-            candidate.phase = self._phase(found[0], process)
+            return
+        proof = partial(self._signatures.proof, engine=self._engine, frames=frozenset(process.frames), line=False)
+        found = proof(line.text) if candidate.row is None else None
+        at = text, self._lines.number
+        if found is None and broken:
+            at = candidate.line, candidate.number
+            found = candidate.broken(line.text.strip(), len(text), proof)
+        if found is not None and candidate.row is None:
+            candidate.line, candidate.number = at
             self._lines.attend = _MESSAGE_LINES
-        else:
-            self._lines.attend = max(self._lines.attend, 3)
+        if found is not None and (candidate.row is None or found[1].items() > candidate.culprit.items()):
+            candidate.row, candidate.culprit = found[0], self._culprit(found[0], found[1], process)
+            candidate.phase = self._phase(found[0], process)
+            return
+        if candidate.row is not None:
+            candidate.culprit |= self._signatures.more(candidate.row, line.text)
+        self._lines.attend = max(self._lines.attend, 3)
+
+    def _cut_off(self, text: str, process: _Process, exception: str = "") -> None:
+        """A traceback that goes on: where the log ends in it, what it has shown is all that there is."""
+        if not self.ready and not process.ignored:
+            shape = Shape(exception, text, tuple(process.files), self._phase(None, process))
+            process.cut_off = _Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True)
+
+    def _hinted(self, line: LogLine, text: str, process: _Process) -> None:
+        """A known text in a line that is no exception: it counts where the log ends and nothing else is known."""
+        if self.ready or self._hint is not None or not _COMPLAINT.search(text) or _HARMLESS.search(line.text):
+            return
+        if found := self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False):
+            phase = self._phase(found[0], process)
+            self._hint = _Candidate(found[0], found[1], text, self._lines.number, phase, bare=True)
 
     def _add(self, candidate: _Candidate, process: _Process, line: LogLine) -> None:
         if len(self._candidates) < _MOST_CANDIDATES:
@@ -281,39 +382,68 @@ class LogReader:
     @property
     def failure(self) -> Failure | None:
         """The failure that is proven so far; later lines of the same message may still make it clearer."""
-        proven = [one for one in self._candidates if one.row is not None or (self._dying and not one.survived)]
-        if proven:
-            return _failure(min(proven, key=lambda one: one.rank))
-        if self._dying is None:
-            return None
-        line, number = self._dying
-        return _failure(_Candidate(None, {}, line, number, self.phase))
+        unproven = (
+            [one for one in self._candidates if one.row is None and not (one.survived or one.bare)] if self._dying else []
+        )
+        proven = [one for one in self._candidates if one.row is not None] + unproven
+        if not proven:
+            return self._failure(self._death()) if self._dying else None
+        first = min(proven, key=lambda one: (one.rank, one.number))
+        return self._failure(first if first.row is not None else self._best(unproven) or first)
 
     @property
     def verdict(self) -> Failure | None:
-        """The failure that a log proves once it has ended. An unknown exception counts too, if no later line shows that it was survived."""
-        left = [one for one in self._candidates if one.row is None and not one.survived]
-        return self.failure or (_failure(left[0]) if left and not self.ready else None)
+        """The failure that a log proves once it has ended. What nobody proves to be survived counts too, down to a line without traceback."""
+        proven = self.failure
+        if (proven is not None and proven.kind != "unknown") or (self.ready and proven is None):
+            return proven
+        left = [one for one in self._candidates if not one.survived and one.row is None]
+        hinted = [self._hint] if self._hint is not None else []
+        cut_off = [one.cut_off for one in self._processes.values() if one.cut_off is not None]
+        for several in ([one for one in left if not one.bare], hinted, [one for one in left if one.bare], cut_off):
+            best = self._best(several)
+            if best is not None and best.row is not None:
+                return self._failure(best)
+        first = next(iter([*left, *cut_off]), None)
+        return proven or (self._failure(first) if first is not None else None)
 
+    def _best(self, several: list[_Candidate]) -> _Candidate | None:
+        """The first whose structure says what it is, with that row; else the first."""
+        for one in several:
+            if one.row is not None:
+                return one
+            if found := self._signatures.structural(one.shape, self._engine):
+                return replace(one, row=found[0], culprit=found[1] | culprit(one.shape), phase=found[0].phase or one.phase)
+        return several[0] if several else None
 
-def _failure(one: _Candidate) -> Failure:
-    row = one.row
-    if row is None:
+    def _death(self) -> _Candidate:
+        """A process that tells of its death, and of no error: with the error of another one in quotes, at best."""
+        line, number = self._dying or ("", 0)
+        told = _TOLD.search(line)
+        name = _EXCEPTION.match(told[1]) if told else None
+        message = told[1][name.end() :] if told and name else told[1] if told else ""
+        shape = Shape(name["name"] if name else "", message, (), self.phase)
+        one = _Candidate(None, {}, line, number, self.phase, shape=shape)
+        return (self._best([one]) or one) if message else one
+
+    def _failure(self, one: _Candidate) -> Failure:
+        row = one.row or _UNKNOWN
+        message, advice, steps = self._signatures.words(row, self.settings | one.culprit)
         return Failure(
-            kind="unknown",
+            kind=row.kind or "unknown",
             phase=one.phase,
-            message="The engine failed with an error that is not known here.",
+            message=message,
             line=one.line[:_CITED],
             line_number=one.number,
-            advice="Read the whole log with `fitserve logs`.\nReport it with the log: the next version will know it.",
+            culprit=one.culprit,
+            advice=advice,
+            steps=steps,
+            proves=row.proves,
         )
-    return Failure(
-        kind=row.kind or "unknown",
-        phase=one.phase,
-        message=filled(row.message, one.culprit),
-        line=one.line[:_CITED],
-        line_number=one.number,
-        culprit=one.culprit,
-        advice=filled(row.advice, one.culprit),
-        proves=row.proves,
-    )
+
+
+_UNKNOWN = Signature(
+    kind="unknown",
+    message="The engine failed with an error that is not known here.",
+    advice="Read the whole log with `fitserve logs`.\nReport it with the log: the next version will know it.",
+)

@@ -4,61 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Literal
 
-from pydantic import field_validator
-
-from gateway.domain import Scalar, Value
+from gateway.core.failures import remedy
+from gateway.core.failures.signature import Signature
+from gateway.core.failures.structure import Shape, Structure
+from gateway.domain import Scalar
 
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"([\d.]+) ?(B|[KMGT]iB)")
 
 
-class Signature(Value):
-    """One row of failures.yaml. A row with a kind proves a failure; without one it says what a start is doing (`phase`), or
-    names a kernel that the engine chose (a group `kernel`).
-
-    pattern: searched in the message of an exception and in the lines that belong to it; with `line`, from the start of any
-    line that was not printed as information or warning. Its named groups become the culprit and may be used as {group} in
-    message and advice; a group `x_gib` is a number of GiB, and `x_bytes` a number with its unit.
-    more: searched in the lines after the proof, as long as they belong to the same message.
-    frame: a function that must stand in the traceback, or, in a row without kind, that says `phase` or `kernel`.
-    like: a pattern; a kernel that the log named before and that matches it is meant instead of `kernel`.
-    weak: often only a consequence: any other proof is preferred.
-    warned: the engine prints this line as a warning, though it then ends.
-    when: `always` also counts once the engine serves, because users cannot write this text into its log.
-    proves: what is learned from it (core/facts/learn.py).
-    stands: of a row without kind: once the size of the KV cache was told, this line says that the cache is made. warm: and that
-        nothing more is to be made.
-    """
-
-    kind: str | None = None
-    pattern: str = ""
-    more: str = ""
-    line: bool = False
-    frame: str = ""
-    kernel: str = ""
-    like: str = ""
-    weak: bool = False
-    warned: bool = False
-    when: Literal["starting", "always"] = "starting"
-    phase: str | None = None
-    stands: bool = False
-    warm: bool = False
-    proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = "plan"
-    engines: tuple[str, ...] = ()
-    message: str = ""
-    advice: str = ""
-    source: str = ""
-
-    @field_validator("pattern", "more", "like")
-    @classmethod
-    def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from None
-        return pattern
+_NO_WORDS = Signature()
 
 
 class Signatures:
@@ -67,8 +23,13 @@ class Signatures:
     def __init__(self, rows: tuple[Signature, ...]) -> None:
         self.rows = rows
         self._compiled = [
-            (row, re.compile(row.pattern), re.compile(row.more) if row.more else None) for row in rows if row.pattern
+            (row, re.compile(row.pattern), re.compile(row.more) if row.more else None)
+            for row in rows
+            if row.pattern and not row.structure
         ]
+        self._structure = Structure(rows)
+        # A file of the user's goes first, and so do its words.
+        self._remedies = {row.kind: row for row in reversed(rows) if row.is_remedy}
         self.frames = {row.frame: row for row in rows if row.kind is None and row.frame}
 
     def proof(
@@ -83,6 +44,19 @@ class Signatures:
             if found := pattern.match(text) if line else pattern.search(text):
                 return row, values(found.groupdict())
         return None
+
+    def structural(self, shape: Shape, engine: str | None) -> tuple[Signature, dict[str, Scalar]] | None:
+        """What a failure is by its structure, where no text proves it."""
+        found = self._structure.row(shape, engine)
+        return (found[0], values(found[1])) if found else None
+
+    def words(self, row: Signature, known: dict[str, Scalar]) -> tuple[str, str, tuple[str, ...]]:
+        """Message, advice and steps of a failure: the row's own where every value of theirs is known, else those of its kind."""
+        kind = self._remedies.get(row.kind, _NO_WORDS)
+        message = remedy.filled(row.message, known) or remedy.filled(kind.message, known) or "The engine failed."
+        steps = remedy.steps(row.steps, known) or remedy.steps(kind.steps, known)
+        advice = remedy.filled(row.advice, known) or remedy.filled(kind.advice, known) or next(iter(steps), "")
+        return message, advice, steps or ((advice,) if advice else ())
 
     def progress(self, text: str) -> Iterator[tuple[Signature, dict[str, Scalar]]]:
         """What a line says of a start that goes on: its phase, or a kernel that the engine chose."""
@@ -119,13 +93,3 @@ def _bytes(number: str, unit: str) -> int:
         return int(min(float(number), 1e9) * _UNITS[unit])
     except ValueError:
         return 0
-
-
-def filled(text: str, groups: dict[str, Scalar]) -> str:
-    """`text` with each {group} replaced by what was found, sizes in GiB."""
-
-    def shown(found: re.Match[str]) -> str:
-        value = groups.get(found[1], "")
-        return f"{value / 2**30:.2f} GiB" if found[1].endswith("_bytes") and isinstance(value, int) else str(value)
-
-    return re.sub(r"\{(\w+)\}", shown, text).strip(" :")

@@ -1,0 +1,46 @@
+"""What `fitserve diagnose` says of logs that users reported: python -m benchmarks.reports [FOLDER ...] [--split held] [--list]
+
+FOLDER holds logs and an index.json: `file`, `engine`, the `kinds` that are right, `gap` (a kind that was made for it), `old` (not counted).
+Right: an accepted kind. Unknown: named a failure, but not which. Not told: a failure taken for none. Without a folder that of tests/logs.
+To be reached: nine of ten right, and no healthy log taken for a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from gateway.profiles import Profiles
+from tests.support.reports import COLUMNS, OWN, score
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser()
+    asked.add_argument("folders", nargs="*", type=Path, default=[OWN])
+    asked.add_argument("--split")
+    asked.add_argument("--list", action="store_true", help="each report that is not right")
+    given = asked.parse_args()
+    signatures = Profiles().signatures
+    for folder in given.folders:
+        rows = score(folder, signatures, given.split)
+        table = {
+            kind: Counter[str]() for kind in sorted({case["kinds"][0] if case["kinds"] else case["gap"] for case, _, _ in rows})
+        }
+        for case, _, column in rows:
+            table[case["kinds"][0] if case["kinds"] else case["gap"]][column] += 1
+        print(f"{folder}\n{'kind':<26}" + "".join(f"{name:>10}" for name in COLUMNS))
+        for kind, row in table.items():
+            print(f"{kind:<26}" + "".join(f"{row[name]:>10}" for name in COLUMNS))
+        total = Counter(column for _, _, column in rows)
+        print(f"{'all':<26}" + "".join(f"{total[name]:>10}" for name in COLUMNS))
+        alarms = sum(column != "right" for case, _, column in rows if case["kinds"] == ["none"])
+        print(f"right: {total['right'] / len(rows):.0%} of {len(rows)}; healthy logs taken for failures: {alarms}\n")
+        if given.list:
+            for case, found, column in rows:
+                if column != "right":
+                    print(f"  {column:<9}{found:<24}{case['file']}: {', '.join(case['kinds'])} {case.get('gap') or ''}")
+
+
+if __name__ == "__main__":
+    main()

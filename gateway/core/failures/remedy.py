@@ -1,0 +1,48 @@
+"""A failure in words: its message and the steps that cure it, out of templates and this case's values. Pure.
+
+A template is text with {group}s. A part in [[double brackets]] is left out where one of its groups is not known; a template with an unknown
+group elsewhere is not used at all: a sentence with an empty number helps nobody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from gateway.domain.value import Scalar
+
+# What the gateway has done of the cure by itself, by what the failure proved (`Failure.proves`).
+DONE = {
+    "kernel": "This kernel is planned no more for such a layer.",
+    "context": "The next plan has a context that fits.",
+    "memory": "The next plan leaves free what was lacking.",
+    "engine": "This engine version is planned no more for such a model.",
+    "peers": "The next plan takes a slower way between these GPUs.",
+    "plan": "This plan is not made again; the next one follows.",
+    "nothing": "The cause lies outside the plan: the start is made again, later.",
+}
+
+_GROUP = re.compile(r"\{(\w+)\}")
+_PART = re.compile(r"\[\[(.*?)\]\]")
+
+
+def filled(template: str, values: Mapping[str, Scalar]) -> str | None:
+    """The template with its values, sizes in GiB; None where a value that it needs is not known."""
+    text = _PART.sub(lambda part: part[1] if groups(part[1]) <= values.keys() else "", template)
+    if not groups(text) <= values.keys():
+        return None
+    return " ".join(_GROUP.sub(lambda found: _shown(found[1], values[found[1]]), text).split(" ")).strip()
+
+
+def groups(template: str) -> set[str]:
+    """The names of the values that a template speaks of."""
+    return set(_GROUP.findall(template))
+
+
+def steps(templates: Iterable[str], values: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """The steps of which every value is known, in order."""
+    return tuple(text for template in templates if (text := filled(template, values)))
+
+
+def _shown(name: str, value: Scalar) -> str:
+    return f"{value / 2**30:.2f} GiB" if name.endswith("_bytes") and isinstance(value, int) else str(value)
