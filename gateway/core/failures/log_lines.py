@@ -8,7 +8,6 @@ syslog and journald a host; and whoever pastes it quotes it, fences it, or copie
 
 from __future__ import annotations
 
-import html
 import re
 from typing import NamedTuple
 
@@ -16,7 +15,8 @@ from typing import NamedTuple
 MAX_LINE = 4000
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
-_HTML = re.compile(r"&(?:gt|lt|amp|quot|nbsp|#39|#x27);")
+_HTML = {"gt": ">", "lt": "<", "amp": "&", "quot": '"', "nbsp": " ", "#39": "'", "#x27": "'"}
+_ENTITY = re.compile(rf"&({'|'.join(_HTML)});")
 _FENCE = re.compile(r"^ {0,3}(?:(?:> ?)+)?`{1,3}(?=\S)|`{3}$")
 _AFTER = re.compile(r" \[repeated \d+x across cluster\].{0,120}$")
 _LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
@@ -74,8 +74,8 @@ def clean(raw: bytes) -> str:
 
 def parse(text: str) -> LogLine:
     """What a cleaned line says."""
-    if "&" in text and _HTML.search(text):
-        text = html.unescape(text)
+    if "&" in text:
+        text = _ENTITY.sub(lambda found: _HTML[found[1]], text)
     if "`" in text:
         text = _FENCE.sub("", text)
     at = 0
