@@ -49,9 +49,9 @@ class Timed:
     async def identity(self, engine: EngineRef) -> str:
         return await self._host.identity(engine)
 
-    async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+    async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
         self.came = [time.perf_counter()]
-        async with aclosing(self._host.inquire(engine, asked)) as lines:
+        async with aclosing(self._host.inquire(engine, asked, gpus)) as lines:
             async for line in lines:
                 self.came.append(time.perf_counter())
                 yield line

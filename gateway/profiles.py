@@ -247,6 +247,20 @@ class Profiles:
             return [self.of(EngineRef(kind=kind, version=version, image=image))]
         return self.engines(wanted, device="cuda" if any(gpu.kept is None for gpu in machine.gpus) else "cpu")
 
+    def references(self, device: str) -> list[EngineRef]:
+        """Names and images of all versions for this device that are told of here, those with rules first; without reading what they can do."""
+        found = [
+            EngineRef(kind=ref.partition("==")[0], version=ref.partition("==")[2], image=self._head(ref).get("image"))
+            for ref in self.engine_files
+            if self._device(ref) == device
+        ]
+        kinds = {one.kind: one for one in reversed(found)}
+        for ref in self.asked_files:
+            kind, _, version = ref.partition("==")
+            if (like := kinds.get(kind)) is not None:  # versions of a kind have images of one name
+                found.append(like.evolve(version=version, image=like.image and like.image.replace(like.version, version)))
+        return found
+
     def _device(self, ref: str) -> str:
         """The engine's device, from the first of its file's two documents: the second, generated one is much larger."""
         return self._engines[ref].device if ref in self._engines else str(self._head(ref).get("device"))

@@ -20,7 +20,7 @@ _OWNER = "cli"
 def inquirer(*, image: str | None = None, python: Path | None = None) -> Inquirer:
     """image: the engine is asked in a container, whatever the settings say; python: it is asked there."""
     settings = load_settings()
-    return Inquirer(_host(settings, image, python), AnswerCache(settings.data / "answers"))
+    return Inquirer(host_of(settings, image, python), AnswerCache(settings.data / "answers"))
 
 
 def allowed_images() -> AllowedImages | None:
@@ -31,7 +31,8 @@ def allowed_images() -> AllowedImages | None:
     return Profiles(settings.profiles_dir).allowed_images(settings.allowed_images)
 
 
-def _host(settings: Settings, image: str | None, python: Path | None) -> AskedHost:
+def host_of(settings: Settings, image: str | None = None, python: Path | None = None) -> AskedHost:
+    """The host of the engines that are asked."""
     from gateway.hosts.process.asked_environment import OnePython
     from gateway.hosts.process.host import ProcessHost
 
@@ -66,10 +67,10 @@ class _FirstThatHas:
     async def identity(self, engine: EngineRef) -> str:
         return (await self._found(engine))[1]
 
-    async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+    async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
         from contextlib import aclosing
 
-        async with aclosing((await self._found(engine))[0].inquire(engine, asked)) as lines:
+        async with aclosing((await self._found(engine))[0].inquire(engine, asked, gpus)) as lines:
             async for line in lines:
                 yield line
 

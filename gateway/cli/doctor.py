@@ -8,6 +8,8 @@ import socket
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from gateway.core.facts.scope import standing
+from gateway.core.speed.measured import Measured
 from gateway.domain import Hardware
 from gateway.domain.units import GIB
 from gateway.errors import HostError
@@ -18,6 +20,7 @@ from gateway.hosts.process.environment import is_installed
 from gateway.machine.probe import probe
 from gateway.profiles import Profiles
 from gateway.settings import Settings
+from gateway.store.store import measured_facts
 
 _SHM_BYTES = GIB
 _DISK_BYTES = 20 * GIB
@@ -40,6 +43,7 @@ def examine(settings: Settings) -> list[MachineCheck]:
         _data(settings),
         _port(settings),
         _gpus(hardware),
+        *_speed(settings, hardware),
         *_cgroups(hardware, docker=docker),
         _engines(settings, hardware, docker=docker),
         _memory(hardware),
@@ -85,6 +89,18 @@ def _gpus(hardware: Hardware) -> MachineCheck:
         reset = "Reset it (`nvidia-smi --gpu-reset`) or reboot; no engine is started on it meanwhile."
         return MachineCheck("GPUs", "warn", f"{found}; {'; '.join(missing)}", reset)
     return MachineCheck("GPUs", "ok", found)
+
+
+def _speed(settings: Settings, hardware: Hardware) -> list[MachineCheck]:
+    """Only of cards that nobody has written down: of others the data sheet tells enough to plan."""
+    cards = Profiles(settings.profiles_dir).cards
+    unknown = [gpu for gpu in hardware.gpus if cards.card(gpu.name, gpu.total_bytes) is None]
+    known = Measured(standing(measured_facts(settings.data / "fitserve.db"), hardware.driver, ())) if unknown else Measured()
+    missing = sorted({gpu.name for gpu in unknown if known.number(gpu, "memory") is None})
+    if not missing:
+        return []
+    found = f"no data sheet of {', '.join(missing)} is known here, and nothing was measured: plans with few GPUs come first"
+    return [MachineCheck("speed", "warn", found, "Run `fitserve calibrate`.")]
 
 
 def _cgroups(hardware: Hardware, *, docker: bool, char_devices: Path = Path("/dev/char")) -> list[MachineCheck]:

@@ -200,6 +200,24 @@ def diagnose(
 
 
 @app.command()
+def calibrate(as_json: Json = False) -> None:
+    """Measure the GPUs that nobody uses, for plans to know how fast they are. Exit code 3 when nothing could be measured."""
+    from gateway.cli.calibration import asked, rows
+
+    found = asked()
+    if as_json:
+        say(json.dumps(found, indent=2))
+    else:
+        table(("GPU", "MEASURED", "VALUE", "BY"), rows(found["facts"]))
+        for uuid, why in found["left_alone"].items():
+            say(f"left alone: {uuid}: {why}")
+        for problem in found["problems"]:
+            say(f"note: {problem}")
+    if not found["facts"]:
+        raise typer.Exit(3)
+
+
+@app.command()
 def retry(name: str, as_json: Json = False) -> None:
     """Try a model again that was given up, or that waits for its next start, from what the names of its images mean now."""
     view = call("POST", f"/admin/models/{name}/retry")

@@ -135,6 +135,9 @@ def show_plan(plan: Any) -> None:
     if plan.speed:
         say("\nMeasured speed" if plan.speed.grade == "measured" else f"\nExpected speed ({plan.speed.grade})")
         table(("", ""), [*explain.speed_rows(plan.speed), ("by", plan.speed.source)])
+    elif unknown := explain.why_no_speed(plan):
+        say("")
+        print_paragraph(unknown, indent=4)
     if plan.warnings:
         say("")
     for warning in plan.warnings:

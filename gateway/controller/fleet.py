@@ -9,6 +9,7 @@ from gateway.controller.planner import Room
 from gateway.core.failures.diagnose import environmental
 from gateway.core.starts import Holder, Stage, shape
 from gateway.domain import Attempt, Failure, Instance, Wish
+from gateway.domain.value import MOST_BYTES
 from gateway.routing.table import ModelRoute, RouteTable
 from gateway.store.store import Store
 
@@ -18,6 +19,8 @@ class Fleet:
 
     def __init__(self) -> None:
         self.models: dict[str, ManagedModel] = {}
+        self.set_apart: frozenset[str] = frozenset()
+        """UUIDs of GPUs on which nothing is started now: they are being measured."""
 
     def load(self, store: Store) -> None:
         """Read the models and their attempts from the database."""
@@ -76,7 +79,7 @@ class Fleet:
 
     def claims(self, asking: ReplicaState | None) -> dict[str, int]:
         """Bytes per GPU that live attempts may use, without those of the replica that asks."""
-        claims: dict[str, int] = {}
+        claims: dict[str, int] = dict.fromkeys(self.set_apart, MOST_BYTES)
         for replica in self.replicas():
             if replica.attempt is not None and replica is not asking:
                 for uuid in replica.attempt.plan.gpus:
@@ -114,6 +117,14 @@ class Fleet:
             if later and other.failure and not environmental(other.failure) and shape(other.plan) == shape(attempt.plan):
                 return other.failure
         return None
+
+    def users(self) -> dict[str, list[str]]:
+        """The names of models that have a GPU, by its UUID."""
+        users: dict[str, list[str]] = {}
+        for replica in self.replicas():
+            for uuid in replica.attempt.plan.gpus if replica.attempt is not None else ():
+                users.setdefault(uuid, []).append(replica.model)
+        return users
 
     def ports(self) -> set[int]:
         """The ports of all starts that are recorded and not ended."""

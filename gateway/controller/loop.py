@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
@@ -146,6 +146,25 @@ class Loop:
     async def hardware(self) -> Hardware:
         """What is in this machine now; GPUs that are lost say so."""
         return await self._planner.hardware()
+
+    @contextlib.contextmanager
+    def set_apart(self, gpus: Sequence[str]) -> Iterator[dict[str, str]]:
+        """Nothing is started on these GPUs (by UUID) meanwhile. Gives what the gateway has on each that is not free, and what to do about it."""
+        users = self._fleet.users()
+        planned = next((one.model for one in self._fleet.replicas() if one.attempt is None and one.busy), None)
+        wait = f"a start of {planned} is being planned: try again in a minute"
+        held = {
+            uuid: f"{', '.join(users[uuid])} runs on it: remove it (`fitserve rm {users[uuid][0]}`) and add it again afterwards"
+            for uuid in users
+        }
+        self._fleet.set_apart = frozenset(gpus) - held.keys()
+        try:
+            yield {**(dict.fromkeys(gpus, wait) if planned else {}), **held}
+        finally:
+            self._fleet.set_apart = frozenset()
+            for replica in self._fleet.replicas():
+                replica.blocked = None
+            self.wake()
 
     def wake(self) -> None:
         self._wake.set()

@@ -20,6 +20,7 @@ FactKind = Literal[
     "peers_fail",
     "speed_ratio",
     "speed_measured",
+    "machine_speed",
 ]
 
 
@@ -34,7 +35,8 @@ class Fact(Value):
     there was a KV cache. spare_memory: `value` bytes more of each device had to be left free beside the engine's share.
     peers_fail: these `gpus` cannot reach each other `by` one of the links of core/facts/peers.py. speed_ratio: `value` thousandths
     of what was expected were measured of the `figure` of plans of this device, engine, kernel, attention backend and ranks, `samples`
-    times. speed_measured: `value` thousandths are the `figure` of the plan of this fingerprint.
+    times. speed_measured: `value` thousandths are the `figure` of the plan of this fingerprint. machine_speed: `what`
+    these `gpus` do, in bytes/s, FLOP/s or nanoseconds (core/speed/measured.py).
     """
 
     kind: FactKind

@@ -23,7 +23,8 @@ an instance that is not ours is never listed, stopped or removed.
 * `resolve` says which image an engine's name means now: what it returns means that image for all other methods, whatever becomes of
   the name. `prepare` brings exactly that image. Of an engine without an image it is the engine as it was given.
 * `inquire` runs the engine's own code (gateway/inquiry/inside) in the engine's environment, without network where the host can take it away, and
-  leaves nothing behind, however the generator ends. What it is asked about are GPUs that are stated: it gets none.
+  leaves nothing behind, however the generator ends. It gets the `gpus` that it is to measure; questions about models are about GPUs that are
+  stated, and it gets none.
 * Calls for different names may run at the same time.
 """
 
@@ -74,8 +75,8 @@ class Host(Protocol):
         """What would answer an inquiry: another image or environment has another identity. Raises HostError where it is not here."""
         ...
 
-    def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
-        """The lines that the engine's own Python answers to the document of questions. Raises HostError."""
+    def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+        """The lines that the engine's own Python answers to the document of questions. gpus: those that it gets, by UUID. Raises HostError."""
         ...
 
     async def close(self) -> None:

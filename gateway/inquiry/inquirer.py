@@ -37,8 +37,8 @@ class AskedHost(Protocol):
         """What would answer: another image or environment has another identity. Raises HostError where the engine is not here."""
         ...
 
-    def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
-        """The lines that the engine's own Python answers to the document. Raises HostError."""
+    def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+        """The lines that the engine's own Python answers to the document. gpus: those that it gets, by UUID. Raises HostError."""
         ...
 
 

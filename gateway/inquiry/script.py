@@ -62,6 +62,6 @@ def packed() -> bytes:
     """The length of what runs inside on a line of its own, then that many bytes: a zip file, from which Python imports."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(_INSIDE.glob("*.py")):
-            archive.writestr(zipfile.ZipInfo(f"inside/{path.name}"), path.read_bytes(), zipfile.ZIP_DEFLATED)
+        for path in sorted(_INSIDE.rglob("*.py")):
+            archive.writestr(zipfile.ZipInfo(f"inside/{path.relative_to(_INSIDE)}"), path.read_bytes(), zipfile.ZIP_DEFLATED)
     return b"%d\n" % buffer.tell() + buffer.getvalue()

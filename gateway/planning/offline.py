@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from gateway.catalog.catalog import gather, load, load_drafter
 from gateway.catalog.hub import Hub
 from gateway.checking import LIMIT_S, Checked, Forecast, checked, model_files
+from gateway.core.facts.scope import standing
 from gateway.core.planner.asked import open_questions
 from gateway.core.planner.decide import decide
 from gateway.core.speculative.drafter import Drafter
@@ -154,10 +155,10 @@ class OfflinePlanner:
 
     def decide_on(self, wish: Wish, name: str, machine: Hardware) -> Decision:
         """The decision for a machine that was read before."""
-        drafter, spec = self._drafter(wish), self._spec(wish)
+        drafter, spec, facts = self._drafter(wish), self._spec(wish), self._measured(machine)
         engines = self.engines(wish, machine)
         return decide_with(
-            self.profiles, engines, spec, drafter, machine, wish, hardware_name=name, everywhere=self._everywhere
+            self.profiles, engines, spec, drafter, machine, wish, facts, hardware_name=name, everywhere=self._everywhere
         )
 
     async def check_on(self, wish: Wish, name: str, machine: Hardware, inquirer: Inquirer) -> Checked[Decision]:
@@ -167,8 +168,9 @@ class OfflinePlanner:
             with suppress(HostError):  # the question about the model says why
                 await hear(EngineRef(kind=one.kind, version=one.version, image=one.image), self.profiles, inquirer, LIMIT_S)
         drafter, spec, engines = self._drafter(wish), self._spec(wish), self.engines(wish, machine)
+        facts, everywhere = self._measured(machine), self._everywhere
         decided = partial(
-            decide_with, self.profiles, engines, spec, drafter, machine, wish, hardware_name=name, everywhere=self._everywhere
+            decide_with, self.profiles, engines, spec, drafter, machine, wish, facts, hardware_name=name, everywhere=everywhere
         )
 
         async def again(answers: Mapping[Question, EngineAnswer]) -> Forecast[Decision]:
@@ -184,6 +186,14 @@ class OfflinePlanner:
     @property
     def _everywhere(self) -> dict[str, str]:
         return self._settings.engine_env if self._settings is not None else {}
+
+    def _measured(self, machine: Hardware) -> list[Fact]:
+        """What was measured of GPUs; those of a snapshot are others, which have other UUIDs."""
+        if self._settings is None or not machine.gpus:
+            return []
+        from gateway.store.store import measured_facts  # not before there are GPUs
+
+        return standing(measured_facts(self._settings.data / "fitserve.db"), machine.driver, ())
 
     def _spec(self, wish: Wish) -> ModelSpec:
         key = source, revision, allowed = wish.source or "", wish.revision, wish.policy.allow_remote_code

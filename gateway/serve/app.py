@@ -24,6 +24,7 @@ from gateway.access.failed_logins import FailedLogins
 from gateway.access.keyring import Keyring
 from gateway.api.endpoints import is_inference
 from gateway.api.protocol import request_id, send_error
+from gateway.calibration.calibrator import Calibrator
 from gateway.catalog.download import download
 from gateway.catalog.hub import Hub
 from gateway.controller.host_choice import choose_host
@@ -39,7 +40,7 @@ from gateway.planning.messages import Start
 from gateway.planning.plan_process import PlanProcess
 from gateway.profiles import Profiles
 from gateway.routing.routes import Routes
-from gateway.serve.admin import bench_routes, docs, fact_routes, key_routes, model_routes
+from gateway.serve.admin import bench_routes, calibration_routes, docs, fact_routes, key_routes, model_routes
 from gateway.serve.admin.scopes import Scopes
 from gateway.serve.metrics import gauges
 from gateway.serve.metrics.access_log import AccessLog, AdminRequest
@@ -179,6 +180,7 @@ def create_app(
             )
         )
         inquirer = Inquirer(chosen, AnswerCache(settings.data / "answers"))
+        app.state.calibrator = Calibrator(chosen, profiles, settings.data / "asking")
         images = allowed if chosen.kind != "process" else None
         planner = MachinePlanner(settings.data, planning, watch, inquirer, profiles, images)
         launcher = Launcher(settings, chosen, profiles.of, partial(download, hub))
@@ -217,7 +219,15 @@ def create_app(
         redirect_slashes=False,
         openapi_url="/admin/openapi.json",
     )
-    routers = (gauges.router, docs.router, fact_routes.router, key_routes.router, bench_routes.router, model_routes.router)
+    routers = (
+        gauges.router,
+        docs.router,
+        calibration_routes.router,
+        fact_routes.router,
+        key_routes.router,
+        bench_routes.router,
+        model_routes.router,
+    )
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(FitserveError, _on_error)

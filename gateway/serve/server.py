@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import math
 import os
-import re
 import signal
 import socket
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import structlog
 import uvicorn
@@ -26,7 +21,7 @@ from gateway.serve.proxy.limits import hold_little, most_refused
 from gateway.serve.proxy.upstream_connection import watch_peer
 from gateway.serve.proxy.uvicorn_config import uvicorn_config
 from gateway.settings import Settings
-from gateway.store.data_folder import close_data_folder
+from gateway.store.data_folder import lock
 
 log = structlog.get_logger("fitserve")
 
@@ -37,41 +32,6 @@ _OWN_FILES = 32
 _LEAST_CONNECTIONS = 8
 # After the grace time: for what else has to end.
 _LAST_S = 30
-
-
-def lock(data: Path) -> int:
-    """Hold the data folder for this process. Raises SettingsError naming the gateway that has it."""
-    try:
-        close_data_folder(data)
-        descriptor = _lock_file(data / "gateway.lock")
-    except OSError as error:
-        raise SettingsError(
-            f"The data folder {data} cannot be used: {error.strerror}.", hint="Set FITSERVE_DATA_DIR to a folder you can write."
-        ) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = re.sub(r"\D", "", os.read(descriptor, 32).decode(errors="replace")) or "unknown"
-        os.close(descriptor)
-        busy = SettingsError(
-            f"Another gateway (process {owner}) uses the data folder {data}.", hint="Stop it, or set another FITSERVE_DATA_DIR."
-        )
-        busy.exit_code = 3
-        raise busy from None
-    # A disk that is full or read-only must not keep a gateway from what runs: the lock holds without our number in it too.
-    with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
-    return descriptor
-
-
-def _lock_file(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno != errno.EROFS:
-            raise
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def listen(settings: Settings) -> socket.socket:

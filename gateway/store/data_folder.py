@@ -9,7 +9,10 @@ user (`gateway.catalog.fetch`), and packages of engines, which are links into th
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +49,41 @@ def close_data_folder(data: Path) -> None:
     else:
         files = sum(_close(entry) for entry in _inside(data))
         log.warning("other users could open the data folder; it was closed", data=str(data), mode=was, files=files)
+
+
+def lock(data: Path) -> int:
+    """Hold the data folder for this process. Raises SettingsError naming the gateway that has it."""
+    try:
+        close_data_folder(data)
+        descriptor = _lock_file(data / "gateway.lock")
+    except OSError as error:
+        raise SettingsError(
+            f"The data folder {data} cannot be used: {error.strerror}.", hint="Set FITSERVE_DATA_DIR to a folder you can write."
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = re.sub(r"\D", "", os.read(descriptor, 32).decode(errors="replace")) or "unknown"
+        os.close(descriptor)
+        busy = SettingsError(
+            f"Another gateway (process {owner}) uses the data folder {data}.", hint="Stop it, or set another FITSERVE_DATA_DIR."
+        )
+        busy.exit_code = 3
+        raise busy from None
+    # A disk that is full or read-only must not keep a gateway from what runs: the lock holds without our number in it too.
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+    return descriptor
+
+
+def _lock_file(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _inside(data: Path) -> Iterator[os.DirEntry[str]]:

@@ -7,10 +7,13 @@ Every method is one transaction and returns after it is on the disk, so an ackno
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from gateway.domain import Attempt, Bench, Fact, Failure, Plan, Wish
 from gateway.domain.key import Grant
@@ -204,6 +207,19 @@ class Store:
             rows = [(fact.evolve(attempt=None).model_dump_json(), fact.at or 0.0) for fact in facts]
             return db.executemany("INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows).rowcount
 
+    def keep_measured(self, facts: Collection[Fact]) -> None:
+        """Add what was measured of the machine, in place of facts about the same. Parts of what was expected (speed_ratio) go: other
+        figures of the machine make other expectations."""
+        with self._database.change() as db:
+            old: dict[tuple[str, object], list[int]] = {}
+            for number, text in db.execute("SELECT id, fact FROM facts"):
+                old.setdefault(_about(text), []).append(number)
+            gone = [number for (kind, _), numbers in old.items() if kind == "speed_ratio" and facts for number in numbers]
+            rows = [(fact.model_dump_json(), fact.at or 0.0) for fact in facts]
+            gone += [number for text, _ in rows for number in old.get(_about(text), [])]
+            db.executemany("DELETE FROM facts WHERE id=?", [(number,) for number in gone])
+            db.executemany("INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows)
+
     def remove_fact(self, number: int) -> None:
         """Raises NotFound."""
         with self._database.change() as db:
@@ -268,6 +284,18 @@ def _about(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Kind and scope of a fact."""
     fact = json.loads(text)
     return fact["kind"], tuple(sorted(fact["scope"].items()))
+
+
+def measured_facts(path: Path) -> list[Fact]:
+    """What was measured of this machine, of a database that a gateway may use meanwhile; nothing where it cannot be read."""
+    if not path.is_file():
+        return []
+    query = "SELECT fact FROM facts WHERE json_extract(fact, '$.kind')='machine_speed' ORDER BY id"
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as db:
+            return [Fact.model_validate_json(row[0]) for row in db.execute(query)]
+    except (sqlite3.Error, ValidationError):
+        return []
 
 
 def _forget_failed_plans(db: sqlite3.Connection, name: str) -> None:

@@ -698,6 +698,23 @@ async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_
     assert limits["LogConfig"]["Type"] == "none"
 
 
+async def test_an_image_that_measures_gets_these_gpus_and_nothing_else_more(harness: DockerHarness) -> None:
+    container = create_inquiry(harness.docker, BASE_IMAGE, harness.instance, ("GPU-1", "GPU-2"))
+    try:
+        made = harness.docker.inspect_container(container)
+    finally:
+        harness.docker.remove_container(container, force=True)
+    limits = made["HostConfig"]
+    assert [request["DeviceIDs"] for request in limits["DeviceRequests"]] == [["GPU-1", "GPU-2"]]
+    assert (limits["NetworkMode"], limits["CapDrop"], limits["ReadonlyRootfs"]) == ("none", ["ALL"], True)
+    assert "NVIDIA_VISIBLE_DEVICES=void" not in made["Config"]["Env"]
+    if "nvidia" not in harness.docker.info()["Runtimes"]:
+        engine = EngineRef(kind="vllm", version="1", image=BASE_IMAGE)
+        with pytest.raises(HostError, match="could not select device driver"):
+            async with aclosing(harness.host.inquire(engine, b"{}", ("GPU-1",))) as lines:
+                assert [line async for line in lines] == []
+
+
 async def test_an_image_without_the_engine_is_said_and_leaves_nothing(harness: DockerHarness) -> None:
     engine = EngineRef(kind="vllm-cpu", version="1", image=BASE_IMAGE)
     asked = document("vllm-cpu", None, version=True)

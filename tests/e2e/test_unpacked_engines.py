@@ -56,7 +56,7 @@ class Unpacked:
     async def identity(self, engine: EngineRef) -> str:
         return f"the sources of {engine}"
 
-    def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+    def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
         document = json.loads(asked) | {"sources": str(self._sources[str(engine)])}
         return ask(self._python, self._folder, json.dumps(document).encode())
 

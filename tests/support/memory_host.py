@@ -238,7 +238,7 @@ class MemoryHost:
             raise HostError(f"{engine} is pretended: it has no code to ask.")
         return engine.digest or f"{self.world.build} of {engine}"
 
-    async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+    async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
         await self.identity(engine)
         assert self.world.code is not None
         async with aclosing(self.world.code(str(engine), asked)) as lines:

@@ -11,6 +11,7 @@ from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
 from gateway.core.speed.correction import Corrections
 from gateway.core.speed.machine import Pace
+from gateway.core.speed.measured import Measured
 from gateway.core.variables import words
 from gateway.domain import EngineAnswer, Gpu, Hardware, Link, ModelSpec, Question, Wish
 
@@ -48,6 +49,11 @@ class PlanningInput:
     def corrections(self) -> Corrections:
         """What measurements say of expected speeds."""
         return Corrections(self.facts.of("speed_ratio"))
+
+    @cached_property
+    def measured(self) -> Measured:
+        """What was measured of this machine's GPUs."""
+        return Measured(self.facts.of("machine_speed"))
 
 
 def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:

@@ -25,7 +25,8 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     """direct: ranks read each other's memory. The speed is None where nothing is known of the GPUs."""
     given, size, memory, context = candidate.given, len(candidate.group), sizes.memory, sizes.context.value
     wish, pace, links = given.wish, given.pace, given.links
-    machine = machine_of(candidate.group, links, pace, direct=direct) if pace and given.spec.task == "generate" else None
+    timed = pace if given.spec.task == "generate" else None
+    machine = machine_of(candidate.group, links, timed, given.measured, direct=direct) if timed else None
     clock = Clock(_work(candidate), machine, pace.table, eager=sizes.batch.eager.value) if pace and machine else None
     evidence, known = candidate.evidence, given.corrections
     ratios = known.ratios(about(candidate.scope, evidence.kernels, evidence.attention)) if known else {}

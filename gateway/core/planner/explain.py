@@ -90,6 +90,13 @@ def speed_rows(speed: Speed) -> list[tuple[str, str]]:
     return [*rows, ("first token, 32k", f"{_banded(long)} s")] if long else rows
 
 
+def why_no_speed(plan: Plan) -> str:
+    """What to do where nothing is known of the GPUs; empty where no speed is expected."""
+    if plan.speed is not None or not plan.gpus or plan.model.task != "generate":
+        return ""
+    return "Expected speed: unknown, for no data sheet of these GPUs is known here. `fitserve calibrate` measures them."
+
+
 def rival_words(rival: Rival) -> str:
     """That another plan should be better than what runs, with the numbers."""
     ours, other, plan = rival.speed, rival.plan.speed, rival.plan

@@ -1,6 +1,9 @@
 """What a GPU and its links do in a second, and how much of that engines get: the inputs of a step's time. Pure.
 
-machine_of(group, links, pace, direct=...) -> Machine
+machine_of(group, links, pace, measured, direct=...) -> Machine
+
+Parts of peaks were fitted to peaks of data sheets. What was measured on this machine takes the place of a peak as the data sheet would have it
+if this card reached as much of it as the card of the fit (`Reference`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from itertools import combinations
 from pydantic import Field
 
 from gateway.core.kernels.cards import Card, CardTable
+from gateway.core.speed.measured import Measured, Reduce, reach
 from gateway.domain import Gpu, Link, Value
 
 
@@ -32,12 +36,14 @@ class Wire:
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU of a group of alike ones. memory: bytes/s. flops: FLOP/s by format, without sparsity. source: where these stand."""
+    """One GPU of a group of alike ones. memory: bytes/s. flops: FLOP/s by format, without sparsity. source: where these stand. launch: how
+    many times as long as where the engines were timed its CPU takes to launch a kernel."""
 
     memory: float
     flops: Mapping[str, float]
     wire: Wire | None
     source: str
+    launch: float = 1.0
 
 
 class Part(Value):
@@ -55,6 +61,20 @@ class WirePart(Value):
     latency_s: float = Field(gt=0)
 
 
+class Reference(Value):
+    """What `fitserve calibrate` measures where the parts were fitted. memory, flops by format, nvlink: the part of the data sheet.
+    launch_s: of one operation."""
+
+    source: str
+    memory: float = Field(gt=0, le=1)
+    flops: dict[str, float]
+    nvlink: WirePart
+    launch_s: float = Field(gt=0)
+
+    def part(self, what: str) -> float | None:
+        return self.memory if what == "memory" else self.flops.get("bfloat16" if what == "float16" else what)
+
+
 class SpeedTable(Value):
     """What engines reach of the peaks of GPUs (profiles/speed.yaml), fitted to measurements.
 
@@ -62,7 +82,7 @@ class SpeedTable(Value):
     one layer costs beside its products with CUDA graphs, eager_layer_s without. step_s, request_s: of the engine's own programs for each step, for
     each request in the batch. first_s: of a request before its prompt is computed. stage_s: of a message to the next stage. stage_wait: the part
     by which stages that work at once are slower than each alone. band: the part by which a number
-    and a measurement may differ; docs/speed.md says how many do by less.
+    and a measurement may differ; docs/speed.md says how many do by less. reference: without one, what is measured of a GPU is not comparable.
     """
 
     source: str
@@ -82,6 +102,7 @@ class SpeedTable(Value):
     stage_s: float
     stage_wait: float = Field(ge=0)
     band: float
+    reference: Reference | None = None
 
     def part(self, kernel: str, *, experts: bool) -> Part:
         named = self.expert_kernels if experts else self.kernels
@@ -97,42 +118,112 @@ class Pace:
     table: SpeedTable
 
 
-def machine_of(group: Sequence[Gpu], links: Mapping[frozenset[int], Link], pace: Pace, *, direct: bool) -> Machine | None:
-    """The slowest of the GPUs: ranks wait for each other. direct: they read each other's memory. None: one of them nobody has written down."""
-    cards = [pace.cards.card(gpu.name, gpu.total_bytes) for gpu in group]
-    known = [card for card in cards if card is not None]
-    if len(known) < max(1, len(cards)):
+NOTHING = Measured()
+
+
+def machine_of(
+    group: Sequence[Gpu], links: Mapping[frozenset[int], Link], pace: Pace, measured: Measured = NOTHING, *, direct: bool
+) -> Machine | None:
+    """The slowest of the GPUs: ranks wait for each other. direct: they read each other's memory. None: of one of them nobody knows the speed."""
+    peaks = [_peaks(gpu, pace, measured) for gpu in group]
+    known = [one for one in peaks if one is not None]
+    if len(known) < max(1, len(peaks)):
         return None
-    slowest = min(known, key=lambda card: card.memory_gb_s)
+    slowest = min(known, key=lambda one: one.memory)
+    joined = all(link is not None and link.nvlinks for link in (links.get(_ends(*pair)) for pair in combinations(group, 2)))
+    reference, reduce = pace.table.reference, measured.all_reduce(group, links) if len(group) > 1 else None
+    if reduce is not None and (reference is None if joined else not direct and "P2P" in reach(group, links)):
+        reduce = None  # not on the scale of the parts; or measured with P2P, and these ranks must do without
+    wire = _wire(group, pace.table, reduce, slowest.card, joined=joined, direct=direct) if len(group) > 1 else None
+    launch = measured.number(group[0], "launch")
+    slower = launch.value / reference.launch_s if launch and reference else 1.0
+    days = {**slowest.measured, **({"all-reduce": reduce.day} if reduce else {})}
+    return Machine(slowest.memory, slowest.flops, wire, _source(slowest, days, wire), slower)
+
+
+def _ends(a: Gpu, b: Gpu) -> frozenset[int]:
+    return frozenset((a.index, b.index))
+
+
+@dataclass(frozen=True)
+class _Peaks:
+    """Of one GPU, as on a data sheet. card: None where there is none. measured: which were measured, and the day."""
+
+    memory: float
+    flops: Mapping[str, float]
+    card: Card | None
+    measured: Mapping[str, str]
+
+
+# What is measured, and which formats are multiplied as fast.
+_FORMATS: Mapping[str, tuple[str, ...]] = {
+    "memory": (),
+    "bfloat16": ("bfloat16", "float16"),
+    "float16": ("bfloat16", "float16"),
+    "fp8": ("fp8", "mxfp8"),
+    "int8": ("int8",),
+}
+
+
+def _peaks(gpu: Gpu, pace: Pace, measured: Measured) -> _Peaks | None:
+    card, reference = pace.cards.card(gpu.name, gpu.total_bytes), pace.table.reference
+    flops = _promised(card) if card else {}
+    days: dict[str, str] = {}
+
+    memory = card.memory_gb_s * 1e9 if card else None
+    for what, formats in _FORMATS.items():
+        number, part = measured.number(gpu, what), reference.part(what) if reference else None
+        if number is None or part is None:
+            continue
+        days[what] = number.day
+        if formats:
+            flops |= dict.fromkeys(formats, number.value / part)
+        else:
+            memory = number.value / part
+    return _Peaks(memory, flops, card, days) if memory is not None and "float16" in flops else None
+
+
+def _promised(card: Card) -> dict[str, float]:
     peaks = {
-        "bfloat16": slowest.bf16_tflops or slowest.fp16_tflops,
-        "float16": slowest.fp16_tflops,
-        "fp8": slowest.fp8_tflops,
-        "fp4": slowest.fp4_tflops,
-        "mxfp8": slowest.fp8_tflops,
-        "int8": slowest.int8_tops,
+        "bfloat16": card.bf16_tflops or card.fp16_tflops,
+        "float16": card.fp16_tflops,
+        "fp8": card.fp8_tflops,
+        "fp4": card.fp4_tflops,
+        "mxfp8": card.fp8_tflops,
+        "int8": card.int8_tops,
     }
-    flops = {name: peak * 1e12 for name, peak in peaks.items() if peak}
-    return Machine(
-        slowest.memory_gb_s * 1e9, flops, _wire(group, links, pace.table, slowest, direct=direct), f"profiles: {slowest.name}"
-    )
+    return {name: peak * 1e12 for name, peak in peaks.items() if peak}
+
+
+def _source(peaks: _Peaks, days: Mapping[str, str], wire: Wire | None) -> str:
+    """In words: what was measured here and when, and where the rest stands."""
+    sheet = f"data sheet of {peaks.card.name}" if peaks.card else ""
+    if not days:
+        return sheet
+    taken = {*days, *(name for what in days for name in _FORMATS.get(what, ()))}
+    wanted = {"memory", *peaks.flops, *(["all-reduce"] if wire else [])}
+    rest = f"; else {sheet}" if sheet and wanted - taken else ""
+    return f"{', '.join(days)} measured here on {max(days.values())}{rest}"
 
 
 def _wire(
-    group: Sequence[Gpu], links: Mapping[frozenset[int], Link], table: SpeedTable, card: Card, *, direct: bool
-) -> Wire | None:
-    if len(group) == 1:
-        return None
-    between = [links.get(frozenset((a.index, b.index))) for a, b in combinations(group, 2)]
-    if card.nvlink_gb_s and all(link is not None and link.nvlinks for link in between):
+    group: Sequence[Gpu], table: SpeedTable, reduce: Reduce | None, card: Card | None, *, joined: bool, direct: bool
+) -> Wire:
+    """joined: by NVLink."""
+    if reduce is not None and joined and table.reference:
+        of = table.reference.nvlink
+        return Wire(reduce.bytes_s / of.part * table.nvlink.part, reduce.latency_s / of.latency_s * table.nvlink.latency_s)
+    if reduce is not None:  # there engines have NCCL's all-reduce, which is what was measured
+        return Wire(reduce.bytes_s, reduce.latency_s / (1 if direct else len(group) - 1), ring=not direct)
+    if joined and card is not None and card.nvlink_gb_s:
         return Wire(card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s)
     part = table.p2p if direct else table.host
     # Over the host's memory NCCL sends in a ring.
     return Wire(min(_pcie_bytes_s(gpu, card) for gpu in group) * part.part, part.latency_s, ring=not direct)
 
 
-def _pcie_bytes_s(gpu: Gpu, card: Card) -> float:
+def _pcie_bytes_s(gpu: Gpu, card: Card | None) -> float:
     """Of one direction: a lane of generation 3 has 8 GT/s of which 128 of 130 bits are data, each generation has twice as much."""
-    generation = gpu.pcie.max_generation or card.pcie_generation or 3
-    lanes = gpu.pcie.max_width or card.pcie_lanes or 8
+    generation = gpu.pcie.max_generation or (card and card.pcie_generation) or 3
+    lanes = gpu.pcie.max_width or (card and card.pcie_lanes) or 8
     return lanes * 8e9 / 8 * 128 / 130 * 2.0 ** (generation - 3)

@@ -72,7 +72,7 @@ class Clock:
         seconds += max(work.head.bytes / memory, work.head.flops * logits / flops) / work.pp
         seconds += work.reduces * self._reduce_s(tokens) + work.layers * table.layer_s
         # Without graphs the CPU launches kernel by kernel: the GPU waits for it, or it for the GPU.
-        return max(seconds, work.layers * table.eager_layer_s if self.eager else 0.0)
+        return max(seconds, work.layers * table.eager_layer_s * self.machine.launch if self.eager else 0.0)
 
     def _reduce_s(self, tokens: float) -> float:
         """Seconds of one all-reduce."""

@@ -42,7 +42,7 @@ from gateway.hosts.agent.calls import (
     Start,
     Stop,
 )
-from gateway.hosts.agent.policy import MOST_INSTANCES, check_engine, check_launch
+from gateway.hosts.agent.policy import MOST_INSTANCES, check_engine, check_gpus, check_launch
 from gateway.hosts.agent.resolved_images import ResolvedImages
 from gateway.hosts.host import Host
 
@@ -194,9 +194,10 @@ class Agent:
             case Identity(engine=engine):
                 await self._check(engine)
                 yield Done(identity=await self._host.identity(engine))
-            case Inquire(engine=engine, asked=packed):
+            case Inquire(engine=engine, asked=packed, gpus=gpus):
                 await self._check(engine)
-                async with aclosing(self._host.inquire(engine, _unpacked(packed))) as lines:
+                check_gpus(gpus)
+                async with aclosing(self._host.inquire(engine, _unpacked(packed), gpus)) as lines:
                     async for line in lines:
                         yield Line(text=line.decode("latin-1"))
                 yield Done()

@@ -71,6 +71,7 @@ class Inquire(Value):
     call: Literal["inquire"] = "inquire"
     engine: EngineRef
     asked: str
+    gpus: tuple[str, ...] = ()
 
 
 class Progress(Value):

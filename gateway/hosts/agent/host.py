@@ -103,11 +103,11 @@ class AgentHost:
     async def identity(self, engine: EngineRef) -> str:
         return (await self._done(Identity(engine=engine), self._timeout_s)).identity
 
-    async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+    async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
         packed = base64.b64encode(zlib.compress(asked)).decode()
         if len(packed) > MOST_BYTES_OF_CALL // 2:
             raise HostError("The model has more tensors than an agent is told of.", hint="The forecast by the rules stays.")
-        async with aclosing(self._ask(Inquire(engine=engine, asked=packed), None)) as answers:
+        async with aclosing(self._ask(Inquire(engine=engine, asked=packed, gpus=gpus), None)) as answers:
             async for answer in answers:
                 if isinstance(answer, Line):
                     yield answer.text.encode("latin-1")

@@ -56,8 +56,7 @@ def check_launch(spec: LaunchSpec, engine: Engine, models: Mount, allowed: Allow
         raise _refusal(f"the name {spec.name[:80]!r} of {spec.model[:80]!r} is not one that a gateway gives")
     if any(mount != models for mount in spec.mounts):
         raise _refusal(f"engines mount {models.source} at {models.target}, read-only, and nothing else")
-    if len(spec.gpus) > _MOST_GPUS or not all(map(_GPU.fullmatch, spec.gpus)) or len(set(spec.gpus)) < len(spec.gpus):
-        raise _refusal("GPUs are named by UUID, each once")
+    check_gpus(spec.gpus)
     if spec.gpus and engine.device == "cpu":
         raise _refusal(f"{engine.ref} runs on no GPU")
     if spec.scratch != engine.scratch:
@@ -78,6 +77,12 @@ def check_launch(spec: LaunchSpec, engine: Engine, models: Mount, allowed: Allow
         check_environment(engine, spec.env)
     except BadFlag as error:
         raise _refusal(error.message.rstrip(".")) from None
+
+
+def check_gpus(gpus: tuple[str, ...]) -> None:
+    """Raises AgentRefusal for what could ask Docker for more than GPUs."""
+    if len(gpus) > _MOST_GPUS or not all(map(_GPU.fullmatch, gpus)) or len(set(gpus)) < len(gpus):
+        raise _refusal("GPUs are named by UUID, each once")
 
 
 def _refusal(why: str) -> AgentRefusal:

@@ -158,9 +158,9 @@ class DockerHost:
     async def identity(self, engine: EngineRef) -> str:
         return str((await self._found(engine))["Id"])
 
-    async def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+    async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
         image, spoken = self._image_of(engine), Spoken()
-        container, version = await self._docker.call(partial(_make_inquiry, image, self._owner), _SLOW_S)
+        container, version = await self._docker.call(partial(_make_inquiry, image, self._owner, gpus), _SLOW_S)
         path, place = self._docker.path, f"POST /v{version}/containers/{container}"
         attach = f"{place}/attach?stream=1&stdin=1&stdout=1&stderr=1"
         try:
@@ -313,10 +313,10 @@ def _gone(engine: EngineRef) -> HostError:
     )
 
 
-def _make_inquiry(image: str, owner: str, client: APIClient) -> tuple[str, str]:
+def _make_inquiry(image: str, owner: str, gpus: tuple[str, ...], client: APIClient) -> tuple[str, str]:
     """The container, and the API version."""
     remove_lost(client, owner)
-    return create_inquiry(client, image, owner), str(client.api_version)
+    return create_inquiry(client, image, owner, gpus), str(client.api_version)
 
 
 def _start_inquiry(container: str, image: str, client: APIClient) -> None:

@@ -8,24 +8,31 @@ import time
 from typing import TYPE_CHECKING
 
 from gateway.errors import HostError
+from gateway.hosts.docker.container import gpu_request
 from gateway.inquiry import script
 
 if TYPE_CHECKING:
     from docker.api import APIClient
 
 _PIDS = 1024
+_BYTES_OF_A_GPU = 4 << 30
+_SHM_BYTES = 1 << 30
 _SCRATCH_BYTES = 1 << 30
 # An inquiry that is older has lost whoever asked, and does not heed the end of its input.
 _LOST_S = script.LONGEST_S + 60
 
 
-def create_inquiry(client: APIClient, image: str, owner: str) -> str:
-    """A container, not started, that asks its engine what comes in on its standard input. Docker removes it when it ends."""
+def create_inquiry(client: APIClient, image: str, owner: str, gpus: tuple[str, ...] = ()) -> str:
+    """A container, not started, that asks its engine what comes in on its standard input. Docker removes it when it ends. gpus: those that
+    it gets, by UUID: then each has a process of its own that imports the engine's torch."""
     from docker.types import LogConfig, Mount
 
     python, *arguments = script.command("python3")
     # Docker makes a folder on the disk for each volume that an image declares, unless something is mounted there.
     volumes = client.inspect_image(image)["Config"].get("Volumes") or {}  # type: ignore[no-untyped-call]
+    memory = script.MOST_MEMORY + len(gpus) * _BYTES_OF_A_GPU
+    # Where NVIDIA's runtime is the default one it would give an image the GPUs that the image names.
+    hidden = {} if gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}
     made = client.create_container(
         image,
         entrypoint=[python],
@@ -33,8 +40,7 @@ def create_inquiry(client: APIClient, image: str, owner: str) -> str:
         name=f"fitserve-{owner}-inquiry-{secrets.token_hex(4)}",
         # Docker ends standard input with the connection that attached to it, unless the container is to be detached.
         stdin_open=True,
-        # Where NVIDIA's runtime is the default one it would give an image the GPUs that the image names.
-        environment={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "NVIDIA_VISIBLE_DEVICES": "void"},  # noqa: S108
+        environment={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **hidden},  # noqa: S108
         use_config_proxy=False,
         labels={"fitserve.inquiry": owner},
         host_config=client.create_host_config(
@@ -46,8 +52,11 @@ def create_inquiry(client: APIClient, image: str, owner: str) -> str:
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
             pids_limit=_PIDS,
-            mem_limit=script.MOST_MEMORY,
-            memswap_limit=script.MOST_MEMORY,
+            mem_limit=memory,
+            memswap_limit=memory,
+            device_requests=[gpu_request(client.info(), gpus)] if gpus else [],
+            # Where GPUs do not reach each other, what they send goes through it.
+            shm_size=_SHM_BYTES if gpus else None,
             # What it says is read as it comes, and never kept on the disk.
             log_config=LogConfig(type="none"),
         ),

@@ -60,5 +60,5 @@ class OnePython:
             )
         return str(self._python)
 
-    def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:  # noqa: ARG002 - a host's signature
+    def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:  # noqa: ARG002 - a host's signature
         return ask(self._python, self._folder, asked)

@@ -152,7 +152,7 @@ class ProcessHost:
         with as_host_error():
             return f"{environment.name} of {(environment / COMPLETE).stat().st_mtime_ns}"
 
-    def inquire(self, engine: EngineRef, asked: bytes) -> AsyncGenerator[bytes, None]:
+    def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:  # noqa: ARG002 - it sees all
         return ask(engine_dir(self._data, engine) / "bin/python", self._data / "asking", asked)
 
     async def close(self) -> None:

@@ -13,6 +13,8 @@ had not been answered:
     {"model": 0, "question": 1, "refused": "ValueError: ..."}   the engine's own words
     {"done": true}
 
+Where the kind is `measure`, nothing of an engine is asked: measuring/ranks.py says what comes in and goes out.
+
 env: variables that the engine has as it starts, for all questions alike. gpu: null means the machine as it is, which is a CPU; else these GPUs answer, and none is touched. Nothing of the model's repository is run: of its files only the given ones exist here, and
 `argv` never allows remote code.
 """
@@ -38,6 +40,9 @@ def main() -> None:
     asked = json.load(sys.stdin)
     if asked["kind"] is None:
         say(out, engine=importlib.import_module(".installed", __package__).engine())
+        return
+    if asked["kind"] == "measure":
+        say(out, measured=importlib.import_module(".measuring.ranks", __package__).measured(asked))
         return
     sys.argv[1:] = []  # the engines look at it while they build their parsers
     sys.dont_write_bytecode = True

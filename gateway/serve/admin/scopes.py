@@ -22,6 +22,7 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("GET", "/admin/docs"): "read",
     ("GET", "/admin/openapi.json"): "read",
     ("GET", "/admin/hardware"): "read",
+    ("POST", "/admin/calibrate"): "admin",
     ("GET", "/admin/facts"): "read",
     ("POST", "/admin/facts"): "admin",
     ("DELETE", "/admin/facts/{number}"): "admin",

@@ -210,7 +210,7 @@ def test_a_port_in_use_is_told(tmp_path: Path) -> None:
 
 
 def test_a_second_gateway_on_the_same_data_ends_with_3_and_names_the_first(tmp_path: Path) -> None:
-    from gateway.serve.server import lock
+    from gateway.store.data_folder import lock
 
     held = lock(tmp_path)
     try:

@@ -6,6 +6,7 @@ import ast
 import io
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +14,11 @@ from gateway.inquiry import script
 from tests.support.paths import ROOT
 
 INSIDE = ROOT / "gateway/inquiry/inside"
-# What an image has because the engine needs it.
-ENGINE = {"torch", "transformers", "vllm", "sglang", "triton"}
 
 
-@pytest.mark.parametrize("path", sorted(INSIDE.glob("*.py")), ids=lambda path: path.name)
-def test_it_imports_the_standard_library_and_its_own_files_alone(path: object) -> None:
-    tree = ast.parse((INSIDE / str(path).rpartition("/")[2]).read_text())
+@pytest.mark.parametrize("path", sorted(INSIDE.rglob("*.py")), ids=lambda path: path.name)
+def test_it_imports_the_standard_library_and_its_own_files_alone(path: Path) -> None:
+    tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             assert {alias.name.partition(".")[0] for alias in node.names} <= sys.stdlib_module_names
@@ -31,7 +30,7 @@ def test_what_is_sent_is_a_length_and_those_files() -> None:
     length, _, rest = script.packed().partition(b"\n")
     assert int(length) == len(rest)
     with zipfile.ZipFile(io.BytesIO(rest)) as archive:
-        assert sorted(archive.namelist()) == sorted(f"inside/{path.name}" for path in INSIDE.glob("*.py"))
+        assert sorted(archive.namelist()) == sorted(f"inside/{path.relative_to(INSIDE)}" for path in INSIDE.rglob("*.py"))
 
 
 def test_it_is_the_same_every_time_so_that_answers_are_found_again() -> None:
@@ -41,5 +40,5 @@ def test_it_is_the_same_every_time_so_that_answers_are_found_again() -> None:
 
 
 def test_no_word_of_it_allows_code_of_a_model() -> None:
-    for path in INSIDE.glob("*.py"):
+    for path in INSIDE.rglob("*.py"):
         assert "trust_remote_code" not in path.read_text()

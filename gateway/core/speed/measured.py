@@ -1,0 +1,108 @@
+"""What was measured of this machine's GPUs (`fitserve calibrate`), as its facts say. Pure.
+
+measured = Measured(facts)
+measured.number(gpu, what)          of one GPU; None: it was not measured
+measured.all_reduce(group, links)   of GPUs together, or of others of the machine that are like them
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from gateway.domain import Fact, Gpu, Link
+
+# All values of facts are whole numbers: bytes/s, FLOP/s, nanoseconds.
+_NANO = 1e9
+
+
+@dataclass(frozen=True)
+class Number:
+    """In bytes/s, FLOP/s or seconds. day: as 2026-11-22."""
+
+    value: float
+    day: str
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """An all-reduce of `size` bytes takes latency_s + 2 (n - 1) / n x size / bytes_s."""
+
+    latency_s: float
+    bytes_s: float
+    day: str
+
+
+class Measured:
+    """Where something was measured twice, the last counts."""
+
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        self._numbers: dict[tuple[str, str], Number] = {}
+        self._reduces: dict[tuple[str, str], dict[str, dict[int, Number]]] = {}
+        for fact in facts:
+            if fact.kind != "machine_speed" or not fact.value:
+                continue
+            about, day = fact.scope, _day(fact.at)
+            what, gpus = about.get("what", ""), about.get("gpus", "")
+            if what == "all_reduce":
+                sizes = self._reduces.setdefault((about.get("cards", ""), about.get("links", "")), {}).setdefault(gpus, {})
+                sizes[int(about.get("bytes", "0"))] = Number(fact.value / _NANO, day)
+            else:
+                self._numbers[what, gpus] = Number(fact.value / _NANO if what in SECONDS else float(fact.value), day)
+
+    def number(self, gpu: Gpu, what: str) -> Number | None:
+        return self._numbers.get((what, gpu.uuid))
+
+    def all_reduce(self, group: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> Reduce | None:
+        alike = self._reduces.get((cards(group), reach(group, links))) if self._reduces else None
+        if alike is None:
+            return None
+        sizes = alike.get(uuids(group)) or next((one for gpus, one in alike.items() if gpus.count(",") == len(group) - 1), None)
+        return None if sizes is None or len(sizes) < 2 else _reduce(sizes, len(group))
+
+
+SECONDS = ("all_reduce", "launch", "peer_latency")
+"""What is measured in seconds; all else is in bytes/s or FLOP/s."""
+
+
+def _reduce(sizes: Mapping[int, Number], count: int) -> Reduce | None:
+    """The least size tells the latency, the others bytes/s, each as much."""
+    (_, first), *larger = sorted(sizes.items())
+    moved = [2 * (count - 1) / count * size / (one.value - first.value) for size, one in larger if one.value > first.value]
+    if not moved:
+        return None
+    return Reduce(first.value, math.exp(sum(map(math.log, moved)) / len(moved)), first.day)
+
+
+def uuids(group: Iterable[Gpu]) -> str:
+    return ",".join(sorted(gpu.uuid for gpu in group))
+
+
+def cards(group: Iterable[Gpu]) -> str:
+    return ", ".join(sorted(gpu.name for gpu in group))
+
+
+def reach(group: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> str:
+    """How the GPUs reach each other, as far as it decides what they send in a second."""
+    return " + ".join(sorted({_between(a, b, links.get(frozenset((a.index, b.index)))) for a, b in combinations(group, 2)}))
+
+
+def _between(a: Gpu, b: Gpu, link: Link | None) -> str:
+    if link is not None and link.nvlinks:
+        return f"{link.nvlinks} NVLinks"
+    lanes = min((gpu.pcie.max_generation or 0, gpu.pcie.max_width or 0) for gpu in (a, b))
+    return f"PCIe {lanes[0]} x{lanes[1]}{' with P2P' if link is not None and link.p2p else ''}"
+
+
+def _day(at: float | None) -> str:
+    """Of Unix seconds, by the Gregorian calendar counted from 1 March of the year 0: the module that knows it can ask the clock too."""
+    if at is None:
+        return "an unknown day"
+    era, of_era = divmod(int(at // 86400) + 719_468, 146_097)
+    year = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
+    of_year = of_era - (365 * year + year // 4 - year // 100)
+    month = (5 * of_year + 2) // 153
+    day = of_year - (153 * month + 2) // 5 + 1
+    return f"{year + era * 400 + (month > 9)}-{month + 3 if month < 10 else month - 9:02}-{day:02}"

@@ -1,0 +1,27 @@
+"""The admin API of measuring: POST /admin/calibrate."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+
+from gateway.calibration.calibrator import Calibrated, Calibrator
+from gateway.controller.loop import Loop
+from gateway.store.store import Store
+
+router = APIRouter(prefix="/admin", tags=["admin"])
+
+
+@router.post("/calibrate")
+async def calibrate(request: Request) -> Calibrated:
+    """Measure the GPUs that nobody uses; what was found is kept as facts. Takes ten seconds and more, and nothing is started on them meanwhile."""
+    loop: Loop = request.app.state.loop
+    store: Store = request.app.state.store
+    calibrator: Calibrator = request.app.state.calibrator
+    store.changeable()
+    hardware = await loop.hardware()
+    with loop.set_apart([gpu.uuid for gpu in hardware.gpus]) as holders:
+        found = await calibrator.measure(hardware, holders)
+        await asyncio.to_thread(store.keep_measured, found.facts)
+    return found

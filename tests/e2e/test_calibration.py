@@ -1,0 +1,54 @@
+"""A real engine's torch measures: the lines that measure GPUs, on this machine's CPU, which stands for three of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gateway.calibration.gpu_set import GpuSet, sets
+from gateway.calibration.measurement import Measurement, document, read
+from gateway.domain import EngineRef
+from gateway.hosts.process.host import ProcessHost
+from tests.e2e.conftest import ENGINE
+from tests.support.makers import machine
+from tests.support.patience import HANG_S
+
+pytestmark = pytest.mark.engine
+SMALL: dict[str, object] = {
+    "device": "cpu",
+    "gpus": None,
+    "copy_bytes": 1 << 18,
+    "matmul": 64,
+    "reduce_bytes": [1024, 65536],
+    "sample_s": 0.0005,
+}
+SMALL |= {"part_s": HANG_S, "limit_s": HANG_S}
+
+
+def test_torch_measures_each_alone_and_all_together(engines: Path, tmp_path: Path) -> None:
+    (tmp_path / "engines").symlink_to(engines)
+    kind, _, version = ENGINE.partition("==")
+    hardware = machine("8xh100")
+    (three,) = sets(hardware.gpus[:3], hardware.links)
+
+    async def said(one: GpuSet) -> Measurement:
+        asked = json.dumps(json.loads(document(one, "torch")) | SMALL).encode()
+        async with asyncio.timeout(HANG_S):
+            lines = [line async for line in ProcessHost(tmp_path).inquire(EngineRef(kind=kind, version=version), asked)]
+        return read(lines, len(one.gpus))
+
+    found = asyncio.run(said(three))
+    assert found.problems == ()
+    assert (found.software or "").startswith("torch 2.")
+    assert all(number.value > 0 for number in found.numbers)
+    each = ["memory", "launch", "bfloat16", "int8"]
+    two = ["peer_access", "peer_latency", "peer"]
+    assert Counter((number.what, number.gpus, number.bytes) for number in found.numbers) == Counter(
+        [(what, (rank,), 0) for what in each for rank in range(3)]
+        + [(what, (0, 1), 0) for what in two]
+        + [("all_reduce", group, size) for group in ((0, 1), (0, 1, 2)) for size in (1024, 65536)]
+    )
