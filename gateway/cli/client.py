@@ -80,5 +80,6 @@ def _reported_error(status: int, body: bytes) -> FitserveError:
     except (ValueError, KeyError, TypeError):
         message = f"The gateway answered with status {status}."
     error = FitserveError(message)
+    error.status = status
     error.exit_code = {400: 2, 422: 3, 503: 3}.get(status, 1)
     return error

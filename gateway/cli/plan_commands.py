@@ -1,4 +1,4 @@
-"""`fitserve plan` and `fitserve matrix`: what would be done; nothing is started, and no gateway is asked."""
+"""`fitserve plan` and `fitserve matrix`: what would be done; nothing is started. The gateway that runs is asked for a plan on this machine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.options import Engines, Hardwares, Json, MaxContext, MinContext, read_wish, usage, wishing
+from gateway.cli.client import call
+from gateway.cli.options import Engines, Hardwares, Json, MaxContext, MinContext, absolute, read_wish, usage, wishing
 from gateway.cli.present import show_decision, show_matrix
 from gateway.cli.terminal import say
+from gateway.errors import FitserveError
 
 
 @wishing
@@ -23,11 +25,62 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show how MODEL would be served, and why; start nothing. Exit code 3 when there is no way."""
-    wish = _named(read_wish(source=model, **wished))
-    decision = _checked(wish, hardware) if check else _decisions(wish, [model], [hardware])[0][1]
+    wish = read_wish(source=model, **wished)
+    decision = None
+    if hardware is None and not check:
+        decision = _of_the_gateway(wish.evolve(source=absolute(model)))
+    if decision is None:
+        wish = _named(wish)
+        if check:
+            decision = _checked(wish, hardware)
+        else:
+            decision = _here(wish) if hardware is None else _decisions(wish, [model], [hardware])[0][1]
     show_decision(decision, as_json=as_json)
     if not decision.plans:
         raise typer.Exit(3)
+
+
+def _of_the_gateway(wish: Any) -> Any | None:
+    """The decision of the gateway that runs: only this gateway knows what it runs and has learned. None where none can be asked."""
+    import os
+
+    from gateway.domain import Decision
+    from gateway.settings import load_settings
+    from gateway.store.data_folder import in_use
+
+    if not os.environ.get("FITSERVE_URL") and not in_use(load_settings().data):
+        return None
+    try:
+        return Decision.model_validate(call("POST", "/admin/plan", wish.model_dump(mode="json")))
+    except FitserveError as error:
+        if error.status not in (401, 403, 503):
+            raise
+        say(f"note: the gateway was not asked, so what it runs does not count here: {error.message}", err=True)
+        return None
+
+
+def _here(wish: Any) -> Any:
+    """The decision for this machine, by what a gateway with this data folder could start and has learned."""
+    from gateway.planning.offline import OfflinePlanner
+    from gateway.store.recovery import facts_at_rest
+
+    planner, startable = OfflinePlanner.from_environment(), _startable(wish)
+    decision = planner.decide_here(wish, startable, facts_at_rest(startable.data / "fitserve.db"))
+    planner.profiles.documents.save()
+    return decision
+
+
+def _startable(wish: Any) -> Any:
+    """What a gateway of these settings could start. It chooses its host alike (`controller/host_choice.py`); an image is named for a container."""
+    from gateway.cli.asking import allowed_images
+    from gateway.hosts.docker.client import listening
+    from gateway.planning.startable import Startable
+    from gateway.settings import load_settings
+
+    settings = load_settings()
+    process = settings.host_kind == "process" or (settings.host_kind == "auto" and not listening() and wish.image is None)
+    images = allowed_images() if not process and settings.host_kind != "agent" else None
+    return Startable(settings.data, process, images)
 
 
 def matrix(
@@ -75,7 +128,8 @@ def _checked(wish: Any, hardware: str | None) -> Any:
 
     planner = OfflinePlanner.from_environment()
     name, machine = planner.machine(hardware)
-    decision, asked = asyncio.run(planner.check_on(wish, name, machine, inquirer(image=wish.image)))
+    startable = _startable(wish) if hardware is None else None
+    decision, asked = asyncio.run(planner.check_on(wish, name, machine, inquirer(image=wish.image), startable))
     for problem in asked.problems.values():
         say(f"not checked: {problem}", err=True)
     return decision

@@ -69,10 +69,16 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
     print_paragraph(explain.headline(decision))
     if decision.plans:
         show_plan(decision.plans[0])
+    elif not decision.rejected and decision.engines:
+        print_paragraph("No engine that could serve it can be started here.")
     else:
         print_paragraph(
             "Allow another engine version, a shorter context or more GPUs; `fitserve matrix` compares machines and versions."
         )
+    if missing := explain.not_here(decision):
+        say("\nEngines that are not here")
+        for line in missing:
+            print_paragraph(line, indent=4, first="  ")
     if others := decision.plans[1:]:
         say("\nOther plans" + (f" (the first {_MOST_OTHERS} of {len(others)})" if len(others) > _MOST_OTHERS else ""))
         head = ("RANK", "ENGINE", "GPUS", "CONTEXT", "TOK/S", "IN ALL", "CHANGED")

@@ -125,11 +125,11 @@ class Loop:
         """As the planner's."""
         return await self._planner.named(wish)
 
-    async def plan(self, wish: Wish, hardware: str | None = None) -> Planned:
-        """What would be done for this wish now; nothing is recorded."""
+    async def plan(self, wish: Wish, hardware: str | None = None, *, others: bool = False) -> Planned:
+        """What would be done for this wish now; nothing is recorded. others: and what engines would give that are not here."""
         facts = await asyncio.to_thread(self._store.fact_texts)
         beside = wish if hardware else self._fleet.beside(wish)
-        return await self._planner.decide(beside, facts, self._fleet.claims(None), hardware)
+        return await self._planner.decide(beside, facts, self._fleet.claims(None), hardware, others=others)
 
     async def rival(self, model: ManagedModel) -> Rival | None:
         """A plan that should be better than what serves now, once that was measured. Raises BadModel and its kin."""

@@ -46,12 +46,14 @@ class Planner(Protocol):
         answers: Mapping[Question, EngineAnswer] | None = None,
         pins: Mapping[str, str] | None = None,
         running: RunningPlan | None = None,
+        *,
+        others: bool = False,
     ) -> Planned:
         """Read the model, look at the machine, or at the snapshot that `hardware` names, and plan.
 
         `facts` are those of the store, as they are kept there; `claims` are bytes per GPU UUID of engines that run or start; `answers` are what
         engines said of this model; `pins` the digests of images, by name, that this model's engines are started from; `running` is what a rival is
-        looked for to. Raises BadModel, BadFlag, NotFound, NoPlan.
+        looked for to. `others`: the decision tells too what engines would give that cannot be started here. Raises BadModel, BadFlag, NotFound, NoPlan.
         """
         ...
 

@@ -215,6 +215,20 @@ class RuleGap(Value):
     answer: str
 
 
+class EngineHere(Value):
+    """One engine version that a decision for this machine could count, and whether it did: only what can be started here counts.
+
+    gain: how many more tokens/s its best plan should give than the best one here (0.2: a fifth more). gives: the same in words.
+    """
+
+    engine: str = Field(description='"kind==version"')
+    here: bool
+    why: str
+    do: str = Field("", description="the command, or the setting, that brings it here")
+    gain: float | None = None
+    gives: str = ""
+
+
 class Decision(Value):
     """The planner's whole answer (schema fitserve.plan/1): plans best first, and what was ruled out."""
 
@@ -224,6 +238,9 @@ class Decision(Value):
     plans: tuple[Plan, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     gaps: tuple[RuleGap, ...] = Field((), description="where engines that were asked contradict the rules")
+    engines: tuple[EngineHere, ...] = Field(
+        (), description="which can be started on this machine, and what the others would give"
+    )
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)
 

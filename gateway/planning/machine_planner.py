@@ -54,10 +54,12 @@ class MachinePlanner:
         answers: Mapping[Question, EngineAnswer] | None = None,
         pins: Mapping[str, str] | None = None,
         running: RunningPlan | None = None,
+        *,
+        others: bool = False,
     ) -> Planned:
         machine = None if hardware else await self.hardware()
         asked = (wish, facts, claims, answers or {}, pins or {}, machine, hardware)
-        return (await self._forecast(*asked, running=running))[0].decision
+        return (await self._forecast(*asked, running=running, others=others))[0].decision
 
     async def check(
         self,
@@ -105,11 +107,13 @@ class MachinePlanner:
         *,
         asking: bool = False,
         running: RunningPlan | None = None,
+        others: bool = False,
     ) -> tuple[Forecast[Planned], Frames]:
-        """`asking`: the frames have what engines are told of the model."""
+        """`asking`: the frames have what engines are told of the model. `others`: the decision has what engines would give that are not here."""
         if wish.source is None:
             raise BadModel(f"The model {wish.name} is an endpoint; there is nothing to plan.", hint="Give a `source` instead.")
         fields = {"wish": wish.model_dump(mode="json"), "claims": dict(claims), "snapshot": hardware, "asking": asking}
+        fields["others"] = others
         fields |= {"pins": dict(pins), "held": running.held if running else {}}
         fields["running"] = running.plan.model_dump(mode="json") if running else None
         here = machine.model_dump_json(by_alias=True).encode() if machine else b""

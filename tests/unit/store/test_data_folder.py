@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.errors import SettingsError
-from gateway.store.data_folder import close_data_folder
+from gateway.store.data_folder import close_data_folder, in_use
 from gateway.store.database import Database
 
 
@@ -77,3 +78,15 @@ def test_the_files_beside_the_database_are_as_closed_as_the_database(tmp_path: P
     finally:
         made.close()
     assert files == dict.fromkeys(("fitserve.db", "fitserve.db-wal", "fitserve.db-shm"), "0o600")
+
+
+def test_a_folder_is_in_use_while_its_lock_is_held_and_looking_takes_no_lock(tmp_path: Path) -> None:
+    assert not in_use(tmp_path)
+    with (tmp_path / "gateway.lock").open("w") as file, (tmp_path / "gateway.lock").open() as other:
+        assert not in_use(tmp_path)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert in_use(tmp_path)
+        assert not in_use(tmp_path, proc=tmp_path), "what cannot be read is not in use"
+        fcntl.flock(file, fcntl.LOCK_UN)
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        assert not in_use(tmp_path)
