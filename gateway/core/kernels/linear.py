@@ -28,13 +28,16 @@ DISABLED = "disabled by VLLM_DISABLED_KERNELS"
 
 @dataclass(frozen=True, kw_only=True)
 class KernelChoice:
-    """`none`: the engine will refuse the model. `unknown`: these rules do not describe the layer."""
+    """`none`: the engine will refuse the model. `crash`: the model loads, and fails when it first computes; `note` says why.
+
+    `unknown`: these rules do not describe the layer.
+    """
 
     kernel: str | None
     padded_to: tuple[int, int] | None = None  # (k, n)
     refused: tuple[Refusal, ...] = ()
-    status: Literal["ok", "none", "unknown"]
-    note: str = ""  # why the kernel is slow
+    status: Literal["ok", "none", "unknown", "crash"]
+    note: str = ""  # why the kernel is slow, or would crash
 
 
 # --- the rules, as linear.yaml has them ---
@@ -49,6 +52,7 @@ class Pads(Value):
 class LinearKernel(Value):
     source: str
     requires: tuple[Check, ...] = ()
+    runs: tuple[Check, ...] = ()  # asked when the layer is first computed, once the kernel is chosen
     pads: Pads | None = None
     disablable: bool = True  # VLLM_DISABLED_KERNELS can name this kernel
     slow: str = ""  # why a faster kernel would be better
@@ -137,7 +141,14 @@ def choose(
             why = DISABLED
         if why is None:
             padded = _padded(kernel.pads, shape)
-            return KernelChoice(kernel=name, padded_to=padded, refused=tuple(refused), status="ok", note=kernel.slow)
+            fails = first_refusal(kernel.runs, subject)
+            return KernelChoice(
+                kernel=name,
+                padded_to=padded,
+                refused=tuple(refused),
+                status="crash" if fails else "ok",
+                note=f"K={shape.k}, N={shape.n}: {fails}" if fails else kernel.slow,
+            )
         refused.append(Refusal(kernel=name, reason=why, at_start=at_start and why != DISABLED))
     return _none(*refused)
 

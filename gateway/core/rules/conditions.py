@@ -184,6 +184,17 @@ def _whole_groups(layer: LinearShape, wanted: str) -> str:
     return f"K={value} is not a multiple of the group size {group}" if value % group else ""
 
 
+def _block_groups(layer: LinearShape, allowed: tuple[int, ...]) -> str:
+    """Of the K that one block of the kernel takes: 128, or the next smaller multiple of the group that divides K."""
+    group = layer.scheme.group
+    if group <= 0 or layer.k % group:
+        return ""
+    block = next((size for size in range(max(128 // group, 1) * group, 0, -group) if layer.k % size == 0), group)
+    if block // group in allowed:
+        return ""
+    return f"a block of {block} of K={layer.k} has {block // group} groups of {group}, and the kernel takes {_or(allowed)}"
+
+
 def _n_packs(layer: LinearShape, _: bool) -> str:
     # Of bits that do not divide 32, which only several words hold whole: Fraction(32, bits).numerator in gptq.py.
     packs = 32 // math.gcd(32, max(layer.scheme.bits, 1))
@@ -259,6 +270,7 @@ CONDITIONS: dict[str, Condition] = {
     "min_group": _at_least("group size", _layer(lambda s: s.scheme.group), _BELOW),
     "group_is_full_k": _of_layer(_group_is_full_k, _YES),
     "whole_groups": _of_layer(_whole_groups, TypeAdapter(Literal["layer", "rank", "rank unless one group"])),
+    "block_groups": _of_layer(_block_groups, _NUMBERS),  # groups in one block of K that a kernel takes
     # The sides of a product: K inputs, N outputs, on one rank; "full": before ranks cut the layer.
     "k_multiple": _multiple("K", _layer(lambda s: s.k), _OVER),
     "n_multiple": _multiple("N", _layer(lambda s: s.n), _OVER),

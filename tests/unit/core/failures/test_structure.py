@@ -65,6 +65,22 @@ def test_frames_decide_a_text_that_nobody_knows(frame: str, function: str, error
     assert (failure.kind, failure.proves) == (kind, "plan")
 
 
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        ("RuntimeError: BLOCK_SIZE_K // group_size must be one of [1, 2, 4, 8]", "Use vLLM 0.33 or newer"),
+        (
+            "AssertionError: the last dimension of `x` 2112 must be divisible by `group_size` 128",
+            "Use a tensor parallel size with which each rank has a multiple of 128 inputs.",
+        ),
+    ],
+)
+def test_what_0_26_is_known_to_fail_at_is_named_with_its_cure(error: str, step: str) -> None:
+    failure = traced("vllm/model_executor/layers/fused_moe/fused_moe.py", "invoke_fused_moe_wna16_cuda_kernel", error)
+    assert failure.kind == "kernel_runtime"
+    assert failure.steps[0].startswith(step)
+
+
 def test_structure_teaches_no_more_than_that_the_plan_failed() -> None:
     assert {row.proves for row in STRUCTURAL} == {"plan"}
     with pytest.raises(ValueError, match="structure alone"):

@@ -77,6 +77,30 @@ def test_a_width_of_352_is_padded_for_marlin_by_later_versions_and_left_to_trito
     assert wna16("0.33.0", 352, origin="auto-round").kernel == "TRITON"
 
 
+@pytest.mark.parametrize("version", ["0.18.0", "0.19.1", "0.26.0"])
+def test_4_bit_experts_of_2880_in_groups_of_32_load_and_would_crash(version: str) -> None:
+    """A block of 96 is what divides 2880, and three groups are no number that the kernel has code for. Seen on an H200."""
+
+    def choice(hidden: int, group: int) -> MoeChoice:
+        shape = MoeShape(
+            hidden=hidden,
+            intermediate=hidden,
+            experts=32,
+            scheme=Scheme(kind="wna16", bits=4, group=group),
+            origin="compressed-tensors",
+            dtype="bfloat16",
+            routing="renormalize",
+        )
+        return choose_moe(RULES[version], shape, "9.0")
+
+    crash = choice(2880, 32)
+    assert (crash.status, crash.kernel) == ("crash", "CompressedTensorsWNA16MoEMethod")
+    assert "a block of 96 of K=2880 has 3 groups of 32, and the kernel takes 1 or 2 or 4 or 8" in crash.note
+    assert [product for product, _ in crash.crashes] == ["w13", "w2"]
+    assert choice(2880, 64).status == "ok"
+    assert choice(2944, 32).status == "ok"
+
+
 def test_every_refusal_is_kept_with_its_numbers() -> None:
     scheme = Scheme(kind="fp8_token", bits=8)
     shape = MoeShape(

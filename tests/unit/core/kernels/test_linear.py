@@ -66,6 +66,21 @@ def test_k_2112_with_groups_of_32_needs_the_other_marlin_tile() -> None:
     assert (new.kernel, new.padded_to) == ("MarlinLinearKernel", None)
 
 
+@pytest.mark.parametrize(
+    ("capability", "kernel"), [("8.9", "TritonFp8BlockScaledMMKernel"), ("9.0", "CutlassFp8BlockScaledMMKernel")]
+)
+def test_fp8_in_blocks_loads_with_2112_inputs_and_would_crash(capability: str, kernel: str) -> None:
+    """Its activations are quantized in whole groups of 128."""
+
+    def choice(k: int) -> KernelChoice:
+        shape = LinearShape(k=k, n=4096, scheme=Scheme(kind="fp8_block", bits=8, group=128), dtype="bfloat16")
+        return choose(RULES["0.26.0"], shape, capability)
+
+    assert (choice(2112).kernel, choice(2112).status) == (kernel, "crash")
+    assert "K=2112 is not a multiple of 128 (64 over)" in choice(2112).note
+    assert choice(2176).status == "ok"
+
+
 def test_a_group_that_straddles_ranks_is_beyond_padding() -> None:
     sharded = LinearShape(k=576, n=4096, full_k=1152, scheme=Scheme(kind="wna16", group=128), dtype="bfloat16")
     assert choose(RULES["0.33.0"], sharded, "8.6").kernel == "HummingLinearKernel"

@@ -149,6 +149,19 @@ def test_the_native_format_of_the_same_model_is_padded_and_runs() -> None:
     assert planned(config("gpt-oss-20b"), "rtx-pro-6000", "vllm==0.18.0").plans  # 42 GB of bf16 fit
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_same_experts_in_4_bits_and_groups_of_32_are_foreseen_to_crash(tp: int) -> None:
+    """On an H200 it crashed while graphs were captured, and without graphs at the first request; the next version has other kernels."""
+    group = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+    block = {**QUANTS["w4a16"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": group}}}
+    four_bits = config("gpt-oss-20b", quantization_config={**block, "ignore": ["lm_head", "re:.*router$", "re:.*self_attn.*"]})
+    decision = planned(four_bits, "8xh100", "vllm==0.26.0", tensor_parallel=tp)
+    assert not decision.plans
+    assert refused(decision, tp).verdict == "runtime_fail"
+    assert "a block of 96 of K=2880 has 3 groups of 32" in refused(decision, tp).reasons[0]
+    assert planned(four_bits, "8xh100", "vllm==0.33.0", tensor_parallel=tp).plans
+
+
 # --- dense layers of 2112 inputs in 4 bits: github.com/vllm-project/vllm/pull/43731 ---
 
 ODD = config(
