@@ -14,11 +14,27 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
+from gateway.core.failures.candidate import MESSAGE_LINES, Candidate, Process
 from gateway.core.failures.line_filter import ALARMS, FATAL, SERVES, LineFilter
+from gateway.core.failures.line_forms import (
+    BENIGN,
+    COMPLAINT,
+    DYING,
+    EXCEPTION,
+    FRAME,
+    HARMLESS,
+    IGNORED,
+    LAYER,
+    NOT_LAYERS,
+    RAISE,
+    STOPPED,
+    TOLD,
+    TRACEBACK,
+    WRAPPER,
+)
 from gateway.core.failures.log_lines import LogLine, clean, parse
 from gateway.core.failures.signature import Signature
 from gateway.core.failures.signatures import Signatures
@@ -26,106 +42,11 @@ from gateway.core.failures.structure import Shape, culprit
 from gateway.domain import Failure, Scalar
 
 _CITED = 1000
-# Lines of one message or traceback, processes, kernels that are remembered: more than any engine needs, and bounded.
-_MESSAGE_LINES = 60
+# Processes and kernels that are remembered: more than any engine needs, and bounded.
 _MOST_PROCESSES = 256
 _MOST_CANDIDATES = 64
 # A terminal breaks a line into a few; a message that goes on for longer has lines of its own.
 _MOST_BROKEN = 6
-
-_EXCEPTION = re.compile(
-    r"(?:\w+\.)*(?P<name>\w*(?:Error|Exception|Exit|Interrupt|Expired|OutOfResources|CompilerFailed))(?:: ?|\((?=['\"])|$)"
-)
-# The end may be missing: terminals break lines.
-_FRAME = re.compile(r'\s*File "(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?')
-_RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")
-# A known text in a line that is no exception proves something only where the line complains.
-_COMPLAINT = re.compile(
-    r"ERROR|CRITICAL|rror\b|rror:|ailed|atal|llegal|out of memory|imeout|annot|not (?:find|found)|no module|Killed"
-)
-_HARMLESS = re.compile(
-    r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn|deprecat|skip|disabled|Possible solution|^\d\. ",
-    re.IGNORECASE,
-)
-_TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
-_FATAL = re.compile(
-    r"EngineCore (?:failed to start|encountered a fatal error)|WorkerProc (?:failed to start|hit an exception)"
-    r"|(?:Scheduler|DetokenizerManager|TokenizerManager|DataParallelController) hit an exception"
-)
-_WRAPPER = re.compile(
-    r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Frontend process failed during engine core|Executor failed|cancelled$"
-    r"|EngineCore encountered an issue|Worker failed with error .*please check the stack trace above for the root cause$"
-    r"|Received sigquit from a child process|Scheduler or DataParallelController \d+ terminated with|Cancelled by )"
-    r"|(?:[\w.]+\.)?Engine(?:Dead|Generate)Error(?::|$)"
-)
-_BENIGN = re.compile(
-    r"(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError|ConnectionResetError|EOFError)(?::|$)"
-)
-_STOPPED = re.compile(
-    r"\[shutdown\] .{0,40}(?:shutdown triggered|trigger received signal)|SIGTERM received\.|Received SIG(?:TERM|INT)\b|Shutting down$"
-)
-_IGNORED = re.compile(r"Exception ignored in|Exception in thread|Task exception was never retrieved")
-# A worker's error, as the process tells that waited for the worker.
-_TOLD = re.compile(r"Worker failed with error ['\"](.+?)['\"], please check the stack trace")
-_LONGEST = 2000
-_LAYER = re.compile(r"self\.(\w+)(?: = self\.|\()")
-_NOT_LAYERS = frozenset({"model", "layers", "language_model", "quant_method", "linear_attn", "self_attn", "mlp", "experts"})
-
-
-_Proof = tuple[Signature, dict[str, Scalar]]
-
-
-@dataclass
-class _Process:
-    """The message that one process of the engine is printing now."""
-
-    frames: deque[str] = field(default_factory=lambda: deque(maxlen=_MESSAGE_LINES))
-    files: deque[str] = field(default_factory=lambda: deque(maxlen=_MESSAGE_LINES))
-    file: str = ""
-    layer: str = ""
-    tracing: bool = False
-    ignored: bool = False
-    replaces: bool = False
-    fatal: bool = False
-    open: _Candidate | None = None
-    header: bool = False
-    left: int = 0
-    unknown: _Candidate | None = None
-    cut_off: _Candidate | None = None
-
-    def close(self) -> None:
-        self.open, self.tracing, self.ignored, self.replaces, self.left, self.cut_off = None, False, False, False, 0, None
-
-
-@dataclass
-class _Candidate:
-    row: Signature | None
-    culprit: dict[str, Scalar]
-    line: str
-    number: int
-    phase: str
-    survived: bool = False
-    shape: Shape = Shape("", "", (), "")
-    bare: bool = False
-    """An exception without its traceback, or less: only the end of the log makes it a failure."""
-    said: str = ""
-    columns: int = 0
-    last: int = 0
-
-    def broken(self, rest: str, columns: int, proof: Callable[[str], _Proof | None]) -> _Proof | None:
-        """What is proven by the message with a line that a terminal has broken off it. Where a line fills the terminal no space was lost."""
-        self.columns = max(columns, self.columns)
-        whole, spaced = self.said + rest, f"{self.said} {rest}"
-        self.said = (whole if self.last >= self.columns - 1 else spaced)[:_LONGEST]
-        self.last, self.shape = columns, self.shape._replace(message=self.said.partition(": ")[2] or self.said)
-        return proof(whole) or proof(spaced)
-
-    @property
-    def rank(self) -> int:
-        """The smaller, the nearer to the root cause: 0 known causes, 1 consequences, 2 unknown errors, 3 that another process died."""
-        if self.row is None or self.row.structure:
-            return 2
-        return 0 if not self.row.weak else 3 if self.row.proves == "nothing" else 1
 
 
 class LogReader:
@@ -149,13 +70,13 @@ class LogReader:
         """What the rank with the least was left for its KV cache, as the engine measured it."""
         self._signatures = signatures
         self._engine = engine
-        self._processes: dict[str, _Process] = {}
+        self._processes: dict[str, Process] = {}
         self._sized = False
         self._last = ""
-        self._candidates: list[_Candidate] = []
+        self._candidates: list[Candidate] = []
         self._dying: tuple[str, int] | None = None
         self._stopped = False
-        self._hint: _Candidate | None = None
+        self._hint: Candidate | None = None
         self._kernels: deque[str] = deque(maxlen=_MOST_CANDIDATES)
 
     def feed(self, piece: bytes) -> None:
@@ -178,39 +99,39 @@ class LogReader:
         if line.process or line.header:
             self._last = line.process
         process = self._process(self._last)
-        if line.quiet or (line.header and line.level is None and not _WRAPPER.match(line.text)):
+        if line.quiet or (line.header and line.level is None and not WRAPPER.match(line.text)):
             self._survived(line, process)
         if line.level == "WARNING" and not self._stopped and (found := self._alone(line, process, warned=True)):
-            self._add(_Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
+            self._add(Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
         if line.quiet or self._stopped:
             return
-        fatal = line.header and _FATAL.match(line.text)
+        fatal = line.header and DYING.match(line.text)
         if fatal:
-            process.fatal, self._lines.attend, self._lines.anchors = True, _MESSAGE_LINES, ALARMS
+            process.fatal, self._lines.attend, self._lines.anchors = True, MESSAGE_LINES, ALARMS
             self._dying = self._dying or (text, self._lines.number)
-        if _TRACEBACK.match(line.text) or (fatal and "Traceback" in line.text):
-            self._lines.attend = _MESSAGE_LINES
+        if TRACEBACK.match(line.text) or (fatal and "Traceback" in line.text):
+            self._lines.attend = MESSAGE_LINES
             ignored = process.ignored and not process.tracing
             process.open, process.tracing, process.ignored, process.left = None, True, ignored, 0
             process.frames.clear()
             process.files.clear()
             process.layer = ""
-        elif frame := _FRAME.match(line.text):
+        elif frame := FRAME.match(line.text):
             self._lines.attend = max(self._lines.attend, 20)
             process.open = None
             process.file = frame["file"]
             process.frames.append(frame["function"] or "")
             process.files.append(f"{frame['file']}:{frame['function'] or ''}")
             self._cut_off(text, process)
-        elif _IGNORED.match(line.text):
+        elif IGNORED.match(line.text):
             process.ignored, process.tracing = True, False
         elif line.text.startswith("During handling of the above exception"):
             process.replaces = True
-        elif _EXCEPTION.match(line.text):
+        elif EXCEPTION.match(line.text):
             self._exception(line, text, process)
         elif found := self._alone(line, process):
-            self._add(_Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
-        elif _WRAPPER.match(line.text) and line.header:
+            self._add(Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
+        elif WRAPPER.match(line.text) and line.header:
             self._dying = self._dying or (text, self._lines.number)
         elif process.open is not None and process.left > 0:
             self._continued(line, text, process)
@@ -218,25 +139,25 @@ class LogReader:
             # A progress bar is no record of its own.
             self._learn(line.text)
             self._hinted(line, text, process)
-        elif raised := _RAISE.match(line.text):
+        elif raised := RAISE.match(line.text):
             self._cut_off(text, process, raised[1])
         elif "/models/" in process.file or "/mamba/" in process.file:
-            layer = _LAYER.search(line.text)
-            process.layer = layer[1] if layer and layer[1] not in _NOT_LAYERS else process.layer
+            layer = LAYER.search(line.text)
+            process.layer = layer[1] if layer and layer[1] not in NOT_LAYERS else process.layer
 
     def serve(self) -> None:
         """From here on users write into the log."""
         self.ready, self._hint = True, None
         self._lines.anchors = FATAL if self.answered else FATAL + SERVES
 
-    def _survived(self, line: LogLine, process: _Process) -> None:
+    def _survived(self, line: LogLine, process: Process) -> None:
         """The process goes on: it survived the errors that it printed before, unless it called them fatal."""
         if process.unknown is not None and not process.fatal:
             process.unknown.survived = True
         process.close()
         if line.quiet:
             process.fatal = False
-        if _STOPPED.match(line.text) and not self._candidates and self._dying is None:
+        if STOPPED.match(line.text) and not self._candidates and self._dying is None:
             self._stopped = True
         self._learn(line.text)
         if line.level is None:
@@ -270,20 +191,20 @@ class LogReader:
                 if self._dying is None:
                     self._candidates.clear()
 
-    def _alone(self, line: LogLine, process: _Process, *, warned: bool = False) -> tuple[Signature, dict[str, Scalar]] | None:
+    def _alone(self, line: LogLine, process: Process, *, warned: bool = False) -> tuple[Signature, dict[str, Scalar]] | None:
         """A line that proves a failure without an exception."""
         found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=True)
         if warned and found and not found[0].warned:
             return None
         return found if found and (found[0].when == "always" or not self.ready or process.fatal) else None
 
-    def _exception(self, line: LogLine, text: str, process: _Process) -> None:
+    def _exception(self, line: LogLine, text: str, process: Process) -> None:
         traced, ignored, replaces = process.tracing, process.ignored, process.replaces
         process.close()
-        if (self.ready and not process.fatal) or ignored or _BENIGN.match(line.text):
+        if (self.ready and not process.fatal) or ignored or BENIGN.match(line.text):
             return
         found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False)
-        if found is None and _WRAPPER.match(line.text):
+        if found is None and WRAPPER.match(line.text):
             self._dying = self._dying or (text, self._lines.number)
             return
         self._lines.attend = max(self._lines.attend, 8)
@@ -291,11 +212,11 @@ class LogReader:
         if row is None and replaces and process.unknown in self._candidates:
             self._candidates.remove(process.unknown)
         phase = self._phase(row, process)
-        name = _EXCEPTION.match(line.text)
+        name = EXCEPTION.match(line.text)
         message = line.text[name.end() :] if name else line.text
         shape = Shape(name["name"] if name else "", message, tuple(process.files), phase)
         bare = row is None and not (traced or process.fatal)
-        candidate = _Candidate(
+        candidate = Candidate(
             row,
             self._culprit(row, culprit, process),
             text,
@@ -309,7 +230,7 @@ class LogReader:
         )
         self._add(candidate, process, line)
 
-    def _continued(self, line: LogLine, text: str, process: _Process) -> None:
+    def _continued(self, line: LogLine, text: str, process: Process) -> None:
         """One more line of the message of an exception."""
         candidate, process.left = process.open, process.left - 1
         broken = candidate is not None and self._lines.number - candidate.number < _MOST_BROKEN
@@ -324,7 +245,7 @@ class LogReader:
             found = candidate.broken(line.text.strip(), len(text), proof)
         if found is not None and candidate.row is None:
             candidate.line, candidate.number = at
-            self._lines.attend = _MESSAGE_LINES
+            self._lines.attend = MESSAGE_LINES
         if found is not None and (candidate.row is None or found[1].items() > candidate.culprit.items()):
             candidate.row, candidate.culprit = found[0], self._culprit(found[0], found[1], process)
             candidate.phase = self._phase(found[0], process)
@@ -333,29 +254,29 @@ class LogReader:
             candidate.culprit |= self._signatures.more(candidate.row, line.text)
         self._lines.attend = max(self._lines.attend, 3)
 
-    def _cut_off(self, text: str, process: _Process, exception: str = "") -> None:
+    def _cut_off(self, text: str, process: Process, exception: str = "") -> None:
         """A traceback that goes on: where the log ends in it, what it has shown is all that there is."""
         if not self.ready and not process.ignored:
             shape = Shape(exception, text, tuple(process.files), self._phase(None, process))
-            process.cut_off = _Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True)
+            process.cut_off = Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True)
 
-    def _hinted(self, line: LogLine, text: str, process: _Process) -> None:
+    def _hinted(self, line: LogLine, text: str, process: Process) -> None:
         """A known text in a line that is no exception: it counts where the log ends and nothing else is known."""
-        if self.ready or self._hint is not None or not _COMPLAINT.search(text) or _HARMLESS.search(line.text):
+        if self.ready or self._hint is not None or not COMPLAINT.search(text) or HARMLESS.search(line.text):
             return
         if found := self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False):
             phase = self._phase(found[0], process)
-            self._hint = _Candidate(found[0], found[1], text, self._lines.number, phase, bare=True)
+            self._hint = Candidate(found[0], found[1], text, self._lines.number, phase, bare=True)
 
-    def _add(self, candidate: _Candidate, process: _Process, line: LogLine) -> None:
+    def _add(self, candidate: Candidate, process: Process, line: LogLine) -> None:
         if len(self._candidates) < _MOST_CANDIDATES:
             self._candidates.append(candidate)
-        process.open, process.header, process.left = candidate, line.header, _MESSAGE_LINES
+        process.open, process.header, process.left = candidate, line.header, MESSAGE_LINES
         self._lines.attend = max(self._lines.attend, 8 if candidate.row is None else 20)
         if candidate.row is None:
             process.unknown = candidate
 
-    def _culprit(self, row: Signature | None, found: dict[str, Scalar], process: _Process) -> dict[str, Scalar]:
+    def _culprit(self, row: Signature | None, found: dict[str, Scalar], process: Process) -> dict[str, Scalar]:
         """The values that the message names; for a failure of a kernel or engine also kernel and layer from the traceback."""
         if row is None or row.proves not in ("kernel", "engine"):
             return found
@@ -368,16 +289,16 @@ class LogReader:
         own |= {"layer": process.layer} if process.layer else {}
         return own | found
 
-    def _phase(self, row: Signature | None, process: _Process) -> str:
+    def _phase(self, row: Signature | None, process: Process) -> str:
         if row is not None and row.phase:
             return row.phase
         named = [known.phase for function in process.frames if (known := self._signatures.frames.get(function)) and known.phase]
         return named[-1] if named else self.phase
 
-    def _process(self, name: str) -> _Process:
+    def _process(self, name: str) -> Process:
         if name not in self._processes and len(self._processes) >= _MOST_PROCESSES:
             name = next(iter(self._processes))
-        return self._processes.setdefault(name, _Process())
+        return self._processes.setdefault(name, Process())
 
     @property
     def failure(self) -> Failure | None:
@@ -407,7 +328,7 @@ class LogReader:
         first = next(iter([*left, *cut_off]), None)
         return proven or (self._failure(first) if first is not None else None)
 
-    def _best(self, several: list[_Candidate]) -> _Candidate | None:
+    def _best(self, several: list[Candidate]) -> Candidate | None:
         """The first whose structure says what it is, with that row; else the first."""
         for one in several:
             if one.row is not None:
@@ -416,17 +337,17 @@ class LogReader:
                 return replace(one, row=found[0], culprit=found[1] | culprit(one.shape), phase=found[0].phase or one.phase)
         return several[0] if several else None
 
-    def _death(self) -> _Candidate:
+    def _death(self) -> Candidate:
         """A process that tells of its death, and of no error: with the error of another one in quotes, at best."""
         line, number = self._dying or ("", 0)
-        told = _TOLD.search(line)
-        name = _EXCEPTION.match(told[1]) if told else None
+        told = TOLD.search(line)
+        name = EXCEPTION.match(told[1]) if told else None
         message = told[1][name.end() :] if told and name else told[1] if told else ""
         shape = Shape(name["name"] if name else "", message, (), self.phase)
-        one = _Candidate(None, {}, line, number, self.phase, shape=shape)
+        one = Candidate(None, {}, line, number, self.phase, shape=shape)
         return (self._best([one]) or one) if message else one
 
-    def _failure(self, one: _Candidate) -> Failure:
+    def _failure(self, one: Candidate) -> Failure:
         row = one.row or _UNKNOWN
         message, advice, steps = self._signatures.words(row, self.settings | one.culprit)
         return Failure(

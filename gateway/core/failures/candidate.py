@@ -1,0 +1,70 @@
+"""What may prove to be the failure of a log, and what each process of the engine is printing meanwhile."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gateway.core.failures.signature import Signature
+from gateway.core.failures.structure import Shape
+from gateway.domain.value import Scalar
+
+# Lines of one message or traceback that are remembered: more than any engine needs, and bounded.
+MESSAGE_LINES = 60
+_LONGEST = 2000
+
+Proof = tuple[Signature, dict[str, Scalar]]
+
+
+@dataclass
+class Process:
+    """The message that one process of the engine is printing now."""
+
+    frames: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
+    files: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
+    file: str = ""
+    layer: str = ""
+    tracing: bool = False
+    ignored: bool = False
+    replaces: bool = False
+    fatal: bool = False
+    open: Candidate | None = None
+    header: bool = False
+    left: int = 0
+    unknown: Candidate | None = None
+    cut_off: Candidate | None = None
+
+    def close(self) -> None:
+        self.open, self.tracing, self.ignored, self.replaces, self.left, self.cut_off = None, False, False, False, 0, None
+
+
+@dataclass
+class Candidate:
+    row: Signature | None
+    culprit: dict[str, Scalar]
+    line: str
+    number: int
+    phase: str
+    survived: bool = False
+    shape: Shape = Shape("", "", (), "")
+    bare: bool = False
+    """An exception without its traceback, or less: only the end of the log makes it a failure."""
+    said: str = ""
+    columns: int = 0
+    last: int = 0
+
+    def broken(self, rest: str, columns: int, proof: Callable[[str], Proof | None]) -> Proof | None:
+        """What is proven by the message with a line that a terminal has broken off it. Where a line fills the terminal no space was lost."""
+        self.columns = max(columns, self.columns)
+        whole, spaced = self.said + rest, f"{self.said} {rest}"
+        self.said = (whole if self.last >= self.columns - 1 else spaced)[:_LONGEST]
+        self.last, self.shape = columns, self.shape._replace(message=self.said.partition(": ")[2] or self.said)
+        return proof(whole) or proof(spaced)
+
+    @property
+    def rank(self) -> int:
+        """The smaller, the nearer to the root cause: 0 known causes, 1 consequences, 2 unknown errors, 3 that another process died."""
+        if self.row is None or self.row.structure:
+            return 2
+        return 0 if not self.row.weak else 3 if self.row.proves == "nothing" else 1

@@ -1,0 +1,42 @@
+"""Forms of lines that mean the same of every failure: an exception, a frame, what tells of another process, what is survived. Pure."""
+
+from __future__ import annotations
+
+import re
+
+EXCEPTION = re.compile(
+    r"(?:\w+\.)*(?P<name>\w*(?:Error|Exception|Exit|Interrupt|Expired|OutOfResources|CompilerFailed))(?:: ?|\((?=['\"])|$)"
+)
+# The end may be missing: terminals break lines.
+FRAME = re.compile(r'\s*File "(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?')
+RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")
+# A known text in a line that is no exception proves something only where the line complains.
+COMPLAINT = re.compile(
+    r"ERROR|CRITICAL|rror\b|rror:|ailed|atal|llegal|out of memory|imeout|annot|not (?:find|found)|no module|Killed"
+)
+HARMLESS = re.compile(
+    r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn|deprecat|skip|disabled|Possible solution|^\d\. ",
+    re.IGNORECASE,
+)
+TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
+DYING = re.compile(
+    r"EngineCore (?:failed to start|encountered a fatal error)|WorkerProc (?:failed to start|hit an exception)"
+    r"|(?:Scheduler|DetokenizerManager|TokenizerManager|DataParallelController) hit an exception"
+)
+WRAPPER = re.compile(
+    r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Engine process failed to start|Frontend process failed during engine core|Executor failed|cancelled$"
+    r"|EngineCore encountered an issue|Worker failed with error .*please check the stack trace above for the root cause$"
+    r"|Received sigquit from a child process|Scheduler or DataParallelController \d+ terminated with|Cancelled by )"
+    r"|(?:[\w.]+\.)?Engine(?:Dead|Generate)Error(?::|$)"
+)
+BENIGN = re.compile(
+    r"(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError|ConnectionResetError|EOFError)(?::|$)"
+)
+STOPPED = re.compile(
+    r"\[shutdown\] .{0,40}(?:shutdown triggered|trigger received signal)|SIGTERM received\.|Received SIG(?:TERM|INT)\b|Shutting down$"
+)
+IGNORED = re.compile(r"Exception ignored in|Exception in thread|Task exception was never retrieved")
+# A worker's error, as the process tells that waited for the worker.
+TOLD = re.compile(r"Worker failed with error ['\"](.+?)['\"], please check the stack trace")
+LAYER = re.compile(r"self\.(\w+)(?: = self\.|\()")
+NOT_LAYERS = frozenset({"model", "layers", "language_model", "quant_method", "linear_attn", "self_attn", "mlp", "experts"})
