@@ -45,6 +45,7 @@ _CITED = 1000
 # Processes and kernels that are remembered: more than any engine needs, and bounded.
 _MOST_PROCESSES = 256
 _MOST_CANDIDATES = 64
+_MOST_BARE = 8
 # A terminal breaks a line into a few; a message that goes on for longer has lines of its own.
 _MOST_BROKEN = 6
 
@@ -269,7 +270,8 @@ class LogReader:
             self._hint = Candidate(found[0], found[1], text, self._lines.number, phase, bare=True)
 
     def _add(self, candidate: Candidate, process: Process, line: LogLine) -> None:
-        if len(self._candidates) < _MOST_CANDIDATES:
+        bare = [one for one in self._candidates if one.bare] if candidate.bare else []
+        if len(bare) < _MOST_BARE and len(self._candidates) < _MOST_CANDIDATES:
             self._candidates.append(candidate)
         process.open, process.header, process.left = candidate, line.header, MESSAGE_LINES
         self._lines.attend = max(self._lines.attend, 8 if candidate.row is None else 20)
