@@ -1,0 +1,137 @@
+"""How published models write tool calls and thoughts: python -m tests.conformance.dialects FOLDER > tests/conformance/dialects.json
+
+FOLDER has chat templates (`models/templates` of llama.cpp, which collects them from the models' repositories). Of each are kept: the marks that stand
+in it, those that it writes before an answer, and what it makes of an answer that calls a tool, and of one that was thought about.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+KEPT = Path(__file__).with_suffix(".json")
+# Tags of all kinds, and words that templates are told by.
+MARK = re.compile(r"<[^\s<>{}'\"]{2,40}>?|\]<\][^\s{}'\"]{2,30}|\[[A-Z_]{4,20}\]|◁[^▷]{2,8}▷|`{3}json|\{function-name\}\n<\w+>")
+WORDS = (
+    "ipython", "enable_thinking", "set thinking", "truncate_history_thinking", "defer_loading", "thought process", "commentary", "analysis",
+    "All available function signatures are listed below", "\uff5cDSML\uff5c", "function_calls>", "tool_calls>", "<|tool_call>call:",
+)  # fmt: skip
+PROMPT = "add_generation_prompt"
+NAME, ARGUMENTS = "get_weather", {"city": "Paris", "days": 3}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": NAME,
+            "description": "The weather of a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "description": "its name"}, "days": {"type": "integer", "description": "how many"}},
+                "required": ["city", "days"],
+            },
+        },
+    }
+]  # fmt: skip
+ASKED = [{"role": "user", "content": "What weather has Paris?"}]
+THOUGHT, ANSWER = "He asks for the weather.", "It is sunny."
+
+
+class Dialect(NamedTuple):
+    """What is kept of one template."""
+
+    name: str
+    marks: list[str]
+    before: list[str]
+    calls: str | None
+    thinks: str | None
+
+    def template(self) -> str:
+        """What its marks say, as far as a table of marks can tell."""
+        return f"{' '.join(self.marks)} {PROMPT} {' '.join(self.before)}"
+
+
+def kept() -> list[Dialect]:
+    return [Dialect(**row) for row in json.loads(KEPT.read_text())]
+
+
+def marks(text: str) -> list[str]:
+    return sorted(set(MARK.findall(text)) | {word for word in WORDS if word in text})
+
+
+def rendered(text: str, messages: list[dict[str, Any]], *, prompt: bool = False) -> str:
+    """As transformers renders chat templates (utils/chat_template_utils.py)."""
+    jinja2: Any = importlib.import_module("jinja2.sandbox")
+
+    def refuse(message: str) -> None:
+        raise ValueError(message)
+
+    def as_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+
+    made = jinja2.SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    made.filters["tojson"] = as_json
+    made.globals |= {"raise_exception": refuse, "strftime_now": lambda how: datetime(2026, 1, 1, tzinfo=UTC).strftime(how)}
+    # `{% generation %}` marks what a model learns from, and renders nothing.
+    plain = re.sub(r"\bgeneration(?= *-?%})", "if true", re.sub(r"\bendgeneration(?= *-?%})", "endif", text))
+    given = {"messages": messages, "tools": TOOLS, "add_generation_prompt": prompt, "bos_token": "<s>", "eos_token": "</s>"}
+    return str(made.from_string(plain).render(given))
+
+
+def alike(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def written(text: str, answer: dict[str, Any], names: str) -> str | None:
+    """What follows the prompt where the answer is `answer`; None: the template takes no such answer, or writes nothing of it."""
+    jinja2: Any = importlib.import_module("jinja2")
+    for content in (answer["content"], None):
+        for arguments in (ARGUMENTS, json.dumps(ARGUMENTS)):
+            said = json.loads(json.dumps({**answer, "content": content}))
+            for call in said.get("tool_calls", []):
+                call["function"]["arguments"] = arguments
+            try:
+                asked, prompted, whole = (
+                    rendered(text, ASKED),
+                    rendered(text, ASKED, prompt=True),
+                    rendered(text, [*ASKED, said]),
+                )
+            except (jinja2.TemplateError, TypeError, ValueError):
+                continue
+            common = alike(prompted, whole)
+            if common < len(asked.rstrip()):
+                common = alike(asked, whole)
+            # Where the prompt has begun a tag that the answer has too, the tag is the answer's.
+            opened = whole.rfind("<", 0, common)
+            common = opened if opened > whole.rfind(">", 0, common) and common < len(prompted) else common
+            if names in whole[common:]:
+                return whole[common:]
+    return None
+
+
+def found(folder: Path) -> Iterator[Dialect]:
+    for path in sorted(folder.glob("*.jinja")):
+        text = path.read_text()
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
+        calls = written(text, {"role": "assistant", "content": "", "tool_calls": [call]}, NAME)
+        thinks = written(
+            text, {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT, "thinking": THOUGHT}, THOUGHT
+        )
+        before = marks(text[text.rfind(PROMPT) :]) if PROMPT in text else []
+        yield Dialect(path.stem, marks(text), before, calls, thinks)
+
+
+def main() -> None:
+    rows = [json.dumps(dialect._asdict(), ensure_ascii=False) for dialect in found(Path(sys.argv[1]))]
+    sys.stdout.write("[\n" + ",\n".join(rows) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main()

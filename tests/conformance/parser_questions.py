@@ -1,0 +1,80 @@
+"""Which of vLLM's parsers read back what published models write when they call a tool: asked of the parsers themselves.
+
+A question is how a model writes one call (tests/conformance/dialects.json); an answer is the names of all parsers that find that call in it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tests.conformance.dialects import ARGUMENTS, ASKED, NAME, TOOLS, kept
+
+CAPABILITIES = ("9.0",)
+
+
+class Vocabulary(dict[str, int]):
+    """Of a tokenizer that has every token."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key]
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __missing__(self, key: str) -> int:
+        return self.setdefault(key, 1_000_000 + len(self))
+
+
+class Tokenizer:
+    """Every character is a token, and every name too."""
+
+    all_special_ids: tuple[int, ...] = ()
+    all_special_tokens: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.vocabulary = Vocabulary()
+
+    def get_vocab(self) -> Vocabulary:
+        return self.vocabulary
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [ord(one) for one in text]
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return "".join(chr(one) for one in tokens)
+
+    def convert_tokens_to_ids(self, token: str) -> int:
+        return self.vocabulary[token]
+
+
+def questions(version: str) -> Iterator[tuple[str, str]]:
+    """(model, how it writes the call)."""
+    del version
+    return ((one.name, one.calls) for one in kept() if one.calls is not None)
+
+
+def answers(version: str) -> dict[str, list[list[str]]] | list[list[str]]:
+    manager = importlib.import_module("vllm.tool_parsers").ToolParserManager
+    protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
+    request = protocol.ChatCompletionRequest(model="m", messages=ASKED, tools=TOOLS, tool_choice="auto")
+    names = sorted({*manager.lazy_parsers, *manager.tool_parsers})
+    return [[name for name in names if reads(manager, name, said, request)] for _, said in questions(version)]
+
+
+def reads(manager: Any, name: str, said: str, request: Any) -> bool:
+    """Whether the parser finds the one call, with its arguments in their types."""
+    try:
+        made = manager.get_tool_parser(name)
+        try:
+            parser = made(Tokenizer(), request.tools)
+        except TypeError:  # before parsers were told of the tools
+            parser = made(Tokenizer())
+        found = parser.extract_tool_calls(said, request=request)
+        return bool(found.tools_called) and [
+            (call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls
+        ] == [(NAME, ARGUMENTS)]
+    except Exception:  # a parser that cannot be made, or breaks on the text, does not read it
+        return False
