@@ -86,6 +86,12 @@ class Settings(BaseSettings):
     waiting_comment_s: float = Field(
         10, ge=0, description="a stream that waits for a model hears a comment so often, and so its head; 0: never"
     )
+    auto_tune: bool = Field(
+        False, description="try another plan in a quiet hour where it should be better than what runs, and keep the faster one"
+    )
+    auto_tune_quiet_s: float = Field(
+        600, gt=0, description="a model without a request for so long is measured, and other plans tried"
+    )
     failpoint: str = Field("", description="for tests of recovery: the gateway kills itself there, as at `Launch.before`")
     access_log: bool = Field(
         False, description="one line of JSON per request on standard error, the admin API's too; never its words or keys"

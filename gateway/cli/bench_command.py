@@ -71,8 +71,8 @@ def _planned(plan: Any, view: Any) -> int:
 
 
 def _fingerprint(view: Any) -> str | None:
-    ready = {one["replica"]: one["fingerprint"] for one in view["attempts"] if one["state"] == "ready"}
-    return ready[min(ready)] if ready else None
+    serving = [one["attempt"] for one in view["replicas"] if one["state"] == "ready"]
+    return next((one["fingerprint"] for one in view["attempts"] if one["id"] in serving), None)
 
 
 def _ended() -> int:

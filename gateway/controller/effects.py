@@ -102,15 +102,63 @@ class Effects:
     ) -> None:
         if model.wish.replicas is None:
             model.replicas += [ReplicaState(replica.model, index) for index in range(len(model.replicas), plan.replicas.value)]
+        replica.attempt = await self._recorded(replica, plan, ports)
+        log.info("planned", model=replica.model, replica=replica.index, engine=str(plan.engine), plan=plan.fingerprint)
+
+    async def _recorded(self, replica: ReplicaState, plan: Plan, ports: Callable[[], Collection[int]]) -> Attempt:
+        """The start of a plan, on the disk. Raises HostError, StoreError."""
         # The host does not know the port of a start that was recorded and cut off. In containers all engines have the same port.
         for _ in range(_PORT_TRIES):
             port = await self._launcher.host.allocate_port()
             if port not in ports():
                 break
-        replica.attempt = await asyncio.to_thread(
-            self._store.add_attempt, replica.model, replica.index, plan, port, time.time()
-        )
-        log.info("planned", model=replica.model, replica=replica.index, engine=str(plan.engine), plan=plan.fingerprint)
+        return await asyncio.to_thread(self._store.add_attempt, replica.model, replica.index, plan, port, time.time())
+
+    async def try_beside(self, model: ManagedModel, plan: Plan, ports: Callable[[], Collection[int]]) -> None:
+        """Start another plan beside what serves. The gateway that dies before `adopt` leaves two live attempts, of which the next one keeps
+        the older. Raises HostError, StoreError."""
+        trial = ReplicaState(model.wish.name, model.replicas[0].index)
+        trial.attempt = await self._recorded(trial, plan, ports)
+        model.trial = trial
+
+    async def try_instead(self, model: ManagedModel, plan: Plan, ports: Callable[[], Collection[int]]) -> None:
+        """Start another plan in place of what serves, which is known to work: it is what is planned next where the other one fails. Nothing is done
+        where something else began meanwhile. Raises HostError, StoreError."""
+        replica = model.replicas[0]
+        old = replica.attempt
+        new = await self._recorded(replica, plan, ports)
+        if old is None or replica.attempt is not old or replica.busy:
+            await asyncio.to_thread(self._store.save_attempt, new.evolve(state="stopped", ended_at=time.time()))
+            return
+        replica.attempt = new
+        await self._end(replica, old)
+
+    async def adopt(self, model: ManagedModel) -> None:
+        """What was tried beside serves from now on; what served until now stops when its last answers are given. Raises StoreError."""
+        replica, trial = model.replicas[0], model.trial
+        if trial is None or trial.attempt is None or replica.attempt is None or trial.busy or replica.busy:
+            return
+        old, watcher = replica.attempt, replica.watcher
+        replica.attempt, replica.watcher, replica.shown = trial.attempt, trial.watcher, trial.shown
+        trial.attempt, trial.watcher = None, watcher
+        await self._end(trial, old)
+
+    async def end_trial(self, model: ManagedModel) -> None:
+        """What was tried beside stops. Raises StoreError."""
+        trial = model.trial
+        if trial is not None and trial.attempt is not None:
+            attempt, trial.attempt = trial.attempt, None
+            if trial.task is not None:
+                trial.task.cancel()
+            await self._end(trial, attempt)
+
+    async def _end(self, replica: ReplicaState, attempt: Attempt) -> None:
+        """The attempt is none of the replica's any more, and its engine stops."""
+        ended = attempt.evolve(state="stopped", ended_at=time.time())
+        replica.history.append(ended)
+        await replica.unwatch()
+        await asyncio.to_thread(self._store.save_attempt, ended)
+        self._running.remove(attempt.instance_name)
 
     @contextlib.asynccontextmanager
     async def _checked(self, model: ManagedModel, room: RoomNow, engine: str, plan: Plan | None) -> AsyncGenerator[Planned]:

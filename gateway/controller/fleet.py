@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from gateway.controller.managed_model import ManagedModel, ReplicaState, route
@@ -33,7 +34,9 @@ class Fleet:
             for index in range((wish.replicas or known) if wish.source else 0):
                 past = history.get((wish.name, index), [])
                 live = next((attempt for attempt in past if attempt.live), None)
-                replicas.append(ReplicaState(wish.name, index, live, [attempt for attempt in past if not attempt.live]))
+                replica = ReplicaState(wish.name, index, live)
+                replica.history = [_ended(store, one) if one.live else one for one in past if one is not live]
+                replicas.append(replica)
             model = self.models[wish.name] = ManagedModel(wish, created_at, deleting, replicas, forgiven_at=forgiven_at)
             for attempt in (one for replica in replicas for one in replica.attempts if one.started_at > forgiven_at):
                 engine = attempt.plan.engine
@@ -51,10 +54,17 @@ class Fleet:
     def replicas(self) -> Iterator[ReplicaState]:
         for model in self.models.values():
             yield from model.replicas
+            if model.trial is not None:
+                yield model.trial
 
     def instance_names(self) -> set[str]:
-        """Of every attempt that is remembered."""
-        return {attempt.instance_name for replica in self.replicas() for attempt in replica.attempts}
+        """Of every attempt that may still have an engine: where a replica serves, what served before it has none."""
+        return {
+            attempt.instance_name
+            for replica in self.replicas()
+            for attempt in replica.attempts
+            if attempt is replica.attempt or replica.attempt is None or replica.attempt.state != "ready"
+        }
 
     def room(self, model: ManagedModel, asking: ReplicaState) -> Room:
         """What a replica is planned with now."""
@@ -138,6 +148,13 @@ class Fleet:
         own = [instance for instance in instances if instance.fingerprint == plans.get(instance.name)]
         running = {instance.name: instance for instance in own if instance.state == "running"}
         return RouteTable({name: _route(model, running) for name, model in self.models.items()})
+
+
+def _ended(store: Store, attempt: Attempt) -> Attempt:
+    """Of two attempts of a replica that were live when the gateway died the older one serves: the other was being tried, and is no more."""
+    ended: Attempt = attempt.evolve(state="stopped", ended_at=time.time())
+    store.save_attempt(ended)
+    return ended
 
 
 def _route(model: ManagedModel, running: Mapping[str, Instance]) -> ModelRoute:

@@ -19,13 +19,13 @@ from gateway.controller.engine_client import EngineClient
 from gateway.controller.engine_logs import remove_logs
 from gateway.controller.fleet import Fleet
 from gateway.controller.launcher import Launcher
-from gateway.controller.managed_model import ManagedModel
+from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.controller.planner import Planner
 from gateway.controller.replica_steps import ReplicaSteps
 from gateway.controller.start_gate import StartGate
 from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
-from gateway.domain import Hardware, Instance, Planned, Rival, RunningPlan, Wish
+from gateway.domain import Attempt, Hardware, Instance, Plan, Planned, Rival, RunningPlan, Wish
 from gateway.errors import HostError, NotFound, StoreError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.routes import Routes
@@ -73,6 +73,7 @@ class Loop:
         self._gate = StartGate(self._fleet, planner.hardware, launcher.settings.start_timeout_s)
         effects = Effects(store, self._running, planner, launcher, gpus, self._gate)
         watching = (gpus, signatures, engine_client, self.wake, routes.silent_s)
+        self._effects = effects
         self._steps = ReplicaSteps(effects, self._fleet, launcher, *watching)
         self._strays = Strays(effects.stop, launcher.settings.stop_grace_s, self.wake)
         self._setback = Setback("the control loop")
@@ -131,17 +132,39 @@ class Loop:
         beside = wish if hardware else self._fleet.beside(wish)
         return await self._planner.decide(beside, facts, self._fleet.claims(None), hardware, others=others)
 
-    async def rival(self, model: ManagedModel) -> Rival | None:
-        """A plan that should be better than what serves now, once that was measured. Raises BadModel and its kin."""
+    async def rival(self, model: ManagedModel, *, beside: bool = False) -> Rival | None:
+        """A plan that should be better than what serves now, once that was measured; `beside`: that can run while it serves. Raises BadModel
+        and its kin."""
         serving = model.serving
         if not serving:
             return None
-        facts, held = await asyncio.to_thread(self._store.fact_texts), self._fleet.held(model)
+        facts, held = await asyncio.to_thread(self._store.fact_texts), {} if beside else self._fleet.held(model)
         claims = {uuid: size - held.get(uuid, 0) for uuid, size in self._fleet.claims(None).items()}
         wish = self._fleet.beside(model.wish)
         running = RunningPlan(serving[0].plan, held)
         planned = await self._planner.decide(wish, facts, claims, None, model.answers, model.pins, running)
         return planned.rival
+
+    async def try_plan(self, model: ManagedModel, plan: Plan, *, beside: bool) -> None:
+        """Start another plan for a model with one replica: beside what serves, or in its place. Raises HostError, StoreError."""
+        effects = self._effects.try_beside if beside else self._effects.try_instead
+        # It is started as it is: the engine's own answer might bring the plan back that serves.
+        await effects(model, plan.evolve(question=None), self._fleet.ports)
+        self.wake()
+
+    async def settle(self, model: ManagedModel, *, adopt: bool) -> None:
+        """End what is tried beside: it takes the place of what serves, or stops. Raises StoreError."""
+        await (self._effects.adopt(model) if adopt else self._effects.end_trial(model))
+        self.wake()
+
+    def working(self, name: str) -> bool:
+        """Whether an engine of the model works for a client."""
+        route = self._routes.table.models.get(name)
+        return route is not None and any(self._routes.silent_s(replica.id) is not None for replica in route.replicas)
+
+    async def instance(self, attempt: Attempt) -> Instance | None:
+        """Its engine as the host sees it. Raises HostError."""
+        return next((one for one in await self._host.list() if one.name == attempt.instance_name), None)
 
     async def hardware(self) -> Hardware:
         """What is in this machine now; GPUs that are lost say so."""
@@ -208,11 +231,11 @@ class Loop:
         for model in self.models.values():
             for endpoint in model.endpoints:
                 await endpoint.close()
-            for replica in model.replicas:
-                if replica.task is not None:
-                    replica.task.cancel()
-                    await asyncio.wait({replica.task})
-                await replica.unwatch()
+        for replica in self._fleet.replicas():
+            if replica.task is not None:
+                replica.task.cancel()
+                await asyncio.wait({replica.task})
+            await replica.unwatch()
         await self._strays.close()
 
     def load(self) -> None:
@@ -258,6 +281,9 @@ class Loop:
             self._watch_endpoints(model)
             for replica in model.replicas:
                 await self._steps.attend(model, replica, instances)
+            if model.trial is not None:
+                await self._steps.attend(model, model.trial, instances)
+                self._forget_trial(model, model.trial, instances)
             if model.deleting:
                 await self._forget(model, instances)
             model.setback.over()
@@ -279,12 +305,13 @@ class Loop:
     async def _forget(self, model: ManagedModel, instances: list[Instance]) -> None:
         """Remove a model once nothing of it runs."""
         name = model.wish.name
-        for replica in model.replicas:
+        replicas = [*model.replicas, *([model.trial] if model.trial is not None else [])]
+        for replica in replicas:
             await replica.unwatch()
-        if any(replica.busy for replica in model.replicas) or any(instance.model == name for instance in instances):
+        if any(replica.busy for replica in replicas) or any(instance.model == name for instance in instances):
             return
         # Before the database forgets the attempts, so that these records never bring back a model that was removed.
-        for replica in model.replicas:
+        for replica in replicas:
             for attempt in replica.attempts:
                 self._running.remove(attempt.instance_name)
                 remove_logs(self._settings.data, attempt.instance_name)
@@ -293,6 +320,13 @@ class Loop:
             await endpoint.close()
         del self.models[name]
         log.info("removed", model=name)
+
+    def _forget_trial(self, model: ManagedModel, trial: ReplicaState, instances: list[Instance]) -> None:
+        """Once nothing of it runs its attempts are those of the replica."""
+        if trial.attempt is None and not trial.busy and trial.instance_among(instances) is None:
+            replica = model.replicas[0]
+            replica.history = sorted([*replica.history, *trial.history], key=lambda attempt: attempt.id)
+            model.trial = None
 
     def _publish_routes(self, instances: list[Instance]) -> None:
         table = self._fleet.route_table(instances)

@@ -64,9 +64,11 @@ class ReplicaState:
         attempts = [*([self.attempt] if self.attempt else []), *reversed(self.history)]
         found = {instance.name: instance for instance in instances}
         leftovers = [found[attempt.instance_name] for attempt in attempts if attempt.instance_name in found]
-        if self.attempt is None or (leftovers and leftovers[0].attempt == self.attempt.id):
+        if not leftovers or self.attempt is None or leftovers[0].attempt == self.attempt.id:
             return leftovers[0] if leftovers else None
-        return None
+        # One that another plan takes the place of has to be gone before the other is started.
+        replaced = self.attempt.state == "starting" and leftovers[0].fingerprint != self.attempt.fingerprint
+        return leftovers[0] if replaced else None
 
     def block(self, reason: str) -> None:
         """There is nothing to start for now."""
@@ -118,6 +120,8 @@ class ManagedModel:
     """Held while engines are asked about the model: what one replica hears, the others need not ask."""
     rival: Rival | None = None
     """A plan that should be better than what runs, by what was measured of that."""
+    trial: ReplicaState | None = None
+    """Another plan, tried beside what runs: no client's request goes there. Once its attempt has ended it only stops."""
     setback: Setback = field(init=False)
 
     def __post_init__(self) -> None:

@@ -80,14 +80,17 @@ class ReplicaSteps:
         if replica.blocked is not None and time.monotonic() - replica.blocked_at > _REPLAN_S:
             replica.blocked = None
         watched = instance is not None and instance.state != "created" and not model.deleting
-        if replica.attempt is not None and instance is not None and watched and replica.watcher is None:
+        own = replica.attempt is not None and instance is not None and instance.fingerprint == replica.attempt.fingerprint
+        if replica.attempt is not None and instance is not None and own and watched and replica.watcher is None:
             replica.watcher = self._watcher(replica.attempt, instance)
         seen = replica.watcher.observation if replica.watcher else Observation(phase=replica.phase)
         if replica.attempt is not None and (loss := self._gpus.failure(replica.attempt.plan.gpus)) is not None:
             seen = seen.evolve(proof=seen.proof or loss)
+        # Another plan that was tried is not started again.
+        wanted = not model.deleting and (replica.attempt is not None or replica is not model.trial)
         action = next_action(
             reconcile.ReplicaSnapshot(
-                wanted=not model.deleting,
+                wanted=wanted,
                 policy=model.wish.policy,
                 attempt=replica.attempt,
                 history=reconcile.counted(replica.history, model.forgiven_at, time.time()),
@@ -123,8 +126,8 @@ class ReplicaSteps:
                 await self._performed(name, effects.fail(replica, attempt, failure))
                 return True
             case reconcile.Stop(instance_to_stop, why):
-                replica.shown = Rest("stopping" if model.deleting else "starting", why)
-                grace = self._settings.stop_grace_s if model.deleting else _FAILED_GRACE_S
+                replica.shown = Rest("starting" if wanted else "stopping", why)
+                grace = _FAILED_GRACE_S if wanted else self._settings.stop_grace_s
                 replica.stopping = True
                 self._start(replica, name, effects.stop(instance_to_stop, grace))
         return False

@@ -1,33 +1,61 @@
-"""Takes measurements of served models in, and says where another plan should be better than what runs."""
+"""Takes measurements of served models in, says where another plan should be better than what runs, and tries it where that is allowed.
+
+    serves, quiet for long     what serves is not measured yet     measure it
+                               another plan should be better       try it: beside what serves where there is room, else in its place
+    tried beside, ready        quiet                               measure it; the better one serves, the other stops
+                               a request came                      it stops, until it is quiet again
+    tried in its place         as any start: where it fails the plan from before is the best that is known; where it is not better, that one is
+                               what should be better, and is put back in the same way
+
+What is known of this is attempts and facts alone, so a gateway that dies anywhere goes on by them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from gateway.controller.loop import Loop
 from gateway.controller.managed_model import ManagedModel
+from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.planner.explain import rival_words
-from gateway.core.speed.correction import learned
-from gateway.domain import Attempt, Bench, BenchKept, BenchReport
+from gateway.core.speed.correction import learned, measured
+from gateway.core.speed.rival import rival
+from gateway.domain import Attempt, Bench, BenchKept, BenchReport, Plan
 from gateway.errors import Conflict, FitserveError
+from gateway.settings import Settings
 from gateway.store.store import Store
 from gateway.supervision import Supervised
+from gateway.tuning.engine_load import measure
 
 log = structlog.get_logger("fitserve.tuning")
 
-# Between two looks at which models serve by a plan that was not judged yet.
-_LOOK_S = 5.0
+# Between two looks at what serves.
+_LOOK_S = 2.0
+# What came to nothing, for a reason that teaches nothing, is done again after so long.
+_AGAIN_S = 3600.0
+# For each number of requests at once.
+_MEASURED_S = 5.0
 
 
 class Tuner:
-    def __init__(self, loop: Loop, store: Store) -> None:
+    """asked: requests that ended, by model."""
+
+    def __init__(self, loop: Loop, store: Store, settings: Settings, asked: Callable[[], Mapping[str, float]]) -> None:
         self._loop = loop
         self._store = store
+        self._settings = settings
+        self._asked = asked
         self._judged: dict[str, str] = {}
         """By model, the plan that serves, once it was compared with others."""
+        self._heard: dict[str, tuple[float, float]] = {}
+        """By model, how many requests had ended when the last one was seen, and when that was."""
+        self._measured: set[str] = set()
+        self._done: dict[tuple[str, str], float] = {}
+        """By model and what, when it was done in this quiet hour."""
         self._watching = Supervised(self._look, "comparing plans")
 
     async def close(self) -> None:
@@ -44,17 +72,20 @@ class Tuner:
                 f"{name} does not run any more as it did when it was measured.",
                 hint=f"Nothing was kept; `fitserve bench {name}` measures it again.",
             )
+        kept = await self._keep(name, serving[0].plan if serving else None, report, _unusable(serving, report))
+        if not kept.why:
+            await self._judge(model)
+        return kept
+
+    async def _keep(self, name: str, plan: Plan | None, report: BenchReport, why: str = "") -> BenchKept:
         now = time.time()
-        fields, engine = report.model_dump(), str(serving[0].plan.engine) if serving else None
-        bench = Bench.model_validate({**fields, "model": name, "at": now, "engine": engine})
-        why = _unusable(serving, bench)
-        kept, known = await asyncio.gather(asyncio.to_thread(self._store.benches, name), asyncio.to_thread(self._store.facts))
-        facts = () if why else learned(serving[0].plan, bench, known, now)
+        fields = {**report.model_dump(), "model": name, "at": now, "engine": str(plan.engine) if plan else None}
+        bench = Bench.model_validate(fields)
+        before, known = await asyncio.gather(asyncio.to_thread(self._store.benches, name), asyncio.to_thread(self._store.facts))
+        facts = () if why or plan is None else learned(plan, bench, known, now)
         await asyncio.to_thread(self._store.add_bench, bench, facts)
         log.info("measured", model=name, stream=bench.stream, learned=len(facts), why=why or None)
-        if facts:
-            await self._judge(model)
-        return BenchKept(bench, kept[-1] if kept else None, why)
+        return BenchKept(bench, before[-1] if before else None, why)
 
     async def _look(self) -> float:
         for name, model in list(self._loop.models.items()):
@@ -62,14 +93,18 @@ class Tuner:
             if serving and self._judged.get(name) != serving[0].fingerprint:
                 self._judged[name] = serving[0].fingerprint
                 model.rival = None
-                if await self._measured(serving[0].fingerprint):
+                if _is_measured(await self._known(serving[0].plan)):
                     await self._judge(model)
+            if self._settings.auto_tune and len(model.replicas) == 1 and not model.deleting:
+                await self._tune(model)
         self._judged = {name: plan for name, plan in self._judged.items() if name in self._loop.models}
+        self._heard = {name: heard for name, heard in self._heard.items() if name in self._loop.models}
         return _LOOK_S
 
-    async def _measured(self, fingerprint: str) -> bool:
-        facts = await asyncio.to_thread(self._store.fact_texts)
-        return any(fingerprint in fact and "speed_measured" in fact for fact in facts)
+    async def _known(self, plan: Plan) -> Plan:
+        """The plan with its own figures, as far as they were measured."""
+        facts = await asyncio.to_thread(self._store.facts)
+        return measured(plan, KnownFacts(facts).about_plan(plan.fingerprint))
 
     async def _judge(self, model: ManagedModel) -> None:
         """Say it where another plan should be better."""
@@ -83,11 +118,98 @@ class Tuner:
             log.warning("another plan should be better", model=name, gain=found.gain, words=rival_words(found))
         model.rival = found
 
+    # --- trying other plans ---
 
-def _unusable(serving: list[Attempt], bench: Bench) -> str:
+    async def _tune(self, model: ManagedModel) -> None:
+        """The next step towards the better plan."""
+        name, trial, serving = model.wish.name, model.trial, model.serving
+        quiet_s = self._quiet_s(name)
+        try:
+            if trial is not None and trial.attempt is not None:
+                if quiet_s < time.time() - trial.attempt.started_at:
+                    log.info("another plan is not tried on, for a request came", model=name)
+                    await self._loop.settle(model, adopt=False)
+                elif trial.attempt.state == "ready" and serving:
+                    await self._compare(model, serving[0], trial.attempt)
+            elif trial is None and serving and quiet_s >= self._settings.auto_tune_quiet_s and not model.replicas[0].busy:
+                await self._improve(model, serving[0])
+        except FitserveError as error:
+            log.warning("another plan could not be tried", model=name, reason=str(error))
+
+    async def _improve(self, model: ManagedModel, attempt: Attempt) -> None:
+        name = model.wish.name
+        if attempt.fingerprint not in self._measured:
+            if _is_measured(await self._known(attempt.plan)):
+                self._measured.add(attempt.fingerprint)
+            elif (
+                self._may(name, f"measure {attempt.fingerprint}")
+                and (report := await self._measure(model, attempt)) is not None
+            ):
+                await self.take(name, report)
+            return
+        if model.rival is None:
+            return
+        # Anew, for what failed or was measured meanwhile is known by now.
+        beside = await self._loop.rival(model, beside=True)
+        found = model.rival = beside or await self._loop.rival(model)
+        if found is None or not self._may(name, f"try {found.plan.fingerprint}"):
+            return
+        log.warning("another plan is tried", model=name, beside=beside is not None, words=rival_words(found))
+        await self._loop.try_plan(model, found.plan, beside=beside is not None)
+
+    async def _compare(self, model: ManagedModel, old: Attempt, new: Attempt) -> None:
+        """Measure what is tried; what is better by what was measured of both serves."""
+        report = await self._measure(model, new)
+        if report is None:
+            await self._loop.settle(model, adopt=False)
+            return
+        await self._keep(model.wish.name, new.plan, report)
+        ours, other = await self._known(old.plan), await self._known(new.plan)
+        better = rival(ours, [other], model.wish)
+        log.warning(
+            "another plan was tried", model=model.wish.name, better=better is not None, gain=better.gain if better else None
+        )
+        await self._loop.settle(model, adopt=better is not None)
+        # What was learned may have changed what else should be better.
+        self._judged.pop(model.wish.name, None)
+
+    async def _measure(self, model: ManagedModel, attempt: Attempt) -> BenchReport | None:
+        instance = await self._loop.instance(attempt)
+        if instance is None or instance.url is None:
+            return None
+        name, before = model.wish.name, self._heard.get(model.wish.name)
+
+        def busy() -> bool:
+            self._quiet_s(name)
+            return self._heard.get(name) != before
+
+        return await measure(attempt, instance, busy, _MEASURED_S)
+
+    def _may(self, name: str, what: str) -> bool:
+        """Whether this was not done lately. What a request interrupts may be done again when it is quiet again."""
+        self._done = {one: at for one, at in self._done.items() if time.monotonic() - at < _AGAIN_S}
+        now = time.monotonic()
+        return self._done.setdefault((name, what), now) == now
+
+    def _quiet_s(self, name: str) -> float:
+        """Seconds since a request was seen; those that run count as seen now."""
+        ended, now = self._asked().get(name, 0.0), time.monotonic()
+        before, at = self._heard.get(name, (-1.0, now))
+        if ended != before or self._loop.working(name):
+            before, at = ended, now
+            self._done = {one: done for one, done in self._done.items() if one[0] != name}
+        self._heard[name] = before, at
+        return now - at
+
+
+def _is_measured(plan: Plan) -> bool:
+    return plan.speed is not None and plan.speed.grade == "measured"
+
+
+def _unusable(serving: list[Attempt], report: BenchReport) -> str:
     """Why nothing can be learned from the measurement; "" where something can."""
-    if bench.disturbed:
-        return bench.disturbed
+    if report.disturbed:
+        return report.disturbed
     if not serving:
         return "it is an endpoint, whose plan is not known"
     planned = serving[0].plan.replicas.value

@@ -14,6 +14,7 @@ from gateway.core.speed.expectation import Load, expected
 from gateway.core.speed.machine import machine_of
 from gateway.core.speed.objective import Outcome, concurrency, share, worth
 from gateway.core.speed.step import Clock
+from gateway.core.speed.work import Work
 from gateway.domain import Choice, IntChoice, Memory, ModelSpec, Speed, Wish
 
 # Requests that have their whole context at the same time.
@@ -23,7 +24,10 @@ _LONG_AT_ONCE = 4
 def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[int], Speed | None]:
     """direct: ranks read each other's memory. The speed is None where nothing is known of the GPUs."""
     given, size, memory, context = candidate.given, len(candidate.group), sizes.memory, sizes.context.value
-    wish, clock = given.wish, _clock(candidate, eager=sizes.batch.eager.value, direct=direct)
+    wish, pace, links = given.wish, given.pace, given.links
+    timed = pace if given.spec.task == "generate" else None
+    machine = machine_of(candidate.group, links, timed, given.measured, direct=direct) if timed else None
+    clock = Clock(_work(candidate), machine, pace.table, eager=sizes.batch.eager.value) if pace and machine else None
     evidence, known = candidate.evidence, given.corrections
     ratios = known.ratios(about(candidate.scope, evidence.kernels, evidence.attention)) if known else {}
 
@@ -52,18 +56,9 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     return IntChoice(value=most, reason=reason, source="speed model"), many
 
 
-def _clock(candidate: Candidate, *, eager: bool, direct: bool) -> Clock | None:
-    """One clock for all candidates that do the same work on the same GPUs, whatever their engine version: it knows what it once computed."""
-    given, group, pace, rows = candidate.given, candidate.group, candidate.given.pace, candidate.evidence.kernels
-    if not pace or given.spec.task != "generate":
-        return None
-    work = work_with(given.spec, candidate.stage, candidate.rank, rows, given.gpus, candidate.engine.traits)
-    key = work, tuple(gpu.index for gpu in group), eager, direct
-    if key not in given.clocks:
-        machine = machine_of(group, given.links, pace, given.measured, direct=direct)
-        given.clocks[key] = Clock(work, machine, pace.table, eager) if machine else None
-    clock: Clock | None = given.clocks[key]
-    return clock
+def _work(candidate: Candidate) -> Work:
+    given, rows = candidate.given, candidate.evidence.kernels
+    return work_with(given.spec, candidate.stage, candidate.rank, rows, given.gpus, candidate.engine.traits)
 
 
 def needed_tokens(wish: Wish, spec: ModelSpec) -> int:

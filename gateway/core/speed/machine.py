@@ -21,16 +21,17 @@ from gateway.domain import Gpu, Link, Value
 
 @dataclass(frozen=True)
 class Wire:
-    """How the ranks of a plan reach each other. bytes_s: one direction of the slowest GPU. latency_s: of two ranks. more_s: of each rank more,
-    where messages go from rank to rank; else each reads all others at once."""
+    """How the ranks of a plan reach each other. bytes_s: one direction of the slowest GPU. latency_s: of two ranks. ring: messages go from rank
+    to rank, so that each rank more costs as much again; else each reads all others at once."""
 
     bytes_s: float
     latency_s: float
-    more_s: float = 0.0
+    ring: bool = False
 
     def all_reduce_s(self, ranks: int, size: float) -> float:
         """Seconds until `ranks` have the sum of what each has `size` bytes of."""
-        return self.latency_s + self.more_s * (ranks - 2) + 2 * (ranks - 1) / ranks * size / self.bytes_s
+        steps = ranks - 1 if self.ring else 1
+        return self.latency_s * steps + 2 * (ranks - 1) / ranks * size / self.bytes_s
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,6 @@ class WirePart(Value):
 
     part: float = Field(gt=0, le=1)
     latency_s: float = Field(gt=0)
-    more_s: float = Field(0.0, ge=0, description="of each GPU more")
 
 
 class Reference(Value):
@@ -214,14 +214,12 @@ def _wire(
         of = table.reference.nvlink
         return Wire(reduce.bytes_s / of.part * table.nvlink.part, reduce.latency_s / of.latency_s * table.nvlink.latency_s)
     if reduce is not None:  # there engines have NCCL's all-reduce, which is what was measured
-        # What was measured is of the whole group; of fewer ranks it is less, as over the host's memory elsewhere.
-        more = 0.0 if direct else table.host.more_s / table.host.latency_s
-        latency = reduce.latency_s / (1 + more * (len(group) - 2))
-        return Wire(reduce.bytes_s, latency, more * latency)
+        return Wire(reduce.bytes_s, reduce.latency_s / (1 if direct else len(group) - 1), ring=not direct)
     if joined and card is not None and card.nvlink_gb_s:
-        return Wire(card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s, table.nvlink.more_s)
+        return Wire(card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s)
     part = table.p2p if direct else table.host
-    return Wire(min(_pcie_bytes_s(gpu, card) for gpu in group) * part.part, part.latency_s, part.more_s)
+    # Over the host's memory NCCL sends in a ring.
+    return Wire(min(_pcie_bytes_s(gpu, card) for gpu in group) * part.part, part.latency_s, ring=not direct)
 
 
 def _pcie_bytes_s(gpu: Gpu, card: Card | None) -> float:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
@@ -44,6 +45,21 @@ async def metrics(request: Request) -> PlainTextResponse:
         samples = _summed([*samples, *state.workers.samples()])
     # Of many models this takes tens of milliseconds, for which no stream should stand still.
     return PlainTextResponse(await asyncio.to_thread(render, samples), media_type=_CONTENT_TYPE)
+
+
+def requests_ended(counted: Metrics, workers: Counting | None) -> dict[str, float]:
+    """How many requests have ended so far, by model."""
+    ended: dict[str, float] = {}
+    for name, labels, value in [*counted.samples(), *(workers.samples() if workers is not None else ())]:
+        if name == "fitserve_requests_total":
+            ended[labels[0]] = ended.get(labels[0], 0.0) + value
+    return ended
+
+
+class Counting(Protocol):
+    """The processes that serve clients beside this one."""
+
+    def samples(self) -> Iterator[Sample]: ...
 
 
 def _summed(samples: list[Sample]) -> list[Sample]:

@@ -1,0 +1,166 @@
+"""Another plan is tried where that is allowed, in a quiet hour: beside what serves, or in its place, and only the better one stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.domain import LaunchSpec
+from gateway.tuning import tuner
+from tests.support.makers import LLAMA_8B, machine
+from tests.support.memory_host import World
+from tests.support.patience import HANG_S
+from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+
+VERSIONS = ["vllm==0.33.0", "sglang==0.5.23"]
+# The plans are expected to give 46 tokens/s.
+SLOW, FAST = 25.0, 75.0
+Script = Callable[[LaunchSpec], EngineScript]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks and measures without rest."""
+    monkeypatch.setattr(tuner, "_LOOK_S", 0.05)
+    monkeypatch.setattr(tuner, "_MEASURED_S", 0.01)
+
+
+def paced(first: float, second: float, **of_second: Any) -> Script:
+    """The engine version that is started first has one pace, the other one another."""
+    seen: list[str] = []
+
+    def script(spec: LaunchSpec) -> EngineScript:
+        name = str(spec.engine)
+        seen.append(name)
+        changes = {} if name == seen[0] else of_second
+        return EngineScript(
+            model=spec.model, max_model_len=400_000, tokens_per_second=first if name == seen[0] else second, **changes
+        )
+
+    return script
+
+
+async def added(gateway: Running, tmp_path: Path) -> Any:
+    # A short context has short prompts and answers.
+    folder = model_folder(tmp_path / "model", **{**LLAMA_8B, "max_position_embeddings": 32})
+    await gateway.add("m", folder, engines=VERSIONS, goal="latency", gpus=1, replicas=1, check=False)
+    view = await gateway.until("m", "ready")
+    return view["attempts"][0]
+
+
+async def attempts(gateway: Running, *states: str) -> list[Any]:
+    """All attempts, once they are in these states, and no other engine runs than that of the one that is ready."""
+    found: list[Any] = []
+    ready = states.index("ready")
+    try:
+        async with asyncio.timeout(HANG_S):
+            while True:
+                found = (await gateway.show("m"))["attempts"]
+                alone = len(found) > ready and list(gateway.world.engines) == [found[ready]["instance"]]
+                if tuple(one["state"] for one in found) == states and alone:
+                    return found
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError([(one["state"], one["engine"]) for one in found]) from None
+
+
+async def answers(gateway: Running) -> bool:
+    answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 1})
+    return answer.status_code == 200
+
+
+def tuned(tmp_path: Path, script: Script, name: str = "2x3090", world: World | None = None, **settings: Any) -> Any:
+    fields = {"auto_tune": True, "auto_tune_quiet_s": 0.1, **settings}
+    return running(tmp_path, script, world, hardware=machine(name), **fields)
+
+
+async def test_a_faster_plan_is_verified_beside_the_old_one_and_takes_its_place(tmp_path: Path) -> None:
+    async with tuned(tmp_path, paced(SLOW, FAST)) as gateway:
+        old = await added(gateway, tmp_path)
+        first, second = await attempts(gateway, "stopped", "ready")
+        assert first["id"] == old["id"]
+        assert first["engine"] != second["engine"]
+        # It was ready before the old one ended: clients were served all the time.
+        assert second["ready_at"] <= first["ended_at"]
+        assert (await gateway.show("m"))["state"] == "ready"
+        assert await answers(gateway)
+        benches = (await gateway.client.get("/admin/models/m/bench")).json()["data"]
+        assert [one["fingerprint"] for one in benches] == [first["fingerprint"], second["fingerprint"]]
+        assert benches[1]["stream"] > benches[0]["stream"]
+
+
+async def test_a_plan_that_is_no_faster_is_not_tried_again(tmp_path: Path) -> None:
+    async with tuned(tmp_path, paced(SLOW, SLOW / 2)) as gateway:
+        old = await added(gateway, tmp_path)
+        first, second = await attempts(gateway, "ready", "stopped")
+        assert first["id"] == old["id"]
+        async with asyncio.timeout(HANG_S):
+            while (await gateway.show("m"))["rival"] is not None:
+                await asyncio.sleep(0.02)
+        assert second["engine"] != first["engine"]
+        await asyncio.sleep(0.5)
+        assert len((await gateway.show("m"))["attempts"]) == 2
+
+
+async def test_where_there_is_no_room_it_takes_the_place_and_gives_it_back(tmp_path: Path) -> None:
+    async with tuned(tmp_path, paced(SLOW, SLOW / 2), "3090") as gateway:
+        await added(gateway, tmp_path)
+        first, second, third = await attempts(gateway, "stopped", "stopped", "ready")
+        assert first["fingerprint"] == third["fingerprint"] != second["fingerprint"]
+        # One after the other: there is no room for two.
+        assert first["ended_at"] <= second["started_at"] + 1
+        assert await answers(gateway)
+
+
+async def test_where_the_other_one_fails_the_old_one_comes_back(tmp_path: Path) -> None:
+    async with tuned(tmp_path, paced(SLOW, FAST, gibberish=True), "3090") as gateway:
+        await added(gateway, tmp_path)
+        first, second, third = await attempts(gateway, "stopped", "failed", "ready")
+        assert first["fingerprint"] == third["fingerprint"]
+        assert second["failure"]["kind"] == "gibberish"
+        assert await answers(gateway)
+
+
+async def test_nothing_is_tried_while_requests_run(tmp_path: Path) -> None:
+    async with tuned(tmp_path, paced(SLOW, FAST), auto_tune_quiet_s=0.4) as gateway:
+        await added(gateway, tmp_path)
+        asking = True
+
+        async def ask() -> None:
+            while asking:
+                assert await answers(gateway)
+
+        busy = asyncio.ensure_future(ask())
+        await asyncio.sleep(2)
+        assert len((await gateway.show("m"))["attempts"]) == 1
+        asking = False
+        await busy
+        await attempts(gateway, "stopped", "ready")
+
+
+async def test_it_is_off_unless_somebody_wants_it(tmp_path: Path) -> None:
+    async with tuned(tmp_path, paced(SLOW, FAST), auto_tune=False) as gateway:
+        await added(gateway, tmp_path)
+        await asyncio.sleep(0.5)
+        assert (await gateway.client.get("/admin/models/m/bench")).json()["data"] == []
+        assert len((await gateway.show("m"))["attempts"]) == 1
+
+
+async def test_a_gateway_that_ends_in_a_trial_leaves_one_engine(tmp_path: Path) -> None:
+    world = World()
+    async with tuned(tmp_path, paced(SLOW, FAST), world=world) as gateway:
+        old = await added(gateway, tmp_path)
+        async with asyncio.timeout(HANG_S):
+            while len(world.engines) < 2:
+                await asyncio.sleep(0.01)
+    async with tuned(tmp_path, paced(SLOW, FAST), world=world, auto_tune=False) as gateway:
+        found = await attempts(gateway, "ready", "stopped")
+        assert found[0]["id"] == old["id"]
+        assert await answers(gateway)
