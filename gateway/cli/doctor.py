@@ -96,11 +96,11 @@ def _speed(settings: Settings, hardware: Hardware) -> list[MachineCheck]:
     cards = Profiles(settings.profiles_dir).cards
     unknown = [gpu for gpu in hardware.gpus if cards.card(gpu.name, gpu.total_bytes) is None]
     known = Measured(standing(measured_facts(settings.data / "fitserve.db"), hardware.driver, ())) if unknown else Measured()
-    missing = sorted({gpu.name for gpu in unknown if known.number(gpu, "memory") is None})
+    missing = sorted({gpu.name for gpu in unknown if not (known.number(gpu, "bfloat16") or known.number(gpu, "float16"))})
     if not missing:
         return []
     found = f"no data sheet of {', '.join(missing)} is known here, and nothing was measured: plans with few GPUs come first"
-    return [MachineCheck("speed", "warn", found, "Run `fitserve calibrate`.")]
+    return [MachineCheck("speed", "warn", found, "Run `fitserve calibrate`, where an engine is installed.")]
 
 
 def _cgroups(hardware: Hardware, *, docker: bool, char_devices: Path = Path("/dev/char")) -> list[MachineCheck]:

@@ -172,7 +172,8 @@ def _peaks(gpu: Gpu, pace: Pace, measured: Measured) -> _Peaks | None:
 
     memory = card.memory_gb_s * 1e9 if card else None
     for what, formats in _FORMATS.items():
-        number, part = measured.number(gpu, what), reference.part(what) if reference else None
+        # Of a card without a data sheet something is better than nothing, though parts of it are a little less.
+        number, part = measured.number(gpu, what), reference.part(what) if reference else 1.0 if card is None else None
         if number is None or part is None:
             continue
         days[what] = number.day

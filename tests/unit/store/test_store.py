@@ -12,7 +12,7 @@ from gateway.domain import Bench, Fact, Failure
 from gateway.domain.key import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store.database import Damaged
-from gateway.store.store import Store
+from gateway.store.store import Store, measured_facts
 from tests.support.makers import plan, wish
 
 
@@ -232,6 +232,24 @@ def test_measurements_are_kept_and_what_is_learned_again_takes_the_place_of_the_
     again.remove_model("a")
     assert again.benches("a") == []
     again.close()
+
+
+def test_what_was_measured_of_the_machine_takes_the_place_of_the_old_and_of_ratios_to_it(store: Store) -> None:
+    def fact(kind: str, value: int, **scope: str) -> Fact:
+        return Fact.model_validate({"kind": kind, "scope": scope, "value": value, "grade": "verified", "source": "s"})
+
+    limit = fact("max_context", 9, model="m")
+    store.add_facts([limit, fact("speed_ratio", 900, figure="stream"), fact("speed_measured", 5, figure="stream")])
+    store.keep_measured([])
+    assert len(store.facts()) == 3
+    store.keep_measured([fact("machine_speed", 1, what="memory", gpus="a"), fact("machine_speed", 2, what="memory", gpus="b")])
+    store.keep_measured([fact("machine_speed", 3, gpus="a", what="memory")])
+    kept = [(one.kind, one.value) for one in store.facts()]
+    assert kept == [("max_context", 9), ("speed_measured", 5), ("machine_speed", 2), ("machine_speed", 3)]
+    assert [one.value for one in measured_facts(store.path)] == [2, 3]
+    assert measured_facts(store.path.with_name("none.db")) == []
+    store.path.with_name("other.db").write_text("no database")
+    assert measured_facts(store.path.with_name("other.db")) == []
 
 
 def test_what_is_forgiven_may_be_tried_again_and_what_was_learnt_stays(store: Store) -> None:

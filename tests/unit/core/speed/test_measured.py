@@ -127,6 +127,10 @@ def test_without_a_reference_only_what_needs_none_is_taken() -> None:
     assert found is not None
     assert found.memory == 936.2e9
     assert found.source == "all-reduce measured here on 2026-11-18; else data sheet of NVIDIA GeForce RTX 3090"
+    gpu = GEFORCE.gpus[0].evolve(name="NVIDIA Nobody 9000")
+    alone = machine_of([gpu], {}, pace, Measured([fact("memory", [gpu], 9e11), fact("float16", [gpu], 1e14)]), direct=False)
+    assert alone is not None
+    assert (alone.memory, alone.flops["bfloat16"]) == (9e11, 1e14)
 
 
 def test_days_are_those_of_the_calendar() -> None:
