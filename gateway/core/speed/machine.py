@@ -68,7 +68,7 @@ class Reference(Value):
     source: str
     memory: float = Field(gt=0, le=1)
     flops: dict[str, float]
-    nvlink: WirePart
+    nvlink: WirePart | None = None
     launch_s: float = Field(gt=0)
 
     def part(self, what: str) -> float | None:
@@ -132,7 +132,7 @@ def machine_of(
     slowest = min(known, key=lambda one: one.memory)
     joined = all(link is not None and link.nvlinks for link in (links.get(_ends(*pair)) for pair in combinations(group, 2)))
     reference, reduce = pace.table.reference, measured.all_reduce(group, links) if len(group) > 1 else None
-    if reduce is not None and (reference is None if joined else not direct and "P2P" in reach(group, links)):
+    if reduce is not None and (not (reference and reference.nvlink) if joined else not direct and "P2P" in reach(group, links)):
         reduce = None  # not on the scale of the parts; or measured with P2P, and these ranks must do without
     wire = _wire(group, pace.table, reduce, slowest.card, joined=joined, direct=direct) if len(group) > 1 else None
     launch = measured.number(group[0], "launch")
@@ -211,8 +211,8 @@ def _wire(
     group: Sequence[Gpu], table: SpeedTable, reduce: Reduce | None, card: Card | None, *, joined: bool, direct: bool
 ) -> Wire:
     """joined: by NVLink."""
-    if reduce is not None and joined and table.reference:
-        of = table.reference.nvlink
+    of = table.reference.nvlink if table.reference else None
+    if reduce is not None and joined and of is not None:
         return Wire(reduce.bytes_s / of.part * table.nvlink.part, reduce.latency_s / of.latency_s * table.nvlink.latency_s)
     if reduce is not None:  # there engines have NCCL's all-reduce, which is what was measured
         return Wire(reduce.bytes_s, reduce.latency_s / (1 if direct else len(group) - 1), ring=not direct)

@@ -60,14 +60,14 @@ class Measured:
         if alike is None:
             return None
         sizes = alike.get(uuids(group)) or next((one for gpus, one in alike.items() if gpus.count(",") == len(group) - 1), None)
-        return None if sizes is None or len(sizes) < 2 else _reduce(sizes, len(group))
+        return None if sizes is None or len(sizes) < 2 else fitted(sizes, len(group))
 
 
 SECONDS = ("all_reduce", "launch", "peer_latency")
 """What is measured in seconds; all else is in bytes/s or FLOP/s."""
 
 
-def _reduce(sizes: Mapping[int, Number], count: int) -> Reduce | None:
+def fitted(sizes: Mapping[int, Number], count: int) -> Reduce | None:
     """The least size tells the latency, the others bytes/s, each as much."""
     (_, first), *larger = sorted(sizes.items())
     moved = [2 * (count - 1) / count * size / (one.value - first.value) for size, one in larger if one.value > first.value]

@@ -25,7 +25,7 @@ def seconds(run: Callable[[], object], wait: Callable[[], object], sample_s: flo
 
 
 def sampled(run: Callable[[], object], wait: Callable[[], object], count: int) -> tuple[float, float]:
-    """The same of `count` runs a sample. The slowest and the fastest sample may be an accident."""
+    """The same of `count` runs a sample. The three slowest and the three fastest samples may be accidents, which the median does not see."""
     found = []
     for _ in range(_SAMPLES):
         begun = time.perf_counter()
@@ -35,7 +35,7 @@ def sampled(run: Callable[[], object], wait: Callable[[], object], count: int) -
         found.append((time.perf_counter() - begun) / count)
     found.sort()
     median = statistics.median(found)
-    return median, (found[-2] - found[1]) / median
+    return median, (found[-4] - found[3]) / median
 
 
 def number(what: str, gpus: list[int], value: float, spread: float, **more: Any) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from gateway.domain import Fact, Gpu, Hardware
 from gateway.profiles import Profiles
 from tests.support.makers import machine
 
+WIRE = WirePart(part=0.75, latency_s=12e-6)
 REFERENCE = Reference(
     source="made up",
     memory=0.86,
     flops={"bfloat16": 0.75, "fp8": 0.65, "int8": 0.65},
-    nvlink=WirePart(part=0.75, latency_s=12e-6),
+    nvlink=WIRE,
     launch_s=4e-6,
 )
 PROFILES = Profiles()
@@ -80,7 +81,7 @@ def test_a_card_that_nobody_wrote_down_has_a_speed_once_it_is_measured() -> None
 
 def test_measured_nvlink_is_on_the_scale_of_the_fit() -> None:
     """2 (n - 1) / n x 64 MiB in 301 us less the latency are 450 GB/s and the part of them that the reference has."""
-    two, of = list(H100.gpus[:2]), REFERENCE.nvlink
+    two, of = list(H100.gpus[:2]), WIRE
     latency = of.latency_s * 1e9
     took = latency + (1 << 26) / (450e9 * of.part) * 1e9
     before, after = made(H100, 2), made(H100, 2, reduced(H100, two, b16384=round(latency), b67108864=round(took)))
