@@ -169,6 +169,9 @@ class EngineRules(Protocol):
     def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
         """The KV cache dtype that the engine takes over from the checkpoint; "auto": none."""
 
+    def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
+        """Whether the engine's flag wins over what the checkpoint declares of its KV cache."""
+
     def takes_media(self, spec: ModelSpec) -> bool:
         """Whether the engine takes the model for one that reads images, although nothing in its config says so."""
 

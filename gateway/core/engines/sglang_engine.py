@@ -56,6 +56,9 @@ class SglangRules:
         """It heeds its own flag alone."""
         return "auto"
 
+    def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
+        return True
+
     def takes_media(self, spec: ModelSpec) -> bool:
         return self.memory is not None and multimodal(self.memory, model_of(spec))
 

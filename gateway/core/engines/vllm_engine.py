@@ -14,7 +14,7 @@ from gateway.core.engines.refusal import Refused
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
 from gateway.core.memory import vllm_memory
-from gateway.core.memory.kv_dtype import declared
+from gateway.core.memory.kv_dtype import declared, flag_wins
 from gateway.core.memory.vllm_kv_cache import Cache, cache, stored_dtype
 from gateway.core.model.rank import Rank
 from gateway.core.speculative.drafter import Drafter
@@ -66,6 +66,9 @@ class VllmRules:
 
     def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
         return declared(quant, engine)
+
+    def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
+        return flag_wins(quant, engine)
 
     def takes_media(self, spec: ModelSpec) -> bool:
         return False

@@ -8,6 +8,9 @@ from typing import Any
 from gateway.domain import Engine, Quant
 
 AUTO = "auto"
+# A trait of vLLM from 0.26.0 on: before, a compressed-tensors checkpoint's scheme was written over the flag.
+# Source: Attention.__init__ in vllm/model_executor/layers/attention/attention.py (0.19.1:230, 0.26.0:285, 0.33.0:288).
+FLAG_WINS = "flag_wins_over_kv_scheme"
 # MODELOPT_TO_VLLM_KV_CACHE_DTYPE_MAP in vllm/utils/torch_utils.py (0.18.0:56, 0.33.0:78).
 _MODELOPT = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 
@@ -24,6 +27,11 @@ def declared(quant: Quant | None, engine: Engine) -> str:
         found = "fp8" if compressed else AUTO
     flag = engine.flags.get("kv-cache-dtype")
     return found if flag is None or not flag.choices or found in flag.choices else AUTO
+
+
+def flag_wins(quant: Quant | None, engine: Engine) -> bool:
+    """Whether the flag wins over what the checkpoint declares: over ModelOpt's always (resolve_kv_cache_dtype_string)."""
+    return quant is not None and (quant.method.startswith("modelopt") or FLAG_WINS in engine.traits)
 
 
 def _modelopt(config: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
 
 from gateway.core.engines.candidate import Candidate, EngineRules
@@ -148,6 +148,7 @@ class Search:
                 if not variant.because or refusal.verdict == "known_bad":
                     self.rejected.append(rejection(engine, variant, refusal))
                 changed += repairs(variant, refusal, engine, rules, gpus, users, quantized=given.spec.quant is not None)
+                changed += self._whole_cache(variant, refusal, users)
                 if refusal.verdict == "known_bad" and (memory := refusal.evidence.memory):
                     enough |= memory.kv_tokens >= wanted and not (variant.conservative or "quantization" in variant.because)
                     # What failed with a short context says nothing of what has a longer one.
@@ -156,6 +157,15 @@ class Search:
             seen.update(fresh)
             for other in fresh:
                 (held if other.gives_up else variants).append(other)
+
+    def _whole_cache(self, variant: Variant, refusal: Refused, users: Collection[str]) -> list[Variant]:
+        """Where no backend takes the KV cache that the checkpoint declares: one in the dtype of the activations, if the engine's flag wins."""
+        declared = variant.kv_dtype != "auto" and "kv_dtype" not in variant.because and "kv-cache-dtype" not in users
+        if refusal.verdict != "no_backend" or not declared or not self.rules.kv_flag_wins(self.given.spec.quant, self.engine):
+            return []
+        dtype = self._laid_out(variant).dtype.value
+        why = f"the checkpoint declares {variant.kv_dtype}, which no attention backend takes here: {refusal}"
+        return [variant.changed("kv_dtype", dtype, why, refusal.source)]
 
     def _take(self, plan: Plan) -> None:
         """One more plan; of two with the same command the one that counts as changed less."""

@@ -104,6 +104,18 @@ def test_gemma_4_in_the_same_format_loads_on_two_cards() -> None:
     assert planned(gemma, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans
 
 
+def test_a_cache_that_the_checkpoint_declares_and_no_backend_takes_is_kept_whole() -> None:
+    scheme = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}
+    gemma = config("gemma-4-31b", quantization_config=QUANTS["w4a16"] | scheme | {"ignore": ["lm_head", "re:.*vision.*"]})
+    best = planned(gemma, "2x3090", "vllm==0.33.0").plans[0]
+    assert best.kv_cache_dtype.value == "bfloat16"
+    assert "declares fp8, which no attention backend takes here" in best.kv_cache_dtype.reason
+    assert "--kv-cache-dtype=bfloat16" in best.argv
+    assert planned(gemma, "8xh100", "vllm==0.33.0").plans[0].kv_cache_dtype.value == "fp8"
+    # It writes the scheme over the flag.
+    assert not planned(gemma, "2x3090", "vllm==0.19.1").plans
+
+
 def test_hopper_is_judged_by_its_own_kernels() -> None:
     decision = planned(QWEN36, "8xh100", "vllm==0.19.1")
     qkv = row(decision.plans[0].kernels, "self_attn.qkv_proj")
