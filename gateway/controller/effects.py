@@ -317,15 +317,20 @@ class Effects:
     async def publish(self, replica: ReplicaState, attempt: Attempt) -> None:
         now = time.time()
         ready = attempt.evolve(state="ready", ready_at=now)
-        measured = replica.watcher is not None and not self._gate.disturbance(attempt)
-        cache_bytes = replica.watcher.cache_bytes if replica.watcher and measured else None
-        await asyncio.to_thread(self._store.save_attempt, ready, *proved(attempt, now, cache_bytes))
+        cache_bytes = taken = None
+        if attempt.plan.grade != "verified" and not self._gate.disturbance(attempt):
+            moved, taken = await self._gate.since(attempt)
+            cache_bytes = replica.watcher.cache_bytes if replica.watcher and not moved else None
+        await asyncio.to_thread(self._store.save_attempt, ready, *proved(attempt, now, cache_bytes, taken))
         replica.attempt = ready
         log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)
 
     async def fail(self, replica: ReplicaState, attempt: Attempt, failure: Failure) -> None:
         now = time.time()
-        failure = excused(attempt, failure, self._gate.disturbance(attempt))
+        disturbed = self._gate.disturbance(attempt)
+        if not disturbed and failure.proves != "nothing" and attempt.state == "starting":
+            disturbed, _ = await self._gate.since(attempt)
+        failure = excused(attempt, failure, disturbed)
         failure = judged(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))

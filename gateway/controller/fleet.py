@@ -93,7 +93,7 @@ class Fleet:
         for replica in self.replicas():
             if replica.attempt is not None and replica is not asking:
                 for uuid in replica.attempt.plan.gpus:
-                    claims[uuid] = claims.get(uuid, 0) + replica.attempt.plan.memory.budget_bytes
+                    claims[uuid] = claims.get(uuid, 0) + replica.attempt.plan.memory.promised_bytes
         return claims
 
     def held(self, model: ManagedModel) -> dict[str, int]:
@@ -102,7 +102,7 @@ class Fleet:
         for replica in model.replicas:
             if replica.attempt is not None:
                 for uuid in replica.attempt.plan.gpus:
-                    held[uuid] = held.get(uuid, 0) + replica.attempt.plan.memory.budget_bytes
+                    held[uuid] = held.get(uuid, 0) + replica.attempt.plan.memory.promised_bytes
         return held
 
     def holders(self, running: Collection[str], begun: set[str], now: float) -> Iterator[Holder]:

@@ -11,11 +11,26 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from gateway.core.starts import Holder, Holdup, Start, disturbances, holdup, start_of
+from gateway.core.starts import (
+    Holder,
+    Holdup,
+    Reading,
+    Start,
+    changed,
+    disturbances,
+    holdup,
+    lacking,
+    readings,
+    start_of,
+    taken,
+)
 from gateway.domain import Attempt, Failure, Hardware, Instance
 
 # A failure of an engine that serves may come so long after what a neighbour did.
 _ECHO_S = 10.0
+# Between two looks at GPUs that others use too, and how long their restlessness is waited for.
+_QUIET_S = 1.0
+_RESTLESS_S = 120.0
 
 
 class WithdrawnError(Exception):
@@ -53,6 +68,10 @@ class StartGate:
         self._holders: dict[str, Holder] = {}
         self._disturbed: dict[str, tuple[float, str]] = {}
         """By instance, when a neighbour last disturbed it, and how."""
+        self._readings: dict[str, dict[str, Reading]] = {}
+        """By instance, what its GPUs had just before it was let through."""
+        self._restless: dict[str, float] = {}
+        """By instance that waits, since when it looks at what else runs."""
         self._looked = asyncio.Event()
         self._seen_once = False
 
@@ -67,6 +86,7 @@ class StartGate:
         self._seen_once = True
         for instance, how in disturbances(before.values(), self._holders.values()):
             self._disturbed[instance] = now, how
+        self._readings = {name: read for name, read in self._readings.items() if name in self._holders or name in self._waiting}
         self._disturbed = {name: noted for name, noted in self._disturbed.items() if name in self._holders}
         self._looked.set()
         self._looked = asyncio.Event()
@@ -86,18 +106,52 @@ class StartGate:
             self._waiting[start.instance] = start
             if not self._seen_once:
                 await self._looked.wait()
-            while (held := self._held(start)) is not None:
-                report(await self._words(held))
-                await self._looked.wait()
+            while (held := self._held(start)) is not None or not await self._quiet(attempt, start, report):
+                if held is not None:
+                    report(await self._words(held))
+                    await self._looked.wait()
                 if (met := self._engines.disproved(attempt)) is not None:
                     message = f"Another copy with this plan failed first: {met.message}"
                     told = Failure(kind="withdrawn", phase="waiting", message=message, proves="nothing", disturbed=start.model)
                     raise WithdrawnError(told)
         finally:
             self._waiting.pop(start.instance, None)
+            self._restless.pop(start.instance, None)
         self._begun.add(start.instance)
         self._disturbed.pop(start.instance, None)
         self._holders[start.instance] = Holder(start.instance, start.model, start.gpus, start.shape, "loads", time.monotonic())
+
+    async def _quiet(self, attempt: Attempt, start: Start, report: Callable[[str], None]) -> bool:
+        """Whether nobody else changes the memory of its GPUs now; what they have then is remembered. Raises WithdrawnError where they have
+        too little for the plan."""
+        if not start.gpus:
+            return True
+        read = readings(await self._hardware(), start.gpus)
+        before = self._readings.get(start.instance)
+        self._readings[start.instance] = read
+        ours = [one for one in self._holders.values() if one.gpus & start.gpus]
+        since = self._restless.setdefault(start.instance, time.monotonic())
+        foreign = any(len(one.processes or ()) > sum(one.uuid in other.gpus for other in ours) for one in read.values())
+        if foreign and time.monotonic() - since < _RESTLESS_S and (before is None or (moved := changed(before, read))):
+            if before is not None:
+                report(f"waits for what else runs on its GPUs: {moved}")
+            await asyncio.sleep(_QUIET_S)
+            return False
+        if short := lacking(attempt.plan, read):
+            raise WithdrawnError(
+                Failure(kind="withdrawn", phase="waiting", message=short, proves="nothing", disturbed="memory")
+            )
+        # Somebody else may have come meanwhile.
+        return self._held(start) is None
+
+    async def since(self, attempt: Attempt) -> tuple[str, int | None]:
+        """What else on its GPUs took or gave back memory since the engine was let through, "" where nothing did or nobody knows; and
+        the bytes that the engine took of one GPU, of that with the most, None where that is not known."""
+        if not (before := self._readings.get(attempt.instance_name)):
+            return "", None
+        now = readings(await self._hardware(), before)
+        moved = changed(before, now)
+        return moved, None if moved else taken(before, now)
 
     def _held(self, start: Start) -> Holdup | None:
         return holdup(start, self._waiting.values(), self._holders.values(), time.monotonic(), self._limit_s)

@@ -19,8 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.domain import Attempt, Plan
+from gateway.domain import Attempt, Hardware, Plan
+from gateway.domain.units import MIB, gib
 
+# What two readings of the same memory differ by, though nobody does anything.
+_STEADY = 256 * MIB
+# Of what an engine takes beside its share, this is there before the engine compares what is free: CUDA's context.
+_FIRST = 512 * MIB
 # So many disturbed starts in a row cost nothing; from then on they are failures like any other.
 _EXCUSED = 3
 
@@ -125,3 +130,57 @@ def undisturbed(history: Iterable[Attempt]) -> Iterator[Attempt]:
         row = row + 1 if attempt.failure is not None and attempt.failure.disturbed else 0
         if not 0 < row <= _EXCUSED:
             yield attempt
+
+
+# --- the memory of GPUs, as NVML reads it, also of what is not ours ---
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One GPU at one moment. processes: bytes by pid, as far as the driver tells; None: it does not."""
+
+    uuid: str
+    index: int
+    free: int
+    processes: Mapping[int, int | None] | None
+
+
+def readings(machine: Hardware, gpus: Iterable[str]) -> dict[str, Reading]:
+    """By UUID; without those whose memory cannot be read, or is the host's."""
+    wanted, found = set(gpus), {}
+    for gpu in machine.gpus:
+        if gpu.uuid in wanted and gpu.free_bytes is not None and gpu.memory_kind == "dedicated":
+            processes = None if gpu.processes is None else {one.pid: one.used_bytes for one in gpu.processes}
+            found[gpu.uuid] = Reading(gpu.uuid, gpu.index, gpu.free_bytes, processes)
+    return found
+
+
+def changed(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> str:
+    """Which process, of those that were there before, took or gave back memory since; "" where none did."""
+    for uuid, old in before.items():
+        for pid, used in (old.processes or {}).items():
+            new = (now[uuid].processes or {}).get(pid, 0) if uuid in now else used
+            if used is not None and new is not None and abs(new - used) > _STEADY:
+                return f"process {pid} on GPU {old.index} had {gib(used)} and has {gib(new)}"
+    return ""
+
+
+def lacking(plan: Plan, now: Mapping[str, Reading]) -> str:
+    """Why the plan cannot be started with what its GPUs have now; "" where they have enough."""
+    needed = plan.memory.budget_bytes + min(plan.memory.beside_bytes, _FIRST)
+    short = min(now.values(), key=lambda one: one.free, default=None)
+    if short is None or short.free >= needed:
+        return ""
+    return f"GPU {short.index} has {gib(short.free)} free, and the plan takes {gib(needed)}: something took it since the plan was made."
+
+
+def taken(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> int | None:
+    """Bytes that one engine took of the GPU of which it took most. None where not just one process came to each GPU."""
+    found = []
+    for uuid, old in before.items():
+        new = now.get(uuid)
+        came = set(new.processes or ()) - set(old.processes or ()) if new else set()
+        if new is None or len(came) != 1:
+            return None
+        found.append(old.free - new.free)
+    return max(found, default=None)

@@ -17,6 +17,7 @@ FactKind = Literal[
     "engine_fails",
     "needs_memory",
     "spare_memory",
+    "beside_memory",
     "peers_fail",
     "speed_ratio",
     "speed_measured",
@@ -33,6 +34,7 @@ class Fact(Value):
     this size away from this kernel, which other layers get. engine_fails: this engine version cannot do what its
     scope names of capability, architecture and quantization. needs_memory: `value` bytes of each device were in use before
     there was a KV cache. spare_memory: `value` bytes more of each device had to be left free beside the engine's share.
+    beside_memory: of each device an engine that was ready took `value` bytes more beside its share than its plan had said.
     peers_fail: these `gpus` cannot reach each other `by` one of the links of core/facts/peers.py. speed_ratio: `value` thousandths
     of what was expected were measured of the `figure` of plans of this device, engine, kernel, attention backend and ranks, `samples`
     times. speed_measured: `value` thousandths are the `figure` of the plan of this fingerprint. machine_speed: `what`

@@ -32,12 +32,20 @@ class Memory(Value):
     activation_bytes: int
     graph_bytes: int
     overhead_bytes: int
+    beside_bytes: int = Field(
+        0, description="bytes that it takes beside its budget: CUDA context, NCCL, graphs that it does not count"
+    )
     kv_bytes: int = Field(description="bytes left for the KV cache")
     kv_bytes_per_token: int
     kv_tokens: int
     low: int
     high: int
     full_requests: float = Field(0, description="requests of the planned context that the KV cache holds at once")
+
+    @property
+    def promised_bytes(self) -> int:
+        """What no other engine may count on."""
+        return self.budget_bytes + self.beside_bytes
 
 
 class Estimate(Value):

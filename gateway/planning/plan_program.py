@@ -25,9 +25,10 @@ from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.facts.scope import standing
 from gateway.core.planner.asked import open_questions
 from gateway.core.planner.explain import why_no_plan
+from gateway.core.planner.parallel import freed
 from gateway.core.speed.correction import measured
 from gateway.core.speed.rival import rival
-from gateway.domain import Decision, Engine, Fact, Gpu, Hardware, Plan, Rival, Wish
+from gateway.domain import Decision, Engine, Fact, Hardware, Plan, Rival, Wish
 from gateway.domain.image_name import AllowedImages
 from gateway.domain.units import MIB, gib
 from gateway.errors import BadModel, FitserveError
@@ -100,7 +101,7 @@ class Planner:
         images = self._profiles.images | ({wish.image} if wish.image else set())
         learned = standing(self._facts.values(), machine.driver, images, fields["pins"])
         drafter = load_drafter(wish.drafter, hub=self._hub) if wish.drafter else None
-        here, machine, claims = name or "this machine", _freed(machine, fields["held"]), fields["claims"]
+        here, machine, claims = name or "this machine", freed(machine, fields["held"]), fields["claims"]
         answers = dict(ANSWERS.validate_json(request.answers))
         everywhere = dict(self._start.engine_env)
 
@@ -117,19 +118,6 @@ class Planner:
             running = Plan.model_validate(fields["running"])
             better = rival(measured(running, KnownFacts(learned).about_plan(running.fingerprint)), decision.plans, wish)
         return Decided(decision, model_files(read.config, read.tensors) if fields["asking"] else None, better)
-
-
-def _freed(machine: Hardware, held: dict[str, int]) -> Hardware:
-    """The machine as it would be without the engines that hold so many bytes of its GPUs."""
-
-    def free(gpu: Gpu) -> Gpu:
-        if gpu.free_bytes is None or gpu.uuid not in held:
-            return gpu
-        freed: Gpu = gpu.evolve(free_bytes=min(gpu.total_bytes or 0, gpu.free_bytes + held[gpu.uuid]))
-        return freed
-
-    without: Hardware = machine.evolve(gpus=tuple(map(free, machine.gpus))) if held else machine
-    return without
 
 
 def answered(planner: Planner, request: Request) -> list[bytes]:

@@ -14,6 +14,11 @@ from gateway.core.speed.machine import Pace
 from gateway.core.speed.measured import Measured
 from gateway.core.variables import words
 from gateway.domain import EngineAnswer, Gpu, Hardware, Link, ModelSpec, Question, Wish
+from gateway.domain.units import MIB
+
+# What the driver keeps of a card: 615 MiB of an H200. CUDA's total, of which the engine takes its share, is NVML's less this.
+_DRIVER = 640 * MIB
+_DRIVER_SHARE = 50
 
 
 @dataclass(frozen=True)
@@ -60,4 +65,16 @@ def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
     """Bytes that a new engine may count on: what is free now, less what our engines were promised and may not use yet."""
     total = gpu.total_bytes or 0
     free = total if gpu.free_bytes is None else gpu.free_bytes
-    return max(0, min(free, total - claims.get(gpu.uuid, 0)))
+    promised = claims.get(gpu.uuid, 0)
+    return max(0, min(free, total - promised - (driver_bytes(gpu) if promised else 0)))
+
+
+def driver_bytes(gpu: Gpu) -> int:
+    """What the driver keeps for itself of a card's memory, as NVML tells that: read where the card is idle, else bounded."""
+    total = gpu.total_bytes or 0
+    most = min(_DRIVER, total // _DRIVER_SHARE)
+    if gpu.memory_kind != "dedicated":
+        return 0
+    if gpu.processes == () and gpu.free_bytes is not None:
+        return min(max(0, total - gpu.free_bytes), total // _DRIVER_SHARE)
+    return most

@@ -10,6 +10,7 @@ from typing import ClassVar
 from gateway.core.attention.vllm_attention import layer_attention
 from gateway.core.attention.vllm_rules import AttentionRules
 from gateway.core.engines.candidate import Budget, Candidate, Default, Footprint
+from gateway.core.engines.planning_input import driver_bytes
 from gateway.core.engines.refusal import Refused
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
@@ -188,19 +189,12 @@ class VllmRules:
 
     def _seen(self, candidate: Candidate) -> int:
         """The engine takes its share of what CUDA says the card has, which is less than NVML says."""
-        sizes = (size - vllm_memory.driver_bytes(gpu) for gpu in candidate.group if (size := gpu.total_bytes))
+        sizes = (size - driver_bytes(gpu) for gpu in candidate.group if (size := gpu.total_bytes))
         return min(sizes, default=0)
 
     def _share(self, footprint: Footprint, most: float) -> float:
         """The part of each GPU that is free beside what the engine takes beside its share, in hundredths; `most` at most."""
-        candidate = footprint.candidate
-        beside = vllm_memory.beside_bytes(
-            candidate.given.spec,
-            candidate.stage,
-            footprint.load,
-            graphs_in_budget=_counts_graphs(candidate),
-            through_host=candidate.through_host,
-        )
+        candidate, beside = footprint.candidate, _beside(footprint)
         room = min((free - beside) * 100 // total for free, total in candidate.room)
         most -= _spared(candidate) / candidate.gpu_bytes
         return max(0.0, min(math.floor(most * 100) / 100, room / 100))
@@ -215,6 +209,7 @@ class VllmRules:
             weights_bytes=footprint.weights_bytes,
             device_bytes=candidate.gpu_bytes,
             budget_bytes=budget_bytes,
+            beside_bytes=_beside(footprint) if candidate.engine.device == "cuda" else 0,
             graphs_in_budget=_counts_graphs(candidate),
         )
 
@@ -252,6 +247,20 @@ def _big(candidate: Candidate, least_gib: int) -> bool:
         return False
     name = candidate.group[0].name.lower()
     return (candidate.group[0].total_bytes or 0) >= least_gib * GIB and "a100" not in name and "gb10" not in name
+
+
+def _beside(footprint: Footprint) -> int:
+    """What the engine takes of each GPU beside its share, with what starts of this version on this kind of GPU have shown."""
+    candidate = footprint.candidate
+    known = vllm_memory.beside_bytes(
+        candidate.given.spec,
+        candidate.stage,
+        footprint.load,
+        graphs_in_budget=_counts_graphs(candidate),
+        through_host=candidate.through_host,
+    )
+    # Each of these facts is what was missing with those before it.
+    return known + sum(fact.value or 0 for fact in candidate.given.facts.holding("beside_memory", candidate.scope))
 
 
 def _counts_graphs(candidate: Candidate) -> bool:

@@ -23,6 +23,10 @@ from gateway.domain.units import MIB, gib
 
 # Of an OOM in these phases the cache was not there yet: what was in use is what the engine needs beside it.
 _BEFORE_CACHE = ("starting", "load", "profile")
+# What decides what an engine takes beside its share, whatever model it serves.
+_OF_RANKS: tuple[str, ...] = ("engine", "device", "tensor_parallel", "pipeline_parallel")
+# Less than this is not worth a fact.
+_NOISE = 64 * MIB
 # The last that an engine says before its ranks first meet: vllm/distributed/parallel_state.py and
 # device_communicators/pynccl.py and custom_all_reduce.py; the same files of sglang/srt/distributed.
 _MEETING = re.compile(r"nccl|all_?reduce|parallel_state", re.IGNORECASE)
@@ -84,10 +88,11 @@ def learn(attempt: Attempt, failure: Failure, at: float) -> tuple[Fact, ...]:
     )
 
 
-def proved(attempt: Attempt, at: float, cache_bytes: int | None = None) -> tuple[Fact, ...]:
+def proved(attempt: Attempt, at: float, cache_bytes: int | None = None, taken: int | None = None) -> tuple[Fact, ...]:
     """What a start that was verified proves: this very plan works here, with this driver and image. Nothing where that is known.
 
-    cache_bytes: what the engine measured as left for the KV cache, which tells what it needs beside it.
+    cache_bytes: what the engine measured as left for the KV cache, which tells what it needs beside it. taken: what NVML says that the
+    engine has of a GPU, which tells what it takes beside its share.
     """
     plan = attempt.plan
     if plan.grade == "verified":
@@ -100,6 +105,11 @@ def proved(attempt: Attempt, at: float, cache_bytes: int | None = None) -> tuple
         measured = f"{plan.engine} had {gib(cache_bytes)} left for its KV cache"
         used = plan.memory.budget_bytes - cache_bytes
         found.append(("needs_memory", _memory_scope(plan, "needs_memory", "kv"), used, measured))
+    missing = 0 if taken is None else taken - plan.memory.promised_bytes
+    if _NOISE < missing < plan.memory.budget_bytes:
+        where = {key: plan.scope[key] for key in _OF_RANKS if key in plan.scope}
+        told = f"{plan.engine} took {gib(taken or 0)} of its GPU, and {gib(plan.memory.promised_bytes)} were planned"
+        found.append(("beside_memory", where, missing, told))
     return tuple(
         Fact(kind=kind, scope=scope, value=value, under=plan.under, grade="verified", source=why, attempt=attempt.id, at=at)
         for kind, scope, value, why in found

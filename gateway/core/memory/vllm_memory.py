@@ -15,7 +15,7 @@ from gateway.core.layers.built_model import BuiltModel, per_rank
 from gateway.core.memory.kv_cache import KvCache
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES
 from gateway.core.model.workload import Workload
-from gateway.domain import Gpu, Memory, ModelSpec
+from gateway.domain import Memory, ModelSpec
 from gateway.domain.units import GIB, MIB
 
 # What the engine counts as non-torch memory: cuBLAS workspaces and kernels loaded during its profile run. 0.22 to 0.24 GiB
@@ -29,9 +29,16 @@ _NCCL = 2 * GIB
 # Where the GPUs meet in the host's memory alone, NCCL keeps its buffers there: context and NCCL took about 0.4 GiB of each of eight
 # 3090 (github.com/Sandermage/genesis-vllm-patches/issues/24), 0.25 GiB of each of two 4090 (github.com/vllm-project/vllm/issues/13061).
 _NCCL_THROUGH_HOST = GIB // 2
+# Ranks that fuse an all-reduce with the norm after it have FlashInfer's workspace for that: enable_allreduce_rms_fusion (vllm/config/vllm.py:131
+# of 0.26.0; the same from 0.18.0 to 0.33.0), for tensors up to FI_ALLREDUCE_FUSION_MAX_SIZE_MB by capability and ranks
+# (vllm/compilation/passes/fusion/allreduce_rms_fusion.py:104). With Llama 8B on two H200 1.04 GiB were seen beyond torch, and 0.21 without it
+# (2026-11-22): 13.3 times the largest tensor. The 33 starts had it off.
+_FUSED_MIB = {"9.0": {2: 64.0, 4: 2.0, 8: 0.5}, "10.0": {2: 64.0, 4: 32.0, 8: 1.0}, "10.3": {2: 64.0, 4: 64.0, 8: 2.0}}
+_FUSED_TIMES = 13.3
 # Graphs of one layer, all batch sizes together: the engine's own estimate where it makes one (0.009 to 0.024 GiB), and what
-# capturing really took (0.009 to 0.044).
+# capturing really took (0.009 to 0.044; of dense models in 16 bits 0.031, as 0.98 GiB of Llama 8B).
 _GRAPH_OF_LAYER = round(0.017 * GIB)
+_CAPTURED_OF_LAYER = round(0.031 * GIB)
 _MOST_GRAPH_OF_LAYER = round(0.045 * GIB)
 # Bytes for each logit of the sampler's dummy run. The first runner samples with top-k and top-p, 3.7 copies in float32
 # (gpt-oss-20b); the second does neither (gemma-3-1b), and takes up to 27 once it warms up, which its budget does not know.
@@ -41,9 +48,6 @@ _LOGIT_WARM = 27
 _LATENT = round(0.15 * GIB)
 # Of a family that is not known only the files' tensors are: engines may fuse, pad and cast them otherwise.
 _UNKNOWN_FAMILY = 0.1
-# What the driver keeps of a card: 615 MiB of an H200. CUDA's total, of which the engine takes its share, is NVML's less this.
-_DRIVER = 640 * MIB
-_DRIVER_SHARE = 50
 # A trait of engine versions: all but mixtures of experts, hybrids and poolers run on "model runner V2", which does not
 # estimate its graphs. Source: VllmConfig._is_default_v2_model_runner_model (vllm/config/vllm.py:600) of 0.26.0.
 DENSE_SECOND_RUNNER = "dense_second_runner"
@@ -67,17 +71,6 @@ def runner_of(spec: ModelSpec, built: BuiltModel, traits: Collection[str]) -> in
     if any(group.kind in ("recurrent", "encoder") for group in built.attention):
         return 1
     return 2 if not spec.experts or spec.architecture in _SECOND_RUNNER else 1
-
-
-def driver_bytes(gpu: Gpu) -> int:
-    """What the driver keeps for itself of a card's memory, as NVML tells that: read where the card is idle, else bounded."""
-    total = gpu.total_bytes or 0
-    most = min(_DRIVER, total // _DRIVER_SHARE)
-    if gpu.memory_kind != "dedicated":
-        return 0
-    if gpu.processes == () and gpu.free_bytes is not None:
-        return min(max(0, total - gpu.free_bytes), total // _DRIVER_SHARE)
-    return most
 
 
 def position_bytes(spec: ModelSpec, built: BuiltModel, dtype: str) -> int:
@@ -132,8 +125,17 @@ def beside_bytes(
     if load.runner == 2 and spec.task == "generate":
         beside += _warm_bytes(spec, load)
     if load.graphs and (load.runner == 2 or not graphs_in_budget):
-        beside += _graph_layers(built) * _GRAPH_OF_LAYER
+        beside += _graph_layers(built) * _CAPTURED_OF_LAYER
     return beside
+
+
+def _fused_bytes(spec: ModelSpec, load: Workload) -> int:
+    """The workspace of fused all-reduces."""
+    rank = load.rank
+    if rank.pp > 1 or not load.graphs:
+        return 0
+    most = _FUSED_MIB.get(rank.capability, {}).get(rank.tp, 0.0) * MIB
+    return round(_FUSED_TIMES * min(most, load.batched_tokens * spec.hidden * ITEM_BYTES[rank.dtype]))
 
 
 def _warm_bytes(spec: ModelSpec, load: Workload) -> int:
@@ -154,22 +156,25 @@ def memory(
     weights_bytes: int,
     device_bytes: int,
     budget_bytes: int,
+    beside_bytes: int = 0,
     graphs_in_budget: bool = True,
 ) -> Memory:
     """The Memory of one rank under a budget; `kv_bytes` is what the expected case leaves, 0 when it leaves nothing.
 
     graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.21 capture them beside it, and so does the
-    second runner of 0.26.0, whose profile_cudagraph_memory is 0 (vllm/v1/worker/gpu/model_runner.py).
+    second runner of 0.26.0, whose profile_cudagraph_memory is 0 (vllm/v1/worker/gpu/model_runner.py). beside_bytes: as that function gives them.
     """
     activation, ranks = activation_bytes(spec, built, load), load.rank.tp * load.rank.pp
     overhead, beside = 2 * GIB, GIB // 2
     if load.device == "cuda":
         overhead = _OVERHEAD if ranks == 1 else _OVERHEAD_OF_RANKS
         beside = _CONTEXT + (_NCCL if ranks > 1 else 0) + GIB // 4
+        overhead += _fused_bytes(spec, load)
     overhead += position_bytes(spec, built, load.rank.dtype)
     layers = _graph_layers(built)
-    graph = layers * _GRAPH_OF_LAYER if load.graphs else 0
-    used = weights_bytes + activation + overhead + (graph if graphs_in_budget and load.runner == 1 else 0)
+    counted = graphs_in_budget and load.runner == 1
+    graph = layers * (_GRAPH_OF_LAYER if counted else _CAPTURED_OF_LAYER) if load.graphs else 0
+    used = weights_bytes + activation + overhead + (graph if counted else 0)
     grows = cache.bytes_for(1, load.batched_tokens) > 0
     kv = max(0, budget_bytes - used) if grows else 0
     unsure = 0 if built.known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
@@ -183,6 +188,7 @@ def memory(
         activation_bytes=activation,
         graph_bytes=graph,
         overhead_bytes=overhead,
+        beside_bytes=beside_bytes,
         kv_bytes=kv,
         kv_bytes_per_token=cache.bytes_per_token,
         kv_tokens=kv // cache.bytes_per_token if cache.bytes_per_token else 0,

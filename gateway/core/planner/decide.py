@@ -20,6 +20,7 @@ from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
 from gateway.core.planner.copies import needed_tokens, outcome
 from gateway.core.planner.flags import check_args
+from gateway.core.planner.parallel import freed
 from gateway.core.planner.search import Search, Shared, rejection
 from gateway.core.planner.sizes import wanted_context
 from gateway.core.speculative.drafter import Drafter
@@ -59,7 +60,7 @@ def decide(
 
     Raises BadFlag when the wish names a flag that none of the engines has.
     """
-    hardware = _allowed(hardware, wish)
+    hardware, facts = _allowed(hardware, wish), tuple(facts)
     given = PlanningInput(
         spec, hardware, wish, KnownFacts(facts), claims or {}, gpus, answers or {}, pace, parsers, everywhere or {}
     )
@@ -85,6 +86,15 @@ def decide(
         raise wrong_flags[0]
     order = {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
     ranked = tuple(plan.evolve(rank=index) for index, plan in enumerate(_ranked(given, plans, order), start=1))
+    if ranked and claims and any(_loss(ranked[0], given)):
+        # Whether that is the model's own size, or what the others leave of the GPUs.
+        empty = freed(hardware, claims)
+        alone = decide(
+            spec, empty, engines, wish, facts, None, hardware_name, rules, drafter, gpus, answers, pace, everywhere, parsers
+        )
+        if alone.plans and _loss(alone.plans[0], given) < _loss(ranked[0], given):
+            rejected.insert(0, _crowded_out(ranked[0], alone.plans[0]))
+            ranked = ()
     return Decision(
         model=spec.source, hardware=hardware_name, plans=ranked, rejected=tuple(rejected), gaps=tuple(dict.fromkeys(gaps))
     )
@@ -123,6 +133,30 @@ def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[b
         return crowded, *_class(plan, wanted), -rated, weak, plan.cost, size * count, age, -context
 
     return sorted(plans, key=key)
+
+
+def _loss(plan: Plan, given: PlanningInput) -> tuple[bool, ...]:
+    """What nobody would give up for a neighbour: a context of any use, and the weights as they are."""
+    return _class(plan, wanted_context(given.spec, given.wish, {}))[:2]
+
+
+def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
+    weights = "weights halved to fp8 and " if plan.halved else ""
+    reason = (
+        f"beside other models it would have {weights}{plan.max_model_len.value} tokens of context, and {alone.max_model_len.value} without them: "
+        "their GPUs are too full for it. If so little is enough, ask for it: --context, --arg quantization=fp8"
+    )
+    return Rejected(
+        engine=plan.engine,
+        tensor_parallel=plan.tensor_parallel.value,
+        pipeline_parallel=plan.pipeline_parallel.value,
+        verdict="no_memory",
+        reasons=(reason,),
+        source="claims of other models",
+        kernels=plan.kernels,
+        attention=plan.attention,
+        memory=plan.memory,
+    )
 
 
 def _class(plan: Plan, wanted: int) -> tuple[bool, ...]:

@@ -76,6 +76,19 @@ def best_group(hardware: Hardware, tp: int, claims: Mapping[str, int]) -> tuple[
     return None if best is None else tuple(sorted(best, key=lambda gpu: gpu.index))
 
 
+def freed(machine: Hardware, held: Mapping[str, int]) -> Hardware:
+    """The machine as it would be without the engines that hold so many bytes of its GPUs, by UUID."""
+
+    def free(gpu: Gpu) -> Gpu:
+        if gpu.free_bytes is None or gpu.uuid not in held:
+            return gpu
+        changed: Gpu = gpu.evolve(free_bytes=min(gpu.total_bytes or 0, gpu.free_bytes + held[gpu.uuid]))
+        return changed
+
+    without: Hardware = machine.evolve(gpus=tuple(map(free, machine.gpus))) if held else machine
+    return without
+
+
 def spare_groups(hardware: Hardware, size: int, budget_bytes: int, claims: Mapping[str, int]) -> int:
     """How many groups of `size` alike GPUs have this much room on each."""
     kinds: dict[tuple[str, str | None, int | None], int] = {}

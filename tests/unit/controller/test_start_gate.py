@@ -7,7 +7,8 @@ import pytest
 
 from gateway.controller.start_gate import StartGate, WithdrawnError
 from gateway.core.starts import Holder, Stage, shape
-from gateway.domain import Attempt, Failure, Hardware, Instance
+from gateway.domain import Attempt, Failure, GpuProcess, Hardware, Instance
+from gateway.domain.units import GIB
 from tests.support.makers import attempt, machine, plan
 
 pytestmark = pytest.mark.anyio
@@ -121,3 +122,55 @@ async def test_a_plan_that_a_copy_has_shown_to_fail_is_not_started() -> None:
     asked.look([])
     with pytest.raises(WithdrawnError, match="failed first: No kernel takes it"):
         await task
+
+
+def busy(free_gib: int, used_gib: int) -> Hardware:
+    """Beside a process of somebody else."""
+    process = GpuProcess(pid=7, used_bytes=used_gib * GIB)
+    gpus = tuple(gpu.evolve(free_bytes=free_gib * GIB, processes=(process,)) for gpu in machine().gpus)
+    made: Hardware = machine().evolve(gpus=gpus)
+    return made
+
+
+async def test_who_else_takes_memory_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.controller.start_gate._QUIET_S", 0.001)
+    looks = iter([busy(23, 0), busy(22, 1), busy(22, 1)])
+
+    async def hardware() -> Hardware:
+        return next(looks)
+
+    small = PLAN.evolve(memory=PLAN.memory.evolve(budget_bytes=10 * GIB, beside_bytes=GIB))
+    asked, words = StartGate(Seen(), hardware, 1800.0), list[str]()
+    asked.look([])
+    await asked.turn(attempt(9, plan=small, model="new"), words.append)
+    assert words == ["waits for what else runs on its GPUs: process 7 on GPU 1 had 0.00 GiB and has 1.00 GiB"]
+
+
+async def test_a_plan_whose_memory_is_gone_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.controller.start_gate._QUIET_S", 0.001)
+
+    async def hardware() -> Hardware:
+        return busy(2, 20)
+
+    asked = StartGate(Seen(), hardware, 1800.0)
+    asked.look([])
+    with pytest.raises(WithdrawnError, match=r"GPU 1 has 2\.00 GiB free") as caught:
+        await asked.turn(start(9), lambda _: None)
+    assert caught.value.failure.disturbed
+    assert caught.value.failure.proves == "nothing"
+
+
+async def test_what_an_engine_took_of_its_gpu_is_known_where_nobody_else_moved() -> None:
+    now = machine()
+
+    async def hardware() -> Hardware:
+        return now
+
+    asked, one = StartGate(Seen(), hardware, 1800.0), start(9)
+    asked.look([])
+    assert await asked.since(one) == ("", None)
+    await asked.turn(one, lambda _: None)
+    before = now.gpus[1].free_bytes or 0
+    ours = GpuProcess(pid=20, used_bytes=20 * GIB)
+    now = now.evolve(gpus=tuple(gpu.evolve(free_bytes=before - 20 * GIB, processes=(ours,)) for gpu in now.gpus))
+    assert await asked.since(one) == ("", 20 * GIB)

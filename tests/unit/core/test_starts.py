@@ -7,9 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.reconcile import counted, next_action
-from gateway.core.starts import Holder, Holdup, Start, disturbances, holdup, shape, undisturbed
+from gateway.core.starts import (
+    Holder,
+    Holdup,
+    Reading,
+    Start,
+    changed,
+    disturbances,
+    holdup,
+    lacking,
+    readings,
+    shape,
+    taken,
+    undisturbed,
+)
 from gateway.domain import Attempt, Failure
-from tests.support.makers import attempt
+from gateway.domain.units import GIB
+from tests.support.makers import attempt, machine, plan
 from tests.unit.core.test_reconcile import NOW, replica
 
 LIMIT_S = 1800.0
@@ -141,3 +155,38 @@ def test_a_disturbed_start_costs_nothing_until_it_is_always_disturbed() -> None:
     assert [one.id for one in undisturbed(ends("b", "b", "b", "", "b"))] == [3]
     action = next_action(replica(history=counted(ends("b", "b", "b", "b"), 0.0, NOW)), NOW, backoff_s=10, backoff_max_s=300)
     assert type(action).__name__ == "Rest"
+
+
+def read(*gpus: tuple[int, dict[int, int | None] | None]) -> dict[str, Reading]:
+    """free: GiB."""
+    return {f"G{index}": Reading(f"G{index}", index, free * GIB, processes) for index, (free, processes) in enumerate(gpus)}
+
+
+def test_a_process_that_was_there_and_takes_or_gives_back_is_named() -> None:
+    before = read((40, {7: 10 * GIB, 8: None}), (80, {}))
+    assert changed(before, read((30, {7: 10 * GIB + 1, 8: GIB, 9: 10 * GIB}), (80, {}))) == ""
+    assert changed(before, read((50, {8: None}), (80, {}))) == "process 7 on GPU 0 had 10.00 GiB and has 0.00 GiB"
+    assert "has 12.00 GiB" in changed(before, read((38, {7: 12 * GIB}), (80, {})))
+    assert changed(read((40, None)), read((10, None))) == ""
+
+
+def test_what_an_engine_took_is_known_where_it_alone_came() -> None:
+    before = read((80, {7: GIB}), (80, {}))
+    assert taken(before, read((40, {7: GIB, 20: 40 * GIB}), (39, {21: 41 * GIB}))) == 41 * GIB
+    assert taken(before, read((40, {7: GIB, 20: 40 * GIB}), (39, {21: GIB, 22: 40 * GIB}))) is None
+    assert taken(before, read((40, {7: GIB, 20: 40 * GIB}))) is None
+
+
+def test_a_plan_that_finds_too_little_is_not_started() -> None:
+    one = plan()
+    one = one.evolve(memory=one.memory.evolve(budget_bytes=20 * GIB, beside_bytes=4 * GIB))
+    assert lacking(one, read((21, {}), (24, {}))) == ""
+    assert lacking(one, {}) == ""
+    words = lacking(one, read((20, {}), (24, {})))
+    assert words.startswith("GPU 0 has 20.00 GiB free, and the plan takes 20.50 GiB")
+
+
+def test_memory_that_is_the_hosts_is_not_read() -> None:
+    machines = {name: machine(name) for name in ("2x3090", "gb10")}
+    assert len(readings(machines["2x3090"], [gpu.uuid for gpu in machines["2x3090"].gpus])) == 2
+    assert not readings(machines["gb10"], [gpu.uuid for gpu in machines["gb10"].gpus])

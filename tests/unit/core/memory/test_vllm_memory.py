@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.engines.planning_input import driver_bytes
 from gateway.core.layers.build import build
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.layers.weights import weights_bytes
 from gateway.core.memory.vllm_kv_cache import Cache, cache
-from gateway.core.memory.vllm_memory import activation_bytes, driver_bytes, memory, position_bytes, runner_of
+from gateway.core.memory.vllm_memory import activation_bytes, memory, position_bytes, runner_of
 from gateway.core.model.rank import Rank
 from gateway.core.model.spec import read_model
 from gateway.core.model.workload import Workload
@@ -37,6 +38,8 @@ RULES = PROFILES.rules(ENGINES)
 MEASURED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "measured_memory.json").read_text())
 _FLAGS = {"seqs": "max-num-seqs", "batched": "max-num-batched-tokens", "eager": "enforce-eager"}
 _DRIVER_GIB = 0.6
+# The starts with two ranks had fuse_allreduce_rms off, and so were without the workspace of it.
+_UNFUSED_GIB = {1: 0.0, 2: 13.3 * 64 / 1024}
 _EMBEDS = ("qwen3-embedding-0.6b", "bge-m3")
 
 
@@ -69,9 +72,11 @@ def test_what_was_measured_was_foreseen(name: str) -> None:
     sees = any(group.kind == "vision" for group in plan.attention)
     assert -0.02 <= row["weights_gib"] - size.weights_bytes / GIB <= (0.5 if sees else 0.22)
     if "kv_gib" in row:
-        assert -0.4 <= size.kv_bytes / GIB - row["kv_gib"] <= 0.15
-        assert size.kv_bytes / GIB == pytest.approx(row["kv_gib"], rel=0.006)
-        assert -0.006 <= size.full_requests * plan.max_model_len.value / row["kv_tokens"] - 1 <= 0.002
+        kv_gib = size.kv_bytes / GIB + _UNFUSED_GIB[row.get("tp", 1)]
+        assert -0.4 <= kv_gib - row["kv_gib"] <= 0.15
+        assert kv_gib == pytest.approx(row["kv_gib"], rel=0.006)
+        tokens = size.full_requests * plan.max_model_len.value * kv_gib / (size.kv_bytes / GIB)
+        assert -0.006 <= tokens / row["kv_tokens"] - 1 <= 0.002
     if "used_gib" in row:
         assert size.low / GIB < row["used_gib"] - _DRIVER_GIB - row.get("kv_gib", 0.0) < size.high / GIB
 
@@ -180,3 +185,26 @@ def test_no_model_that_was_read_breaks_the_arithmetic(
     for device in ("cuda", "cpu"):
         size = sized(spec, tp, kv_bytes, device)
         assert 0 <= size.low <= size.high
+
+
+def test_ranks_that_fuse_their_all_reduces_keep_a_workspace() -> None:
+    spec = published("llama-3.1-8b")
+    built = build(spec)
+
+    def overhead(tp: int, capability: str, **changes: Any) -> float:
+        load = Workload(
+            "cuda", Rank(tp=tp, capability=capability), **{"batched_tokens": 8192, "seqs": 256, "graphs": True, **changes}
+        )
+        size = memory(spec, built, kept(built, tp), load, weights_bytes=GIB, device_bytes=80 * GIB, budget_bytes=70 * GIB)
+        return size.overhead_bytes / GIB
+
+    # Two H200 on 2026-11-22: 1.04 GiB beyond torch with it; 0.21 were planned.
+    assert overhead(2, "9.0") == pytest.approx(1.04, abs=0.02)
+    assert overhead(2, "8.6") == overhead(2, "9.0", graphs=False) == pytest.approx(0.21, abs=0.01)
+    assert overhead(4, "9.0") < 0.25
+
+
+def test_graphs_beside_the_budget_are_as_large_as_captured_ones() -> None:
+    row, plan = MEASURED["llama-3.1-8b"], predicted("llama-3.1-8b")
+    assert plan.memory.graph_bytes / GIB == pytest.approx(row["graphs_gib"], abs=0.03)
+    assert plan.memory.promised_bytes - plan.memory.budget_bytes > plan.memory.graph_bytes

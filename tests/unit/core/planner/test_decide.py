@@ -5,9 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.planner.decide import decide
-from gateway.domain import Choice, Fact, ModelSpec, Plan
+from gateway.domain import Choice, Decision, Fact, ModelSpec, Plan
 from gateway.errors import BadFlag, FitserveError
+from gateway.profiles import Profiles
 from tests.support.makers import GIB, engine, machine, plan, planned, spec, wish
+from tests.support.published import published
 
 
 def test_a_model_that_fits_one_gpu_gets_one_gpu() -> None:
@@ -110,6 +112,36 @@ def test_what_another_engine_was_promised_is_not_promised_twice() -> None:
     best = decide(spec(), here, [engine()], wish(), claims=claims).plans[0]
     assert best.gpus == (here.gpus[1].uuid,)
     assert not decide(spec(), here, [engine()], wish(), claims={gpu.uuid: 20 * GIB for gpu in here.gpus}).plans
+
+
+def beside(left_gib: int, **fields: Any) -> Decision:
+    """Llama 8B on an H200 of which another engine was promised all but so much."""
+    profiles = Profiles()
+    here, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
+    claims = {here.gpus[0].uuid: (here.gpus[0].total_bytes or 0) - left_gib * GIB}
+    asked = wish(**fields)
+    return decide(published("llama-3.1-8b"), here, engines, asked, claims=claims, rules=profiles.rules(engines))
+
+
+def test_beside_a_neighbour_no_weights_are_halved_and_no_context_is_cut_to_nothing() -> None:
+    refused = beside(20)
+    assert not refused.plans
+    reason = refused.rejected[0].reasons[0]
+    assert "beside other models it would have weights halved to fp8" in reason
+    assert "131072 without them" in reason
+    # Who asks for it gets it; and what a neighbour leaves is taken where it is enough.
+    assert beside(20, args={"quantization": "fp8"}).plans
+    assert not beside(22).plans[0].halved
+    # The margin of the other is not touched: nothing is left beside what it was promised.
+    assert "0.00 GiB are to be had" in beside(4).rejected[0].reasons[0]
+
+
+def test_a_model_that_is_too_large_alone_too_is_planned_with_halved_weights() -> None:
+    profiles = Profiles()
+    here, engines = machine("3090"), profiles.engines(("vllm==0.26.0",), device="cuda")
+    claims = {here.gpus[0].uuid: GIB}
+    large = published("qwen2.5-7b", num_hidden_layers=48)
+    assert decide(large, here, engines, wish(), claims=claims, rules=profiles.rules(engines)).plans[0].halved
 
 
 def test_the_cpu_gets_a_kv_cache_for_several_requests_in_bytes() -> None:

@@ -106,9 +106,10 @@ def chosen(hardware: Hardware, tp: int, claims: dict[str, int] | None = None) ->
 def test_what_was_promised_and_what_others_use_is_not_available() -> None:
     gpu = host([20]).gpus[0]
     assert available_bytes(gpu, {}) == 20 * GIB
-    assert available_bytes(gpu, {"GPU-0": 10 * GIB}) == 14 * GIB
+    # The driver keeps up to a fiftieth of the 24 GiB, which nobody gets.
+    assert available_bytes(gpu, {"GPU-0": 10 * GIB}) == 14 * GIB - 24 * GIB // 50
     assert available_bytes(gpu, {"GPU-0": 30 * GIB}) == 0
-    assert available_bytes(gpu.evolve(free_bytes=None), {"GPU-0": 10 * GIB}) == 14 * GIB
+    assert available_bytes(gpu.evolve(free_bytes=None), {"GPU-0": 10 * GIB}) == 14 * GIB - 24 * GIB // 50
     assert available_bytes(gpu.evolve(total_bytes=None, free_bytes=None), {}) == 0
 
 
