@@ -196,8 +196,8 @@ class VllmRules:
         """The part of each GPU that is free beside what the engine takes beside its share, in hundredths; `most` at most."""
         candidate, beside = footprint.candidate, _beside(footprint)
         room = min((free - beside) * 100 // total for free, total in candidate.room)
-        most -= _spared(candidate) / candidate.gpu_bytes
-        return max(0.0, min(math.floor(most * 100) / 100, room / 100))
+        spared = math.ceil(_spared(candidate) * 100 / max(1, self._seen(candidate)))
+        return max(0.0, (min(math.floor(most * 100), room) - spared) / 100)
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         candidate = footprint.candidate
