@@ -240,16 +240,26 @@ def rm(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Check what the gateway needs on this machine, and say what to do. Exit code 1 when something must be mended."""
-    from gateway.cli.doctor import examine
+def doctor(
+    fix: Annotated[bool, typer.Option("--fix", help="Make and close the gateway's folders; change nothing else.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check what the gateway needs on this machine, and say what to do. Exit code 1 when something must be mended; what could not be checked is
+    UNKNOWN, which is no failure."""
+    from gateway.doctor.examination import examine
     from gateway.settings import load_settings
 
-    checks = examine(load_settings())
+    checks = examine(load_settings(), fix=fix)
     if as_json:
         say(json.dumps([check._asdict() for check in checks], indent=2))
     else:
-        table(("", "CHECK", "FOUND", "DO"), [(check.state.upper(), check.name, check.found, check.do) for check in checks])
+        table(
+            ("", "CHECK", "FOUND", "DO"),
+            [
+                (check.state.upper(), check.name, check.found + (f" ({check.fixed})" if check.fixed else ""), check.do)
+                for check in checks
+            ],
+        )
     if any(check.state == "fail" for check in checks):
         raise typer.Exit(1)
 

@@ -40,6 +40,11 @@ class Card:
     unsupported: frozenset[str] = frozenset()
     recovery: int | None = None
     """What the driver says that it needs; None: an old driver, which does not say."""
+    persistence: bool | None = True
+    display: bool | None = False
+    ecc: bool | None = None
+    uncorrected: int = 0
+    remapping: bool | None = None
 
 
 class FakeNvml:
@@ -207,6 +212,30 @@ class FakeNvml:
             SimpleNamespace(fieldId=field, nvmlReturn=code, value=SimpleNamespace(uiVal=handle.recovery or 0))
             for field in fields
         ]
+
+    def _told(self, function: str, handle: Card, value: Any) -> Any:
+        self._called(function, handle)
+        if value is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return value
+
+    def nvmlDeviceGetPersistenceMode(self, handle: Card) -> int:
+        return int(self._told("nvmlDeviceGetPersistenceMode", handle, handle.persistence))
+
+    def nvmlDeviceGetDisplayActive(self, handle: Card) -> int:
+        return int(self._told("nvmlDeviceGetDisplayActive", handle, handle.display))
+
+    def nvmlDeviceGetEccMode(self, handle: Card) -> list[int]:
+        mode = int(self._told("nvmlDeviceGetEccMode", handle, handle.ecc))
+        return [mode, mode]
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: Card, kind: int, counter: int) -> int:
+        assert (kind, counter) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+        return int(self._told("nvmlDeviceGetTotalEccErrors", handle, handle.uncorrected if handle.ecc else None))
+
+    def nvmlDeviceGetRemappedRows(self, handle: Card) -> Any:
+        waiting = int(self._told("nvmlDeviceGetRemappedRows", handle, handle.remapping))
+        return 0, 0, waiting, 0
 
     def nvmlEventSetCreate(self) -> Any:
         self._called("nvmlEventSetCreate")

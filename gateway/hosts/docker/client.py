@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gateway.errors import HostError
 
@@ -60,16 +60,22 @@ def listening(base_url: str | None = None) -> bool:
     return True
 
 
-def cgroup_driver(base_url: str | None = None) -> str | None:
-    """What manages the cgroups of containers, "systemd" or "cgroupfs"; None where Docker does not tell."""
+def information(base_url: str | None = None) -> dict[str, Any] | None:
+    """What Docker says of itself (`docker info`); None where it does not."""
     from docker.api import APIClient
     from docker.errors import DockerException
 
     try:
         with contextlib.closing(APIClient(f"unix://{socket_path(base_url)}", version="auto", timeout=5)) as client:
-            driver = client.info().get("CgroupDriver")
+            found: dict[str, Any] = client.info()
     except (HostError, DockerException, OSError):
         return None
+    return found
+
+
+def cgroup_driver(base_url: str | None = None) -> str | None:
+    """What manages the cgroups of containers, "systemd" or "cgroupfs"; None where Docker does not tell."""
+    driver = (information(base_url) or {}).get("CgroupDriver")
     return str(driver) if driver else None
 
 

@@ -181,11 +181,24 @@ def test_a_plan_for_this_machine_counts_what_add_could_start(demo: Path, tmp_pat
 
 def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
     checks = json.loads(fitserve("doctor", "--json", FITSERVE_DATA_DIR=str(tmp_path)).stdout)
-    assert {check["name"] for check in checks} >= {"data folder", "GPUs", "engines", "memory", "disk"}
+    assert {check["name"] for check in checks} >= {
+        "data folder",
+        "GPUs",
+        "engines",
+        "memory",
+        "open files",
+        "disk for weights",
+        "Hugging Face Hub",
+        "clock",
+    }
     assert all(check["do"] for check in checks if check["state"] == "fail")
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert fitserve("doctor", FITSERVE_DATA_DIR=str(blocked / "data")).returncode == 1
+    fresh = tmp_path / "fresh"
+    mended = json.loads(fitserve("doctor", "--fix", "--json", FITSERVE_DATA_DIR=str(fresh)).stdout)
+    assert [check["fixed"] for check in mended if check["name"] == "data folder"] == [f"made, made {fresh}/models"]
+    assert fresh.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_doctor_asks_the_agent_where_the_gateway_would(tmp_path: Path) -> None:

@@ -5,57 +5,93 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from gateway.core.facts.scope import standing
 from gateway.core.speed.measured import Measured
-from gateway.domain import Hardware
+from gateway.doctor import checks, readings
+from gateway.doctor.checks import MachineCheck
+from gateway.doctor.fixes import fixed
+from gateway.domain import Engine, Hardware
 from gateway.domain.units import GIB
 from gateway.errors import HostError
 from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.docker.client import cgroup_driver
 from gateway.hosts.docker.host import available
-from gateway.hosts.process.environment import is_installed
+from gateway.hosts.process.environment import engine_dir, is_installed
+from gateway.machine.gpu_watch import kept_here
+from gateway.machine.nvml import Nvml
 from gateway.machine.probe import probe
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 from gateway.store.store import measured_facts
 
 _SHM_BYTES = GIB
-_DISK_BYTES = 20 * GIB
 
 
-class MachineCheck(NamedTuple):
-    """`do` is empty when nothing needs doing."""
-
-    name: str
-    state: Literal["ok", "warn", "fail"]
-    found: str
-    do: str = ""
-
-
-def examine(settings: Settings) -> list[MachineCheck]:
-    """All checks, in the order in which they should be mended."""
-    hardware = probe(settings.data)
-    docker = available()
-    return [
+def examine(settings: Settings, *, fix: bool = False, nvml: Nvml | None = None) -> list[MachineCheck]:
+    """All checks, in the order in which they should be mended. nvml: another one than the driver's."""
+    hardware = kept_here(settings.data, settings.gpus).mark(probe(settings.data, nvml=nvml))
+    docker = settings.host_kind != "process" and available()
+    profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
+    engines = profiles.engines_for(hardware)
+    installed = [engine for engine in engines if is_installed(settings.data, engine)]
+    in_containers = docker or settings.host_kind == "agent"
+    allowed = profiles.allowed_images(settings.allowed_images)
+    startable = [engine for engine in engines if allowed.allows(engine.image)] if in_containers else installed
+    cards = readings.gpu_conditions(nvml)
+    limits = readings.limits()
+    toolchains = [] if in_containers or not hardware.gpus else [_toolchain(settings, engine) for engine in installed]
+    token = settings.hf_token.get_secret_value() if settings.hf_token is not None else None
+    several: Sequence[MachineCheck | None] = [
         _data(settings),
         _port(settings),
+        checks.wsl(readings.kernel_version()),
         _gpus(hardware),
         *_speed(settings, hardware),
+        checks.driver(hardware, startable),
+        checks.mig(hardware),
+        checks.memory_errors(cards),
+        checks.persistence(cards),
+        checks.display(cards),
+        checks.container_gpus(readings.containers(), hardware) if docker else None,
         *_cgroups(hardware, docker=docker),
-        _engines(settings, hardware, docker=docker),
+        _engines(settings, engines, installed, docker=docker),
+        *checks.toolchains(toolchains),
         _memory(hardware),
-        _shm(hardware, docker=docker),
-        _disk(hardware),
+        _shm(hardware, docker=in_containers),
+        checks.open_files(*limits["open files"]),
+        checks.locked_memory(limits["locked memory"][1], hardware) if not in_containers else None,
+        *checks.disk(_free(settings)),
+        *checks.hub(readings.hub(settings.hf_endpoint, token)),
     ]
+    found = [check for check in several if check is not None]
+    return fixed(found, settings.data, settings.models, lambda: _data(settings)) if fix else found
+
+
+def _toolchain(settings: Settings, engine: Engine) -> readings.Toolchain:
+    return readings.toolchain(engine.ref, engine_dir(settings.data, engine), settings.engine_env)
+
+
+def _free(settings: Settings) -> dict[str, tuple[str, int | None]]:
+    """Of each use of a disk its folder, and what is free there."""
+    folders = {"weights": settings.models, "caches": settings.data, "temporary files": Path(tempfile.gettempdir())}
+    return {use: (str(folder), readings.free_bytes(folder)) for use, folder in folders.items()}
 
 
 def _data(settings: Settings) -> MachineCheck:
     folder = settings.data
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if os.access(existing, os.W_OK | os.X_OK):
+    if os.access(existing, os.W_OK | os.X_OK) and existing.is_dir():
+        if existing == folder and folder.stat().st_mode & 0o077:
+            return MachineCheck(
+                "data folder",
+                "warn",
+                f"{folder} is open to other users",
+                "The gateway closes it when it starts; `--fix` does so now.",
+            )
         return MachineCheck("data folder", "ok", str(folder))
     return MachineCheck(
         "data folder", "fail", f"{existing} cannot be written", "Set FITSERVE_DATA_DIR to a folder you can write."
@@ -85,6 +121,8 @@ def _gpus(hardware: Hardware) -> MachineCheck:
     found += f", driver {hardware.driver}, CUDA {hardware.cuda_driver}"
     missing = [note for note in hardware.notes if " is left out: " in note]
     missing += [f"GPU {gpu.index}: {gpu.lost}" for gpu in hardware.gpus if gpu.lost]
+    kept = [str(gpu.index) for gpu in hardware.gpus if gpu.kept]
+    found += f"; kept from fitserve: {', '.join(kept)}" if kept else ""
     if missing:
         reset = "Reset it (`nvidia-smi --gpu-reset`) or reboot; no engine is started on it meanwhile."
         return MachineCheck("GPUs", "warn", f"{found}; {'; '.join(missing)}", reset)
@@ -126,15 +164,13 @@ def _cgroups(hardware: Hardware, *, docker: bool, char_devices: Path = Path("/de
     ]
 
 
-def _engines(settings: Settings, hardware: Hardware, *, docker: bool) -> MachineCheck:
+def _engines(settings: Settings, engines: list[Engine], installed: list[Engine], *, docker: bool) -> MachineCheck:
     if settings.host_kind == "agent":
         return _agent(settings)
     if docker:
         return MachineCheck("engines", "ok", "a Docker Engine answers: engines run in containers")
-    engines = Profiles(settings.profiles_dir, learned=settings.data / "learned").engines_for(hardware)
-    installed = [engine.ref for engine in engines if is_installed(settings.data, engine)]
     if installed:
-        return MachineCheck("engines", "ok", f"no Docker; installed: {', '.join(installed)}")
+        return MachineCheck("engines", "ok", f"no Docker; installed: {', '.join(engine.ref for engine in installed)}")
     return MachineCheck(
         "engines",
         "fail",
@@ -169,11 +205,3 @@ def _shm(hardware: Hardware, *, docker: bool) -> MachineCheck:
             "Tensor parallel ranks talk through it: enlarge it, or start the container with --shm-size.",
         )
     return MachineCheck("shared memory", "ok", found)
-
-
-def _disk(hardware: Hardware) -> MachineCheck:
-    if hardware.disk_free_bytes is None:
-        return MachineCheck("disk", "warn", "could not be read")
-    found = f"{hardware.disk_free_bytes / GIB:.1f} GiB free"
-    low = hardware.disk_free_bytes < _DISK_BYTES
-    return MachineCheck("disk", "warn" if low else "ok", found, "Models and engines take tens of GiB." if low else "")
