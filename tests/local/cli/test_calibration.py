@@ -87,9 +87,9 @@ def test_the_doctor_names_a_card_of_which_nothing_is_known(tmp_path: Path, monke
         return [check.found for check in examine(load_settings()) if check.name == "speed"]
 
     gpu = HARDWARE.gpus[0].evolve(name="NVIDIA Nobody 9000")
-    monkeypatch.setattr("gateway.doctor.examination.probe", lambda _: HARDWARE)
+    monkeypatch.setattr("gateway.doctor.examination.probe", lambda *_, **__: HARDWARE)
     assert speeds() == []
-    monkeypatch.setattr("gateway.doctor.examination.probe", lambda _: HARDWARE.evolve(gpus=(gpu,)))
+    monkeypatch.setattr("gateway.doctor.examination.probe", lambda *_, **__: HARDWARE.evolve(gpus=(gpu,)))
     assert "no data sheet of NVIDIA Nobody 9000 is known here" in speeds()[0]
     (tmp_path / "data").mkdir(exist_ok=True)
     store = open_store(tmp_path / "data/fitserve.db")
