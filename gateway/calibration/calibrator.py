@@ -7,7 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.calibration.gpu_set import GpuSet, in_use, sets
@@ -34,27 +34,23 @@ class Calibrator:
     host: AskedHost
     profiles: Profiles
     folder: Path
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def measure(self, hardware: Hardware, holders: Mapping[str, str]) -> Calibrated:
         """holders: by UUID what runs on a GPU, and what to do about it. Raises Conflict."""
         if not hardware.gpus:
             raise Conflict("There is no GPU here that could be measured.", hint="`fitserve doctor` says what is missing.")
-        if self.turn.locked():
-            raise Conflict("The GPUs are being measured already.", hint="Try again in a minute.")
-        async with self.turn:
-            busy = in_use(hardware, holders)
-            free = [gpu for gpu in hardware.gpus if gpu.uuid not in busy]
-            facts: list[Fact] = []
-            problems: list[str] = []
-            engine = await self._engine() if free else None
-            for one in sets(free, hardware.links):
-                by, found, went_wrong = await self._measured(one, engine)
-                problems += went_wrong
-                if found is not None:
-                    kept, not_kept = facts_of(found, one, by, hardware.driver, time.time())
-                    facts += kept
-                    problems += not_kept
+        busy = in_use(hardware, holders)
+        free = [gpu for gpu in hardware.gpus if gpu.uuid not in busy]
+        facts: list[Fact] = []
+        problems: list[str] = []
+        engine = await self._engine() if free else None
+        for one in sets(free, hardware.links):
+            by, found, went_wrong = await self._measured(one, engine)
+            problems += went_wrong
+            if found is not None:
+                kept, not_kept = facts_of(found, one, by, hardware.driver, time.time())
+                facts += kept
+                problems += not_kept
         return Calibrated(facts=tuple(facts), left_alone=busy, problems=tuple(problems))
 
     async def _engine(self) -> EngineRef | None:

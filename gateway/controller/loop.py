@@ -26,7 +26,7 @@ from gateway.controller.start_gate import StartGate
 from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
 from gateway.domain import Attempt, Hardware, Instance, Plan, Planned, Rival, RunningPlan, Wish
-from gateway.errors import HostError, NotFound, StoreError
+from gateway.errors import Conflict, HostError, NotFound, StoreError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.routes import Routes
 from gateway.store.running_engines import RunningEngines, restore_running
@@ -172,7 +172,10 @@ class Loop:
 
     @contextlib.contextmanager
     def set_apart(self, gpus: Sequence[str]) -> Iterator[dict[str, str]]:
-        """Nothing is started on these GPUs (by UUID) meanwhile. Gives what the gateway has on each that is not free, and what to do about it."""
+        """Nothing is started on these GPUs (by UUID) meanwhile. Gives what the gateway has on each that is not free, and what to do about it. Raises
+        Conflict where they are set apart already."""
+        if self._fleet.set_apart:
+            raise Conflict("The GPUs are being measured already.", hint="Try again in a minute.")
         users = self._fleet.users()
         planned = next((one.model for one in self._fleet.replicas() if one.attempt is None and one.busy), None)
         wait = f"a start of {planned} is being planned: try again in a minute"

@@ -137,17 +137,6 @@ def test_a_machine_without_gpus_has_nothing_to_measure(tmp_path: Path) -> None:
         measure(tmp_path, machine("cpu"))
 
 
-def test_it_is_measured_once_at_a_time(tmp_path: Path) -> None:
-    calibrator = Calibrator(ProcessHost(tmp_path), Profiles(), tmp_path / "asking")
-
-    async def twice() -> None:
-        async with calibrator.turn:
-            await calibrator.measure(machine("3090"), {})
-
-    with pytest.raises(Conflict, match="being measured already"):
-        asyncio.run(twice())
-
-
 def test_a_measurement_of_other_gpus_is_nonsense() -> None:
     line = b'{"measured": {"software": "x", "problems": [], "numbers": [{"what": "memory", "gpus": [1], "value": 1, "spread": 0}]}}'
     with pytest.raises(HostError, match="GPUs that it was not asked about"):

@@ -72,7 +72,7 @@ def told(part: dict[str, Any]) -> str:
 
 def together(ranks: list[Rank], part: dict[str, Any], limit_s: float, found: dict[str, Any]) -> bool:
     """Have all ranks do the part; whether they all did. Who does not come to an end has no next part."""
-    end, waiting = time.monotonic() + limit_s, {rank.said: rank for rank in ranks}
+    end, waiting, whole = time.monotonic() + limit_s, {rank.said: rank for rank in ranks}, True
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
             rank.tell(part)
@@ -88,7 +88,12 @@ def together(ranks: list[Rank], part: dict[str, Any], limit_s: float, found: dic
                 lines = rank.lines()
                 if lines is None:
                     found["problems"].append(f"{told(part)}: the process of GPU {rank.number} ended")
-                    return False
+                    if part["part"] != "own":
+                        return False
+                    whole = False
+                    del waiting[key.fd]
+                    selector.unregister(key.fd)
+                    continue
                 for line in lines:
                     if "software" in line:
                         found["software"] = line["software"]
@@ -99,7 +104,7 @@ def together(ranks: list[Rank], part: dict[str, Any], limit_s: float, found: dic
                     else:
                         del waiting[key.fd]
                         selector.unregister(key.fd)
-    return True
+    return whole
 
 
 class Rank:

@@ -78,6 +78,8 @@ async def test_nothing_is_started_on_gpus_that_are_being_measured(tmp_path: Path
         asking = tmp_path / "data/asking"
         while not (asking.is_dir() and [*asking.iterdir()]):
             await asyncio.sleep(0.01)
+        again = await gateway.client.post("/admin/calibrate")
+        assert (again.status_code, "measured already" in again.json()["error"]["message"]) == (409, True)
         source = model_folder(tmp_path / "model", **LLAMA_8B)
         wish = {"name": "m", "source": str(source), "engines": ["vllm==0.26.0"]}
         assert (await gateway.client.post("/admin/plan", json=wish)).json()["plans"] == []
