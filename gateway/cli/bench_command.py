@@ -106,7 +106,7 @@ def _show(kept: Any, expected: Any) -> None:
             off = f"{100 * (value / planned['value'] - 1):+.0f} %" if planned else "-"
             rows.append((what, f"{value:,.4g} {unit}", hoped, off, f"{before:,.4g}" if before else "-"))
 
-    hopes = expected or {}
+    hopes = _unmeasured(expected) if expected else {}
     row("first token, 2k", "s", bench["first_token_2k_s"], hopes.get("first_token_2k_s"), last.get("first_token_2k_s"))
     row("first token, 32k", "s", bench["first_token_32k_s"], hopes.get("first_token_32k_s"), last.get("first_token_32k_s"))
     row("one request", "tokens/s", bench["stream"], hopes.get("stream"), last.get("stream"))
@@ -115,8 +115,7 @@ def _show(kept: Any, expected: Any) -> None:
         count = level["concurrency"]
         hoped = hopes.get("total") if hopes.get("concurrency") == count else None
         row(f"{count:,} at once", "tokens/s", level["tokens_per_s"], hoped, old.get(count))
-    grade = expected["grade"] if expected else "expected"
-    table(("", "NOW", grade.upper(), "OFF", "LAST"), rows)
+    table(("", "NOW", "EXPECTED", "OFF", "LAST"), rows)
     say("")
     latencies = [(f"{one['concurrency']:,}", one["requests"], *_seconds(one)) for one in bench["levels"]]
     table(("AT ONCE", "REQUESTS", "LATENCY P50", "P95", "FIRST TOKEN P50", "P95"), latencies)
@@ -125,6 +124,16 @@ def _show(kept: Any, expected: Any) -> None:
     if rival := kept["rival"]:
         say("")
         print_paragraph(f"Another plan should be better. {rival['words']} {rival['do']}")
+
+
+def _unmeasured(speed: Any) -> Any:
+    """What was expected before anything was measured of it."""
+    if speed["grade"] != "measured":
+        return speed
+    values = {
+        name: {"value": float(f"{speed[name]['value'] / ratio:.3g}")} for name, ratio in speed["ratios"].items() if speed[name]
+    }
+    return {"concurrency": speed["concurrency"], **values}
 
 
 def _seconds(level: Any) -> list[str]:

@@ -118,6 +118,8 @@ class ManagedModel:
     """By engine, why it could not be asked, and when that was."""
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while engines are asked about the model: what one replica hears, the others need not ask."""
+    measured: Plan | None = None
+    """The plan that serves with its own figures, once they were measured."""
     rival: Rival | None = None
     """A plan that should be better than what runs, by what was measured of that."""
     trial: ReplicaState | None = None

@@ -74,7 +74,7 @@ class Tuner:
             )
         kept = await self._keep(name, serving[0].plan if serving else None, report, _unusable(serving, report))
         if not kept.why:
-            await self._judge(model)
+            await self._judge(model, serving[0])
         return kept
 
     async def _keep(self, name: str, plan: Plan | None, report: BenchReport, why: str = "") -> BenchKept:
@@ -92,9 +92,7 @@ class Tuner:
             serving = model.serving
             if serving and self._judged.get(name) != serving[0].fingerprint:
                 self._judged[name] = serving[0].fingerprint
-                model.rival = None
-                if _is_measured(await self._known(serving[0].plan)):
-                    await self._judge(model)
+                await self._judge(model, serving[0])
             if self._settings.auto_tune and len(model.replicas) == 1 and not model.deleting:
                 await self._tune(model)
         self._judged = {name: plan for name, plan in self._judged.items() if name in self._loop.models}
@@ -106,11 +104,12 @@ class Tuner:
         facts = await asyncio.to_thread(self._store.facts)
         return measured(plan, KnownFacts(facts).about_plan(plan.fingerprint))
 
-    async def _judge(self, model: ManagedModel) -> None:
-        """Say it where another plan should be better."""
-        name = model.wish.name
+    async def _judge(self, model: ManagedModel, serving: Attempt) -> None:
+        """Say what was measured of what serves, and where another plan should be better."""
+        name, known = model.wish.name, await self._known(serving.plan)
+        model.measured = known if _is_measured(known) else None
         try:
-            found = await self._loop.rival(model)
+            found = await self._loop.rival(model) if model.measured is not None else None
         except FitserveError as error:
             log.info("the plan could not be compared with others", model=name, reason=str(error))
             found = None

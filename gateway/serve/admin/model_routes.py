@@ -226,10 +226,18 @@ async def _view(request: Request, model: ManagedModel, *, full: bool) -> ModelVi
         created_at=model.created_at,
         wish=model.wish,
         replicas=tuple(_replica(replica) for replica in model.replicas),
-        plan=live.plan.evolve(grade=live.grade) if live and full else None,
+        plan=_plan(model, live) if live and full else None,
         rival=rival_view(model.wish.name, model.rival),
         attempts=tuple(_attempt(attempt) for attempt in attempts),
     )
+
+
+def _plan(model: ManagedModel, live: Attempt) -> Plan:
+    """With what was measured of it."""
+    known = model.measured
+    speed = known.speed if known is not None and known.fingerprint == live.fingerprint else live.plan.speed
+    shown: Plan = live.plan.evolve(grade=live.grade, speed=speed)
+    return shown
 
 
 def _replica(replica: ReplicaState) -> ReplicaView:

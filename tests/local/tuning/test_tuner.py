@@ -43,11 +43,14 @@ async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(t
         kept = await bench(gateway, "--json")
         assert kept["not_learned"] == ""
         assert kept["last"] is None
-        assert kept["bench"]["fingerprint"] == view["plan"]["fingerprint"] if "fingerprint" in view["plan"] else True
+        assert kept["bench"]["fingerprint"] == view["attempts"][0]["fingerprint"]
         assert kept["expected"]["grade"] == "predicted"
         facts = (await gateway.client.get("/admin/facts")).json()["data"]
         kinds = {(row["fact"]["kind"], row["fact"]["scope"].get("figure")) for row in facts if row["id"]}
         assert {("speed_measured", "stream"), ("speed_ratio", "stream"), ("speed_measured", "total")} <= kinds
+        shown = (await gateway.show("m"))["plan"]["speed"]
+        assert shown["grade"] == "measured"
+        assert shown["stream"]["value"] == pytest.approx(kept["bench"]["stream"], rel=0.01)
         # The next plan knows what was measured.
         wish = {"name": "n", "source": str(folder), "engines": ["vllm==0.26.0"], "gpus": 1, "replicas": 1, "concurrency": 1}
         decision = (await gateway.client.post("/admin/plan", json=wish)).json()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,24 @@ async def test_it_is_off_unless_somebody_wants_it(tmp_path: Path) -> None:
         await asyncio.sleep(0.5)
         assert (await gateway.client.get("/admin/models/m/bench")).json()["data"] == []
         assert len((await gateway.show("m"))["attempts"]) == 1
+
+
+async def test_a_gateway_that_ends_after_the_change_leaves_the_new_engine(tmp_path: Path) -> None:
+    world, paces = World(), paced(SLOW, FAST)
+
+    def deaf(spec: LaunchSpec) -> EngineScript:
+        script = paces(spec)
+        return replace(script, ignore_term=script.tokens_per_second == SLOW)
+
+    async with tuned(tmp_path, deaf, world=world, stop_grace_s=HANG_S) as gateway:
+        await added(gateway, tmp_path)
+        async with asyncio.timeout(HANG_S):
+            while [one["state"] for one in (await gateway.show("m"))["attempts"]] != ["stopped", "ready"]:
+                await asyncio.sleep(0.01)
+        assert len(world.engines) == 2
+    async with tuned(tmp_path, deaf, world=world, auto_tune=False) as gateway:
+        await attempts(gateway, "stopped", "ready")
+        assert await answers(gateway)
 
 
 async def test_a_gateway_that_ends_in_a_trial_leaves_one_engine(tmp_path: Path) -> None:
