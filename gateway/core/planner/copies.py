@@ -29,7 +29,8 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     machine = machine_of(candidate.group, links, timed, given.measured, direct=direct) if timed else None
     clock = Clock(_work(candidate), machine, pace.table, eager=sizes.batch.eager.value) if pace and machine else None
     evidence, known = candidate.evidence, given.corrections
-    ratios = known.ratios(about(candidate.scope, evidence.kernels, evidence.attention)) if known else {}
+    near = about(candidate.scope, evidence.kernels, evidence.attention, machine.source) if known and machine else {}
+    ratios = known.ratios(near) if near else {}
 
     def speed(count: int) -> Speed | None:
         if clock is None:

@@ -8,6 +8,7 @@ learned(plan, bench, known, at) -> the facts that a run of `fitserve bench` prov
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,10 @@ from gateway.domain import Bench, Estimate, Fact, LayerAttention, LayerKernel, P
 
 # The fields of Speed that are measured. Of rates more is better, of seconds less.
 FIGURES = ("stream", "total", "first_token_2k_s", "first_token_32k_s")
-_WHAT = ("device", "engine", "kernel", "attention", "ranks", "figure")
+_WHAT = ("device", "engine", "kernel", "attention", "ranks", "basis", "figure")
+_RUNS = "; fitserve bench, "
+# What has to agree always. Another basis expects something else: what corrects data sheets is no correction of measured figures.
+_SAME = ("device", "engine", "basis")
 # From the nearest to the widest: names of the scope that have to agree.
 _NEAR = (("kernel", "attention", "ranks"), ("kernel",), ())
 _NEARNESS = ("plans with its kernels and ranks", "plans with its kernels", "plans of its engine")
@@ -38,18 +42,18 @@ class Corrections:
     the engine version, on this device. Wider ones count by their number: of one plan alone half of what it was off (its geometric mean)."""
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
-        self._facts: dict[tuple[str | None, str | None], list[Fact]] = {}
+        self._facts: dict[tuple[str | None, ...], list[Fact]] = {}
         self._known: dict[tuple[str, ...], dict[str, Ratio]] = {}
         for fact in facts:
             if fact.value is not None and set(fact.scope) == set(_WHAT):
-                self._facts.setdefault((fact.scope["device"], fact.scope["engine"]), []).append(fact)
+                self._facts.setdefault(tuple(fact.scope[name] for name in _SAME), []).append(fact)
 
     def __bool__(self) -> bool:
         return bool(self._facts)
 
     def ratios(self, about: Mapping[str, str]) -> Mapping[str, Ratio]:
         """By figure; what nothing was measured of has none. about: `about` of a plan."""
-        near = self._facts.get((about.get("device"), about.get("engine")))
+        near = self._facts.get(tuple(about.get(name) for name in _SAME))
         if not near:
             return {}
         key = tuple(about.values())
@@ -59,13 +63,16 @@ class Corrections:
         return self._known[key]
 
 
-def about(scope: Mapping[str, str], kernels: Sequence[LayerKernel], attention: Sequence[LayerAttention]) -> dict[str, str]:
-    """What measurements of a plan with this scope hold for."""
+def about(
+    scope: Mapping[str, str], kernels: Sequence[LayerKernel], attention: Sequence[LayerAttention], source: str
+) -> dict[str, str]:
+    """What measurements of a plan with this scope hold for. source: where the figures of the machine come from that it is expected with."""
     return {
         "device": scope.get("device", ""),
         "engine": scope.get("engine", ""),
         "kernel": "+".join(_largest(kernels)),
         "attention": next((row.backend for row in attention if row.backend), "unknown"),
+        "basis": re.split(" measured here|; ", source)[0],
         "ranks": f"{scope.get('tensor_parallel', '1')}x{scope.get('pipeline_parallel', '1')}",
     }
 
@@ -98,14 +105,14 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
         return plan
     values = {figure: (fact.value or 0) / _THOUSAND for figure, fact in found.items()}
     own = {figure: banded(value, _BAND) for figure, value in values.items()}
-    source = f"fitserve bench, {found['stream'].samples or 1} times"
+    runs = f"fitserve bench, {found['stream'].samples or 1} times"
     speed = plan.speed
     if speed is None:
-        told = Speed(**own, concurrency=int(found["total"].scope["concurrency"]), grade="measured", source=source)
+        told = Speed(**own, concurrency=int(found["total"].scope["concurrency"]), grade="measured", source=runs)
     else:
         base = _base(speed)
         ratios = {**speed.ratios, **{figure: values[figure] / base[figure] for figure in own.keys() & base.keys()}}
-        told = speed.evolve(**own, ratios=ratios, grade="measured", source=f"{source}; {speed.source}")
+        told = speed.evolve(**own, ratios=ratios, grade="measured", source=f"{speed.source.partition(_RUNS)[0]}; {runs}")
     changed: Plan = plan.evolve(speed=told)
     return changed
 
@@ -129,7 +136,8 @@ def learned(plan: Plan, bench: Bench, known: Iterable[Fact], at: float) -> tuple
         _fact(plan, "speed_measured", {**whole, **own.get(figure, {}), "figure": figure}, value, before, at)
         for figure, value in values.items()
     ]
-    base, where = _base(plan.speed), about(plan.scope, plan.kernels, plan.attention)
+    base = _base(plan.speed)
+    where = about(plan.scope, plan.kernels, plan.attention, plan.speed.source if plan.speed else "")
     facts += [
         _fact(plan, "speed_ratio", {**where, "figure": figure}, _bounded(values[figure] / base[figure]), before, at)
         for figure in values.keys() & base.keys()

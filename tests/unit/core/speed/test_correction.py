@@ -95,6 +95,19 @@ def test_plans_like_it_are_corrected_and_others_are_not() -> None:
     assert "corrected by what was measured of plans with its kernels" in corrected.plans[0].speed.source
 
 
+def test_what_corrects_data_sheets_is_no_correction_of_measured_figures() -> None:
+    plan = decided().plans[0]
+    facts = learned(plan, 0.5)
+    (basis,) = {fact.scope["basis"] for fact in facts if fact.kind == "speed_ratio"}
+    assert basis == "data sheet of NVIDIA GeForce RTX 3090"
+    others = tuple(fact.evolve(scope=fact.scope | {"basis": "memory"}) if "basis" in fact.scope else fact for fact in facts)
+    assert (
+        stream(decided(others, max_context=4096))
+        == stream(decided(max_context=4096))
+        != stream(decided(facts, max_context=4096))
+    )
+
+
 def test_what_cannot_be_is_bounded_and_the_past_fades() -> None:
     plan = decided().plans[0]
     ratio = next(fact for fact in learned(plan, 0.001) if fact.kind == "speed_ratio" and fact.scope["figure"] == "stream")
