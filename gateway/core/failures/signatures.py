@@ -54,8 +54,12 @@ class Signatures:
         """Message, advice and steps of a failure: the row's own where every value of theirs is known, else those of its kind."""
         kind = self._remedies.get(row.kind, _NO_WORDS)
         message = remedy.filled(row.message, known) or remedy.filled(kind.message, known) or "The engine failed."
-        steps = remedy.steps(row.steps, known) or remedy.steps(kind.steps, known)
-        advice = remedy.filled(row.advice, known) or remedy.filled(kind.advice, known) or next(iter(steps), "")
+        own = remedy.filled(row.advice, known)
+        # What the row knows of this very case goes before what helps with every failure of its kind.
+        steps = remedy.steps(row.steps, known) or tuple(
+            dict.fromkeys(((own,) if own else ()) + remedy.steps(kind.steps, known))
+        )
+        advice = own or remedy.filled(kind.advice, known) or next(iter(steps), "")
         return message, advice, steps or ((advice,) if advice else ())
 
     def progress(self, text: str) -> Iterator[tuple[Signature, dict[str, Scalar]]]:
