@@ -76,10 +76,12 @@ def _reported_error(status: int, body: bytes) -> FitserveError:
     import json
 
     try:
-        message = str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        message = f"The gateway answered with status {status}."
+        said = json.loads(body)["error"]
+        message, code = str(said["message"]), str(said.get("code"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message, code = f"The gateway answered with status {status}.", FitserveError.code
     error = FitserveError(message)
+    error.code = code
     error.status = status
     error.exit_code = {400: 2, 422: 3, 503: 3}.get(status, 1)
     return error

@@ -10,7 +10,7 @@ from gateway.cli.client import call
 from gateway.cli.options import Engines, Hardwares, Json, MaxContext, MinContext, absolute, read_wish, usage, wishing
 from gateway.cli.present import show_decision, show_matrix
 from gateway.cli.terminal import say
-from gateway.errors import FitserveError
+from gateway.errors import BadModel, FitserveError, NeedsRemoteCode
 
 
 @wishing
@@ -53,6 +53,9 @@ def _of_the_gateway(wish: Any) -> Any | None:
     try:
         return Decision.model_validate(call("POST", "/admin/plan", wish.model_dump(mode="json")))
     except FitserveError as error:
+        if error.code in (BadModel.code, NeedsRemoteCode.code):
+            # As where no gateway is asked: the command line is right, the model is not.
+            error.exit_code = BadModel.exit_code
         if error.status not in (401, 403, 503):
             raise
         say(f"note: the gateway was not asked, so what it runs does not count here: {error.message}", err=True)
