@@ -132,6 +132,9 @@ class BootStorm:
         self.seen.slowest_s = max(self.seen.slowest_s, time.monotonic() - began)
         self.seen.ready += sum(view["state"] == "ready" for view in map(self.gateway.show, self.names))
         self._count()
+        # An engine that dies five times within ten minutes of its starts is left alone otherwise.
+        for name in self.names:
+            self.gateway.client.post(f"/admin/models/{name}/retry").raise_for_status()
 
     def _all_ready(self) -> bool:
         # Attempts of before the kill are ready in the database until the gateway has seen that their engines are gone.
@@ -151,7 +154,7 @@ class BootStorm:
         facts: list[dict[str, Any]] = [
             one["fact"] for one in self.gateway.client.get("/admin/facts").json()["data"] if one["id"] is not None
         ]
-        self.seen.facts = Counter(fact["kind"] for fact in facts if fact["grade"] == "failed")
+        self.seen.facts |= Counter(fact["kind"] for fact in facts if fact["grade"] == "failed")
         file = self.gpus / "measured"
         measured = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         self.seen.short += sum(abs(one["bytes"] - one["alone"]) > _NEAR for one in measured[self._measured :])
