@@ -20,6 +20,14 @@ from typing import NamedTuple
 
 from tests.support.paths import ROOT
 
+# A wheel may need a newer glibc or Python than this machine has, and is only read. Newest first.
+_PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 17)),
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+)
+ANYWHERE = ("--python-version", "3.12", *(word for platform in _PLATFORMS for word in ("--platform", platform)))
+
 
 class Kept(NamedTuple):
     """What is downloaded once, below one folder."""
@@ -40,7 +48,7 @@ class Kept(NamedTuple):
             with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
                 requirement = Path(temporary, "requirement.txt")
                 requirement.write_text(pin + "\n")
-                download(temporary, "--require-hashes", "--requirement", str(requirement))
+                download(temporary, *ANYWHERE, "--require-hashes", "--requirement", str(requirement))
                 with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as wheel:
                     # The metadata too: a version that cannot be asked for makes vLLM do without Triton. SGLang looks for its CUDA files.
                     wanted = re.compile(rf"{engine}/.*\.(py|cuh|h)|[^/]*\.dist-info/METADATA")
@@ -73,13 +81,7 @@ class Kept(NamedTuple):
 
 def wheel_of(requirement: str, folder: Path) -> Path:
     """The wheel of `NAME==VERSION`, of whichever platform of Linux has one."""
-    # Newest first: a wheel may need a newer glibc than this machine has, and is only read.
-    platforms = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 17)] + [
-        "manylinux2014_x86_64",
-        "manylinux1_x86_64",
-    ]
-    named = [word for platform in platforms for word in ("--platform", platform)]
-    download(str(folder), "--python-version", "3.12", *named, requirement)
+    download(str(folder), *ANYWHERE, requirement)
     return next(folder.glob("*.whl"))
 
 

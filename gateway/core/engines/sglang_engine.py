@@ -13,7 +13,14 @@ from gateway.core.engines.refusal import Refused
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
 from gateway.core.memory.sglang_kv_cache import TokenPool, model_of, whole
-from gateway.core.memory.sglang_memory import MemoryRules, StaticMemory, fraction_within, multimodal, static_memory
+from gateway.core.memory.sglang_memory import (
+    MemoryRules,
+    StaticMemory,
+    fraction_within,
+    multimodal,
+    process_bytes,
+    static_memory,
+)
 from gateway.core.memory.vllm_kv_cache import ITEM_BYTES
 from gateway.core.model.rank import Rank
 from gateway.core.speculative.drafter import Drafter
@@ -114,11 +121,13 @@ class SglangRules:
 
     def budget(self, footprint: Footprint, context: int) -> Budget:
         candidate, static = footprint.candidate, self._static(footprint)
+        begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)
+        free = max(1, candidate.usable_bytes - begins)  # as the engine finds it before it loads
         if "gpu-memory-utilization" in candidate.args:
             fraction = float(candidate.args["gpu-memory-utilization"])
         else:
-            fraction = fraction_within(static, candidate.usable_bytes, candidate.gpu_bytes)
-        taken = int(candidate.gpu_bytes * fraction) + round(static.reserved_mib * MIB)
+            fraction = fraction_within(static, free)
+        taken = begins + int(free * fraction) + round(static.reserved_mib * MIB)
         return Budget(taken, {"gpu-memory-utilization": fraction}, f"static fraction {fraction:.3f}")
 
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
@@ -127,20 +136,21 @@ class SglangRules:
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static(footprint).reserved_mib * MIB)
+        begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)
         held, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
-        kv = max(0, budget_bytes - reserved - held)
+        kv = max(0, budget_bytes - reserved - begins - held)
         return Memory(
             gpu_bytes=footprint.candidate.gpu_bytes,
             budget_bytes=budget_bytes,
             weights_bytes=held,
             activation_bytes=reserved,
             graph_bytes=0,
-            overhead_bytes=0,
+            overhead_bytes=begins,
             kv_bytes=kv,
             kv_bytes_per_token=per_token,
             kv_tokens=kv // per_token if per_token else 0,
             low=held + reserved // 2,
-            high=held + held // 50 + reserved,
+            high=held + held // 50 + reserved + begins,
         )
 
     def used_bytes(self, footprint: Footprint, memory: Memory) -> int:

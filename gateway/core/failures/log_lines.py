@@ -17,6 +17,8 @@ MAX_LINE = 4000
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 _HTML = {"gt": ">", "lt": "<", "amp": "&", "quot": '"', "nbsp": " ", "#39": "'", "#x27": "'"}
 _ENTITY = re.compile(rf"&({'|'.join(_HTML)});")
+# A progress bar that another process wrote into: what follows it is a line of its own.
+_BAR = re.compile(r"^.{0,300}?\d{1,3}%\|.{0,80}?\| *\d+/\d+ \[[^\]]{0,80}(?:it/s|s/it)\](?=\S)")
 _FENCE = re.compile(r"^ {0,3}(?:(?:> ?)+)?`{1,3}(?=\S)|`{3}$")
 _AFTER = re.compile(r" \[repeated \d+x across cluster\].{0,120}$")
 _LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
@@ -69,6 +71,8 @@ def clean(raw: bytes) -> str:
     text = raw[: 2 * MAX_LINE].decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
+    if "it/s]" in text or "s/it]" in text:
+        text = _BAR.sub("", text)
     return text.rstrip()[:MAX_LINE]
 
 

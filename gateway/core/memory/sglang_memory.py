@@ -18,6 +18,10 @@ from gateway.domain import AttentionGroup, Value
 from gateway.domain.units import MIB
 
 _GIB_IN_MIB = 1024
+# CUDA context and torch.distributed: 0.5.15.post1 found 139.09 GiB free on an H200 that had 139.80 (docs/performance.md).
+_PROCESS = 728 * MIB
+# Of more ranks NCCL too. Measured with vLLM on two H200; of SGLang nobody did.
+_NCCL = 1024 * MIB
 # A vision tower of this size (ViT-L/14) leaves 95 % of the share; each further one of its size takes 10 % more.
 _VIT_LAYERS, _VIT_HIDDEN = 24, 1024
 
@@ -126,10 +130,15 @@ def _vision_factor(model: ModelTraits) -> float:
     return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (size - 1.0)))
 
 
-def fraction_within(static: StaticMemory, budget_bytes: int, gpu_bytes: int) -> float:
-    """--mem-fraction-static for an engine that may take `budget_bytes` in all: never more than its own choice, and
-    as much less as others take. Rounded down to three digits; 0 where nothing is left."""
-    share = (budget_bytes - static.reserved_mib * MIB) / gpu_bytes
+def process_bytes(ranks: int) -> int:
+    """What a rank's process takes of its GPU before SGLang looks how much is free, of which the static fraction is a share."""
+    return _PROCESS + (_NCCL if ranks > 1 else 0)
+
+
+def fraction_within(static: StaticMemory, free_bytes: int) -> float:
+    """--mem-fraction-static for an engine that finds `free_bytes` before it loads: never more than its own choice, and as much less as
+    others take. Rounded down to three digits; 0 where nothing is left."""
+    share = (free_bytes - static.reserved_mib * MIB) / free_bytes
     return max(0.0, math.floor(min(static.fraction, share) * 1000) / 1000)
 
 

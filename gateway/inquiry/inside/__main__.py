@@ -98,9 +98,12 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
 
 
 def of_this_package(error: Exception) -> bool:
-    """Whether a line of ours failed, since this version is not built like those that are known here."""
+    """Whether a line of ours failed, or an object of ours lacks what the engine asks: this version is not built like those that are known
+    here."""
     if not isinstance(error, (AttributeError, TypeError, ImportError)):
         return False
+    if isinstance(error, AttributeError) and type(getattr(error, "obj", None)).__module__.startswith(f"{__package__}."):
+        return True
     # A stand-in that is absent fails for the engine that imports it.
     here = Path(__file__).parent
     passed = ("<frozen importlib", importlib.__file__, str(here / "stubs.py"))

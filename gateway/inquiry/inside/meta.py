@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import importlib
 import tempfile
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+
+class StandIn(types.SimpleNamespace):
+    """Stands for an object of the engine, with the attributes that it was asked for when this was written. What it lacks is not taken for a
+    refusal (`__main__.of_this_package`)."""
 
 
 class _Ranks:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import types
 from typing import Any, NamedTuple
 
-from .sglang_model import said
+from .meta import StandIn
+from .sglang_model import bare_runner, said
 
 
 class Backends(NamedTuple):
@@ -53,11 +53,10 @@ def backends_of(arguments: Any, model: Any) -> Backends:
 
 
 def _filled(arguments: Any, model: Any) -> Backends:
-    """0.5.10: ServerArgs fills itself."""
-    runners: Any = importlib.import_module("sglang.srt.model_executor.model_runner")
+    """Up to 0.5.15 at least ServerArgs fills itself."""
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     linear: Any = importlib.import_module("sglang.srt.layers.attention.linear.utils")
-    runner = object.__new__(runners.ModelRunner)
+    runner = bare_runner()
     runner.server_args, runner.model_config = arguments, model
     runner.is_draft_worker, runner.init_new_workspace, runner.device = False, False, "cuda"
     runner.use_mla_backend = model.attention_arch == models.AttentionArch.MLA
@@ -74,16 +73,16 @@ def _resolved(arguments: Any, model: Any) -> Backends:
     overrides: Any = importlib.import_module("sglang.srt.arg_groups.overrides")
     hybrids: Any = importlib.import_module("sglang.srt.configs.hybrid_arch")
     prefill, decode = overrides.attention_backends_of(overrides.resolved_view(arguments))
-    runner = types.SimpleNamespace(
+    runner = StandIn(
         server_args=arguments, model_config=model, is_draft_worker=False, draft_attention_backend=None, kv_cache_dtype=None,
         use_mla_backend=overrides.use_mla_backend(arguments), prefill_attention_backend_str=prefill,
         decode_attention_backend_str=decode, device="cuda",
     )  # fmt: skip
     hybrid = hybrids.mambaish_config(model)
     if hybrid:
-        state = types.SimpleNamespace(temporal=types.SimpleNamespace(dtype=hybrid.mamba2_cache_params.dtype.temporal))
-        pool = types.SimpleNamespace(mamba_cache=state)
-        runner.req_to_token_pool = types.SimpleNamespace(mamba_pool=pool)
+        state = StandIn(temporal=StandIn(dtype=hybrid.mamba2_cache_params.dtype.temporal))
+        pool = StandIn(mamba_cache=state)
+        runner.req_to_token_pool = StandIn(mamba_pool=pool)
     made = setup.get_attention_backend(model_runner=runner)
     linear = getattr(runner, "linear_attn_backends", None)
     kernels = [linear.prefill.value, linear.decode.value] if linear else []

@@ -11,7 +11,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .sglang_model import Configured, said
+from .meta import StandIn
+from .sglang_model import Configured, bare_runner, said
 from .vllm_boot import fit
 
 _GIB = 1 << 30
@@ -81,13 +82,12 @@ def _state(module: Any, memory: float) -> None:
 
 
 def _of_runner(made: Configured, whole: Any, memory_bytes: int) -> Callable[[int], int]:
-    """Up to 0.5.10 the runner counts by itself (ModelRunnerKVCacheMixin)."""
+    """Up to 0.5.15 at least the runner counts by itself (ModelRunnerKVCacheMixin)."""
     pools: Any = importlib.import_module("sglang.srt.model_executor.model_runner_kv_cache_mixin")
-    runners: Any = importlib.import_module("sglang.srt.model_executor.model_runner")
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     speculative: Any = importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
     arguments, model = made.arguments, made.model
-    runner = object.__new__(runners.ModelRunner)
+    runner = bare_runner()
     layers = max(model.num_hidden_layers, model.num_attention_layers)
     known = {
         "device": "cuda", "gpu_id": 0, "is_draft_worker": False, "server_args": arguments, "model_config": model,
@@ -148,7 +148,7 @@ def _of_configurator(module: Any, made: Configured, whole: Any, memory_bytes: in
         "device": "cuda", "gpu_id": 0, "attn_dp_size": 1, "pp_size": 1, "pp_group": None, "model": whole, "model_config": model,
         "server_args": arguments, "kv_cache_dtype": dtype, "kv_cache_dtype_str": named or asked, "model_dtype": model.dtype,
         "page_size": said(arguments, "page_size"), "sliding_window_size": window, "spec_algorithm": plain,
-        "is_draft_worker": False, "spec_aux_config": types.SimpleNamespace(draft_model_config=None, dflash_draft_num_layers=None),
+        "is_draft_worker": False, "spec_aux_config": StandIn(draft_model_config=None, dflash_draft_num_layers=None),
         "post_capture_kv_active": fit(
             runtimes.is_post_capture_kv_active, server_args=arguments, is_draft_worker=False, spec_algorithm=plain, token_to_kv_pool_allocator=None
         ),

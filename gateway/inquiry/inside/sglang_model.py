@@ -108,6 +108,20 @@ def _ranks(tp: int, ep: int, pp: int, stage: int) -> None:
             context.get_parallel().override_permanently(**values)
 
 
+def bare_runner() -> Any:
+    """A ModelRunner that was not made: it has no GPU, and of its attributes those that are set. Its class is one of this module, so that what
+    it lacks is not taken for a refusal."""
+    runners: Any = importlib.import_module("sglang.srt.model_executor.model_runner")
+
+    class Runner(runners.ModelRunner):  # type: ignore[misc]
+        pass
+
+    runner = object.__new__(Runner)
+    if hasattr(runners, "_UNSET"):  # from 0.5.13 on
+        runner._linear_attn_registry_cache = runners._UNSET
+    return runner
+
+
 def loader() -> Any:
     return importlib.import_module("sglang.srt.model_loader.loader")
 

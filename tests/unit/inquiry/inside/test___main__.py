@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.inquiry.inside.__main__ import ask
+from gateway.inquiry.inside.meta import StandIn
 from gateway.inquiry.inside.sglang_model import said
 
 MODEL: dict[str, Any] = {"files": {}, "questions": [{"argv": []}]}
@@ -34,6 +35,12 @@ def test_an_assertion_without_words_says_where_it_stands() -> None:
         raise AssertionError
 
     assert told(engine)["refused"] == "AssertionError: raise AssertionError"
+
+
+def test_what_a_stand_in_lacks_is_no_refusal() -> None:
+    """A later version asks an object of ours for more than it was made with."""
+    with pytest.raises(AttributeError, match="registry"):
+        told(lambda *_: StandIn(device="cuda").registry)
 
 
 def test_a_version_that_is_built_otherwise_refuses_nothing() -> None:

@@ -1,0 +1,49 @@
+"""What SGLang's parser and its resolution say of whole command lines: read from standard input, as the launched server reads them.
+
+    {"memory_mib": 24576, "starts": [[{config.json}, ["--tp-size=1", ...]], ...]}
+
+An answer has the engine's words where it refuses, or what the start is then: `tp`, `graphs` (whether it captures any).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gateway.inquiry.inside import sglang_boot, sglang_model
+from gateway.inquiry.inside.__main__ import words
+
+
+def answers(version: str) -> list[dict[str, Any]]:
+    del version
+    asked = json.load(sys.stdin)
+    sglang_boot.state_memory(asked["memory_mib"])
+    with TemporaryDirectory() as folder:
+        return [_answer(Path(folder) / str(number), *start) for number, start in enumerate(asked["starts"])]
+
+
+def _answer(folder: Path, config: dict[str, Any], argv: list[str]) -> dict[str, Any]:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        given = sglang_model.arguments_of(str(folder), argv)
+        sglang_model.publish(given)
+    except Exception as error:  # an engine's refusal is an answer
+        return {"refused": words(error)}
+    return {"tp": sglang_model.said(given, "tp_size"), "graphs": _graphs(given)}
+
+
+def _graphs(given: Any) -> bool:
+    if not hasattr(given, "cuda_graph_config"):  # 0.5.10
+        return not given.disable_cuda_graph
+    phases: Any = sglang_model.said(given, "cuda_graph_config")
+    return any(_backend(phases[phase]) != "disabled" for phase in ("decode", "prefill"))
+
+
+def _backend(phase: Any) -> str:
+    """As a mapping a phase has what is not the default alone."""
+    said: str = phase.get("backend", "") if isinstance(phase, dict) else phase.backend
+    return said
