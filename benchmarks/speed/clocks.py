@@ -28,7 +28,7 @@ class Timed(NamedTuple):
     machine: Machine
 
     def clock(self, table: SpeedTable) -> Clock:
-        return Clock(self.work, self.machine, table, eager=self.plan.enforce_eager.value)
+        return Clock(self.work, self.machine, table.of(self.plan.engine.kind), eager=self.plan.enforce_eager.value)
 
 
 def timed(

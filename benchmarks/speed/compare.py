@@ -28,6 +28,7 @@ from speed.grid import LOADS
 
 RESULTS = Path(__file__).parent / "results" / "vllm-0.26.0-h200.jsonl"
 # What a client of a stream sees of the first token beside the engine's work: HTTP, JSON.
+VLLM = "vllm==0.26.0"  # of lines that name no engine
 LOAD = {one.name: one for one in LOADS}
 
 
@@ -64,7 +65,7 @@ def points(results: Path) -> list[Point]:
         row = json.loads(line)
         args = args_of(row["flags"])
         tp, pp = int(args.pop("tensor-parallel-size", 1)), int(args.pop("pipeline-parallel-size", 1))
-        made = timed(models.config(row["model"]), hardware, "vllm==0.26.0", tp, pp, args)
+        made = timed(models.config(row["model"]), hardware, row.get("engine", VLLM), tp, pp, args)
         if made is None or "data-parallel-size" in args:
             print("no plan:", row["model"], row["setting"])
             continue

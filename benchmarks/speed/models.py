@@ -46,6 +46,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-3.1-8b-awq": ("llama-3.1-8b", {"quantization_config": _AWQ, "torch_dtype": "float16"}),
     "llama-3.1-8b-gptq": ("llama-3.1-8b", {"quantization_config": _GPTQ, "torch_dtype": "float16"}),
     "qwen3-30b-a3b": ("qwen3-30b-a3b", {}),
+    "qwen3-30b-a3b-fp8-16": (
+        "qwen3-30b-a3b",
+        {"num_hidden_layers": 16, "quantization_config": {**_FP8, "ignore": ["lm_head", "re:.*mlp.gate$"]}},
+    ),
     "gpt-oss-20b": ("gpt-oss-20b", {"quantization_config": _MXFP4, "rope_scaling": _YARN, "initial_context_length": 4096}),
     "deepseek-v2-lite": ("deepseek-v2-lite", {}),
     "llama-3.3-70b": ("llama-3.1-8b", _LLAMA_70B),

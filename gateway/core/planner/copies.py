@@ -27,7 +27,8 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     wish, pace, links = given.wish, given.pace, given.links
     timed = pace if given.spec.task == "generate" else None
     machine = machine_of(candidate.group, links, timed, given.measured, direct=direct) if timed else None
-    clock = Clock(_work(candidate), machine, pace.table, eager=sizes.batch.eager.value) if pace and machine else None
+    eager, kind = sizes.batch.eager.value, candidate.engine.kind
+    clock = Clock(_work(candidate), machine, pace.table.of(kind), eager=eager) if pace and machine else None
     evidence, known = candidate.evidence, given.corrections
     near = about(candidate.scope, evidence.kernels, evidence.attention, machine.source) if known and machine else {}
     ratios = known.ratios(near) if near else {}

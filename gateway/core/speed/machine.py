@@ -80,7 +80,7 @@ class SpeedTable(Value):
 
     kernels: by a part of the kernel's name; the first that matches counts. experts: of products of experts, by the same. layer_s: what
     one layer costs beside its products with CUDA graphs, eager_layer_s without. step_s, request_s: of the engine's own programs for each step, for
-    each request in the batch. first_s: of a request before its prompt is computed. stage_s: of a message to the next stage. stage_wait: the part
+    each request in the batch; step_of: the first of them, of kinds of engines with a time of their own. first_s: of a request before its prompt is computed. stage_s: of a message to the next stage. stage_wait: the part
     by which stages that work at once are slower than each alone. band: the part by which a number
     and a measurement may differ; docs/speed.md says how many do by less. reference: without one, what is measured of a GPU is not comparable.
     """
@@ -94,6 +94,7 @@ class SpeedTable(Value):
     layer_s: float
     eager_layer_s: float
     step_s: float
+    step_of: dict[str, float] = Field({})
     request_s: float
     first_s: float
     nvlink: WirePart
@@ -103,6 +104,10 @@ class SpeedTable(Value):
     stage_wait: float = Field(ge=0)
     band: float
     reference: Reference | None = None
+
+    def of(self, kind: str) -> SpeedTable:
+        """As it is for this kind of engine."""
+        return self.evolve(step_s=self.step_of[kind]) if kind in self.step_of else self
 
     def part(self, kernel: str, *, experts: bool) -> Part:
         named = self.expert_kernels if experts else self.kernels
