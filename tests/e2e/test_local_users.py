@@ -70,6 +70,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(gateway: Gateway,
             gateway.start()
             assert gateway.cli("keys", "add", "somebody").returncode == 0
             assert gateway.cli("plan", "org/name", "--engine", ENGINE).returncode == 0
+            assert gateway.cli("plan", "org/name", "--engine", ENGINE, "--hardware", "cpu").returncode == 0
             gateway.client.post("/admin/models", json={"name": "m", "source": "org/name", "engines": [ENGINE]})
             gateway.until("m", "ready")
             answer = gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
