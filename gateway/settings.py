@@ -63,7 +63,14 @@ class Settings(BaseSettings):
     backoff_max_s: float = Field(300, gt=0, description="longest wait between two starts")
     tick_s: float = Field(0.5, gt=0, description="longest time between two looks at the world")
     health_interval_s: float = Field(5, gt=0, description="time between two looks at a running engine")
-    hang_after_s: float = Field(60, gt=0, description="an engine that answers no health check for so long counts as hung")
+    silent_after_s: float = Field(
+        8, gt=0, description="an engine that is silent and idle for so long gets no requests until it answers"
+    )
+    hang_after_s: float = Field(
+        60,
+        gt=0,
+        description="an engine that answers no health check, or is stopped, for so long counts as hung and is replaced",
+    )
     body_limit_bytes: int = Field(
         32 * 1024 * 1024, ge=1024, description="largest request body; what is kept of all bodies at once is about twice this"
     )

@@ -174,7 +174,7 @@ def _status(model: ManagedModel) -> tuple[str, str]:
         if len(away) < len(model.endpoints):
             return "ready", "; ".join([f"{len(model.endpoints) - len(away)} of {len(model.endpoints)} endpoints answer", *why])
         return "unreachable", "; ".join(why)
-    order = ("ready", "verifying", "starting", "backing_off", "no_plan", "quarantined", "stopping")
+    order = ("ready", "verifying", "starting", "unreachable", "backing_off", "no_plan", "quarantined", "stopping")
     best = min(model.replicas, key=lambda replica: order.index(replica.shown.state))
     detail = best.shown.reason
     if best.shown.state in ("starting", "verifying"):
@@ -192,6 +192,17 @@ def capacity(plan: Plan) -> int:
 
 def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.ModelRoute:
     """Where requests for the model go now. `running`: the instances that run, by name."""
+    serving = [
+        (replica, instance)
+        for replica in model.replicas
+        if replica.attempt is not None
+        and replica.attempt.state == "ready"
+        and (instance := running.get(replica.attempt.instance_name)) is not None
+        and instance.url
+    ]
+    frozen = {
+        instance.name for replica, instance in serving if replica.watcher is not None and replica.watcher.observation.frozen
+    }
     replicas = [
         routing.RoutedReplica(
             url=instance.url,
@@ -200,11 +211,8 @@ def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.Model
             capacity=capacity(replica.attempt.plan),
             key=instance.key or "",
         )
-        for replica in model.replicas
-        if replica.attempt is not None
-        and replica.attempt.state == "ready"
-        and (instance := running.get(replica.attempt.instance_name)) is not None
-        and instance.url
+        for replica, instance in serving
+        if replica.attempt is not None and instance.url and instance.name not in frozen
     ]
     replicas += [endpoint.replica for endpoint in model.endpoints if endpoint.replica is not None]
     tasks = [replica.attempt.plan.model.task for replica in model.replicas if replica.attempt is not None]
@@ -215,6 +223,7 @@ def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.Model
         detail=detail,
         created=int(model.created_at),
         replicas=() if model.deleting else tuple(replicas),
+        frozen=tuple(sorted(frozen)),
         task=tasks[0] if tasks else None,
         wait_s=model.wish.policy.wait_s if state in _HOPEFUL else 0.0,
     )

@@ -24,8 +24,8 @@ from gateway.machine.gpu_watch import GpuWatch
 
 # How long a "no plan" stands before the planner looks at the machine again: memory may have become free.
 _REPLAN_S = 30.0
-# An engine that failed to start has nothing to finish; it gets a moment to end its workers.
-_FAILED_GRACE_S = 1.0
+# An engine that failed, or that never served, has nothing to finish; it gets a moment to end its workers.
+_SHORT_GRACE_S = 1.0
 
 
 class ReplicaSteps:
@@ -127,7 +127,8 @@ class ReplicaSteps:
                 return True
             case reconcile.Stop(instance_to_stop, why):
                 replica.shown = Rest("starting" if wanted else "stopping", why)
-                grace = _FAILED_GRACE_S if wanted else self._settings.stop_grace_s
+                served = not wanted and any(one.ready_at is not None for one in replica.attempts[-1:])
+                grace = self._settings.stop_grace_s if served else _SHORT_GRACE_S
                 replica.stopping = True
                 self._start(replica, name, effects.stop(instance_to_stop, grace))
         return False

@@ -26,6 +26,7 @@ BURST_PROMPT = 16
 BURST_TOKENS = 4
 # How full an engine says its KV cache is: vLLM 0.33.0 v1/metrics/loggers.py, SGLang 0.5.23 srt/observability/metrics_collector.py (with --enable-metrics).
 CACHE_USAGE = re.compile(rb"^(?:vllm:kv_cache_usage_perc|sglang:token_usage).*$", re.MULTILINE)
+OWN_METRICS = re.compile(rb"^(?:vllm|sglang):.*$", re.MULTILINE)
 _METRICS_S = 5.0
 
 
@@ -103,6 +104,16 @@ async def alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s
         after = await _cache_usage(client, url)
         return bool(before and after) and after != before
     return True
+
+
+async def metrics_of(client: EngineClient, url: str, within_s: float) -> list[bytes] | None:
+    """What the engine counts of its own work; None where it does not tell. It stands still as long as the engine's core gives nothing
+    (vLLM 0.26.0, vllm/v1/metrics/loggers.py: all of it comes with the core's outputs)."""
+    try:
+        answer = await client.get(f"{url}/metrics", within_s, LARGE_BYTES)
+    except NoAnswerError:
+        return None
+    return (OWN_METRICS.findall(answer.body) or None) if answer.status == 200 else None
 
 
 async def _cache_usage(client: EngineClient, url: str) -> list[bytes]:

@@ -8,22 +8,29 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
+import structlog
+
 from gateway.controller.engine_client import EngineClient, NoAnswerError
 from gateway.controller.engine_logs import LogCopy, log_path
-from gateway.controller.verify import alive
+from gateway.controller.verify import alive, metrics_of
 from gateway.core.failures.diagnose import PHASES
 from gateway.core.failures.log_lines import clean
 from gateway.core.failures.log_reader import LogReader
 from gateway.core.failures.signatures import Signatures
-from gateway.domain import Attempt, Failure, Observation
-from gateway.errors import HostError
+from gateway.core.pulse import Pulse
+from gateway.domain import Attempt, EngineProcess, Failure, Observation
+from gateway.errors import FitserveError, HostError
 from gateway.hosts.host import Host
 from gateway.settings import Settings
 from gateway.supervision import Supervised
 
+log = structlog.get_logger("fitserve.loop")
+
 _TAIL_LINES = 200
 PROBE_TIMEOUT_S = 5.0
 _START_POLL_S = 0.5
+# Between two looks at an engine that serves and seems to be frozen.
+_SOON_S = 1.0
 # Time between the line that proves a failure and its report: the engine prints the reasons after that line.
 _REASONS_S = 0.4
 _CANARIES = 2
@@ -62,10 +69,12 @@ class Watcher:
         self._silent_s = silent_s
         self._last_sign = self._answered = time.monotonic()
         self._silent_since: float | None = None
+        self._pulse = Pulse(self._answered, settings.silent_after_s)
         self._lines = 0  # of the log, as far as any reading of it came
         self._works = [
             Supervised(self._follow, "reading the log of an engine", wake, instance=name),
             Supervised(self._health, "the health checks of an engine", wake, instance=name),
+            Supervised(self._work, "the look at the work of an engine", wake, instance=name),
         ]
 
     @property
@@ -160,27 +169,22 @@ class Watcher:
 
     async def _health(self) -> float:
         """One look; the seconds until the next one."""
-        healthy = await self._healthy()
+        serves = self.observation.verified and self.observation.answering
+        if serves:
+            self._pulse.looked(time.monotonic(), await self._processes())
+            self._judge()
+        healthy = await self._healthy(self._probe_s if serves else PROBE_TIMEOUT_S)
         now = time.monotonic()
+        self._pulse.checked(now, healthy=healthy)
         if healthy:
             self._silent_since = None
             if not self.observation.answering:
                 self.note(answering=True, phase="verifying" if not self.observation.verified else "serving")
-            if self.observation.verified:
-                await self._progress()
         elif self.observation.answering:
             self._silent_since = self._silent_since or now
             if now - self._silent_since > self._settings.hang_after_s:
                 seconds = round(now - self._silent_since)
-                self.fail(
-                    Failure(
-                        kind="hang",
-                        phase=self.observation.phase,
-                        message=f"The engine answered no health check for {seconds} seconds, though its process lives.",
-                        advice="The engine is replaced.",
-                        proves="nothing",
-                    )
-                )
+                self._hangs(f"The engine answered no health check for {seconds} seconds, though its process lives.")
         elif now - self._last_sign > self._settings.start_timeout_s:
             self.fail(
                 Failure(
@@ -191,11 +195,65 @@ class Watcher:
                     advice="Read the log; FITSERVE_START_TIMEOUT_S sets the patience.",
                 )
             )
-        return self._settings.health_interval_s if self.observation.answering else _START_POLL_S
+        if not self.observation.answering:
+            return _START_POLL_S
+        if serves:
+            self._judge()
+        soon = not healthy or self._pulse.suspicious
+        return min(_SOON_S, self._settings.health_interval_s) if soon else self._settings.health_interval_s
 
-    async def _healthy(self) -> bool:
+    @property
+    def _probe_s(self) -> float:
+        """How long a health check of an engine that serves may take, so that silence is told in time."""
+        if self._pulse.suspicious:
+            return _SOON_S
+        return min(PROBE_TIMEOUT_S, max(_SOON_S, self._settings.silent_after_s - self._settings.health_interval_s))
+
+    async def _processes(self) -> tuple[EngineProcess, ...]:
         try:
-            return (await self.client.get(f"{self.url}/health", PROBE_TIMEOUT_S)).status == 200
+            return await self._host.processes(self.name)
+        except FitserveError:
+            return ()
+
+    async def _work(self) -> float:
+        """Whether the core of the engine works, behind a server that answers; the seconds until the next look."""
+        waited_s, mute = self._silent_s(self.name), self._pulse.mute_s(time.monotonic()) > 0
+        if (waited_s is None and not mute) or not self.observation.verified:
+            return self._settings.health_interval_s
+        self._pulse.counted(time.monotonic(), await metrics_of(self.client, self.url, self._probe_s))
+        stands_s = self._pulse.core_stands(time.monotonic(), waited_s)
+        if mute or (not self.observation.frozen and stands_s >= self._settings.silent_after_s - self._probe_s):
+            lives = await alive(self.client, self.url, self.attempt.model, self.attempt.plan, self._probe_s)
+            self._pulse.asked(time.monotonic(), alive=lives)
+            self._answered = time.monotonic() if lives else self._answered
+            self._judge()
+        await self._progress()
+        return min(_SOON_S, self._settings.health_interval_s)
+
+    def _judge(self) -> None:
+        """A frozen engine gets no requests until it answers again, or until it is proven frozen and is replaced."""
+        now = time.monotonic()
+        frozen = self._pulse.frozen(now)
+        if bool(frozen) is not bool(self.observation.frozen):
+            log.warning("frozen" if frozen else "no longer frozen", instance=self.name, why=frozen or self.observation.frozen)
+            self.note(frozen=frozen)
+        stopped_s, mute_s = self._pulse.stopped_s(now), self._pulse.mute_s(now)
+        if stopped_s > self._settings.hang_after_s:
+            self._hangs(
+                f"Processes of the engine were stopped for {round(stopped_s)} seconds, as by SIGSTOP or `docker pause`."
+            )
+        if mute_s > self._settings.hang_after_s:
+            self._hangs(
+                f"The engine gave nothing for {round(mute_s)} seconds, not even to the smallest request, and did nothing."
+            )
+
+    def _hangs(self, message: str) -> None:
+        phase = self.observation.phase
+        self.fail(Failure(kind="hang", phase=phase, message=message, advice="The engine is replaced.", proves="nothing"))
+
+    async def _healthy(self, within_s: float) -> bool:
+        try:
+            return (await self.client.get(f"{self.url}/health", within_s)).status == 200
         except NoAnswerError:
             return False
 
@@ -215,13 +273,7 @@ class Watcher:
             still = self._silent_s(self.name)
             if still is None or still < patience_s:
                 return
-        self.fail(
-            Failure(
-                kind="hang",
-                phase=self.observation.phase,
-                message=f"The engine gave no token for {round(silent)} seconds and did not answer {_CANARIES} requests for one "
-                "token, though it says it is healthy.",
-                advice="The engine is replaced.",
-                proves="nothing",
-            )
+        self._hangs(
+            f"The engine gave no token for {round(silent)} seconds and did not answer {_CANARIES} requests for one token, "
+            "though it says it is healthy."
         )

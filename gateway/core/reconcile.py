@@ -27,6 +27,8 @@ from gateway.domain import Attempt, Failure, Instance, Observation, Policy
 
 # Good minutes after which earlier failures no longer count.
 FORGIVE_S = 600.0
+# An engine that served for so long was healthy: when it dies it is started again at once, and waits begin with the next death.
+HEALTHY_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Stop:
 class Rest:
     """Nothing to do; `state` and `reason` are what the user sees. `until` is when to look again, if ever."""
 
-    state: Literal["starting", "verifying", "ready", "backing_off", "quarantined", "no_plan", "stopping"]
+    state: Literal["starting", "verifying", "ready", "unreachable", "backing_off", "quarantined", "no_plan", "stopping"]
     reason: str = ""
     until: float | None = None
 
@@ -113,7 +115,7 @@ def next_action(replica: ReplicaSnapshot, now: float, *, backoff_s: float, backo
     if attempt.state == "ready":
         if gone:
             return Fail(attempt, _ending(replica, attempt, "serving", was_ready=True))
-        return Rest("ready")
+        return Rest("unreachable", replica.seen.frozen) if replica.seen.frozen else Rest("ready")
     if instance is None or instance.state == "created":
         return Rest("starting", replica.seen.phase) if replica.busy else Launch(attempt)
     if instance.state == "exited":
@@ -144,13 +146,17 @@ def failures_in_a_row(history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
     """The failed attempts in a row at the end of the history, oldest first. An attempt that served for ten minutes begins the row anew."""
     streak: list[Attempt] = []
     for attempt in reversed(history):
-        served = attempt.ready_at is not None and (attempt.ended_at or 0) - attempt.ready_at >= FORGIVE_S
         if attempt.state != "failed":
             break
         streak.append(attempt)
-        if served:
+        if _served_s(attempt) >= FORGIVE_S:
             break
     return tuple(reversed(streak))
+
+
+def _served_s(attempt: Attempt) -> float:
+    """Seconds from the proof that the engine generates to its end; 0 for an engine that never served."""
+    return (attempt.ended_at or 0) - attempt.ready_at if attempt.ready_at is not None else 0.0
 
 
 def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float) -> Action:
@@ -165,13 +171,15 @@ def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, ba
         # The next plan avoids a GPU that is known to be lost, so there is nothing to wait for.
         elsewhere = last.failure is not None and last.failure.kind == "gpu_lost" and "uuid" in last.failure.culprit
         if last.failure is not None and environmental(last.failure) and not elsewhere:
-            same = 0
+            same: list[Attempt] = []
             for attempt in reversed(streak):
                 if attempt.failure is None or not environmental(attempt.failure):
                     break
-                same += 1
+                same.append(attempt)
+            # The first death of an engine that was healthy costs no wait.
+            deaths = len(same) - (_served_s(same[-1]) >= HEALTHY_S)
+            wait = backoff(deaths, backoff_s, backoff_max_s) if deaths else 0.0
             # `ended_at` is wall time; a clock set back must not stretch the wait beyond its own length.
-            wait = backoff(same, backoff_s, backoff_max_s)
             until = (last.ended_at or now) + wait
             if now < until <= now + wait:
                 return Rest("backing_off", f"after {cause}", until)

@@ -58,6 +58,15 @@ class Instance(Value):
     oom_killed: bool = False
 
 
+class EngineProcess(Value):
+    """One living process of an engine, a compiler that it runs among them, as Linux tells of it."""
+
+    pid: int
+    stopped: bool = Field(False, description="by a signal, or because its container is paused")
+    cpu_s: float = Field(0.0, description="processor time it has taken")
+    command: str = Field("", description="its command line, the beginning")
+
+
 AttemptState = Literal["starting", "ready", "failed", "stopped"]
 
 
@@ -101,6 +110,7 @@ class Observation(Value):
     warm: bool = Field(False, description="the log says that graphs and workspaces are made too: its memory grows no more")
     verified: bool = False
     proof: Failure | None = Field(None, description="a failure that a log line, the probe or the verification proves")
+    frozen: str = Field("", description="why it gets no requests for now, though it runs; empty: it is not frozen")
     log_ended: bool = Field(False, description="every line of the log was seen")
 
 

@@ -25,6 +25,8 @@ an instance that is not ours is never listed, stopped or removed.
 * `inquire` runs the engine's own code (gateway/inquiry/inside) in the engine's environment, without network where the host can take it away, and
   leaves nothing behind, however the generator ends. It gets the `gpus` that it is to measure; questions about models are about GPUs that are
   stated, and it gets none.
+* `processes` gives the living processes of the engine's family, compilers that it runs included; nothing where the host cannot tell, or where
+  nothing runs. In a container that is paused all are stopped.
 * Calls for different names may run at the same time.
 """
 
@@ -33,9 +35,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
-from gateway.domain import EngineRef, Instance, LaunchSpec
+from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
 
 MAX_LINE = 16 * 1024
+MOST_COMMAND = 4096
+"""Characters of a command line that `processes` gives: a compiler's names its source behind hundreds of flags."""
 
 
 class Host(Protocol):
@@ -57,6 +61,10 @@ class Host(Protocol):
 
     async def stop(self, name: str, grace_s: float) -> None:
         """End and forget the instance. Raises ForeignInstance, HostError."""
+        ...
+
+    async def processes(self, name: str) -> tuple[EngineProcess, ...]:
+        """The living processes of the instance. Raises ForeignInstance, HostError."""
         ...
 
     def follow(self, name: str) -> AsyncGenerator[bytes, None]:

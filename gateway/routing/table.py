@@ -44,7 +44,8 @@ class ModelRoute:
     """A model that clients may ask for. The model is routed while it has replicas; without replicas, `state` and `detail` say why.
 
     `task` is "generate" or "embed"; None when nobody knows, as for an engine that we did not start. `wait_s`: how long a request may
-    wait for the first replica; 0 where that is not wanted, or where none can be expected.
+    wait for the first replica; 0 where that is not wanted, or where none can be expected. `frozen`: ids of replicas that run, and gave no
+    sign of life for seconds: their clients wait no longer for them.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ModelRoute:
     task: str | None
     retry_after_s: int = 10
     wait_s: float = 0.0
+    frozen: tuple[str, ...] = ()
 
     def not_ready(self) -> NotReady:
         reason = f"{self.state}: {self.detail}" if self.detail else self.state
@@ -86,12 +88,14 @@ class Call(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class RouteTable:
-    """Every known model by name, routed or not."""
+    """Every known model by name, routed or not. `frozen`: of all models."""
 
     models: Mapping[str, ModelRoute]
+    frozen: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", MappingProxyType(dict(self.models)))
+        object.__setattr__(self, "frozen", frozenset(id_ for route in self.models.values() for id_ in route.frozen))
 
     def find(self, name: str, key: Key = ANYONE) -> ModelRoute:
         """The route of the model `name`. Raises ModelNotFound, also where `key` may not know of the model."""

@@ -729,3 +729,16 @@ async def test_an_image_without_the_engine_is_said_and_leaves_nothing(harness: D
 async def test_an_image_that_is_not_here_cannot_be_asked(harness: DockerHarness) -> None:
     with pytest.raises(HostError, match="not on this machine yet"):
         await harness.host.identity(EngineRef(kind="vllm", version="1", image="fitserve/none:1"))
+
+
+async def test_of_a_paused_container_all_processes_are_stopped_and_it_can_be_stopped_all_the_same(
+    harness: DockerHarness,
+) -> None:
+    await answering(await harness.host.start(harness.make_spec("a1")))
+    assert any("fake_engine.py" in one.command and one.cpu_s >= 0 for one in await harness.host.processes("a1"))
+    harness.docker.pause(container_name("a1", harness.instance))
+    seen = await harness.host.processes("a1")
+    assert seen
+    assert all(one.stopped for one in seen)
+    await harness.host.stop("a1", 0.1)
+    assert await harness.host.list() == []

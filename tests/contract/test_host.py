@@ -336,3 +336,18 @@ async def test_an_allocated_port_can_be_used_for_the_next_engine(harness: Harnes
     await answering(instance)
     assert instance.url is not None
     assert instance.url.startswith("http://")
+
+
+# --- processes ---
+
+
+async def test_processes_are_those_of_the_whole_family_while_it_runs(harness: Harness) -> None:
+    assert await harness.host.processes("a1") == ()
+    instance = await harness.host.start(harness.make_spec("a1", script=["--spawn-child"]))
+    await answering(instance)
+    seen = await harness.host.processes("a1")
+    assert len(seen) >= harness.members("a1") == 2
+    assert len({one.pid for one in seen}) == len(seen)
+    assert not any(one.stopped for one in seen)
+    await harness.host.stop("a1", 0)
+    assert await harness.host.processes("a1") == ()

@@ -445,3 +445,15 @@ async def test_list_trims_a_log_that_floods(harness: ProcessHarness, monkeypatch
     assert b"\n".join(lines).endswith(older.rstrip(b"\n"))
     async with aclosing(harness.host.follow("a1")) as kept:
         assert await anext(kept) == b"first"
+
+
+async def test_a_stopped_process_is_seen_with_what_it_runs_and_what_it_took(harness: ProcessHarness) -> None:
+    await answering(await harness.host.start(harness.make_spec("a1", script=["--spawn-child"])))
+    os.kill(harness.pid("a1"), signal.SIGSTOP)
+    stopped = [one for one in await harness.host.processes("a1") if one.stopped]
+    assert [one.pid for one in stopped] == [harness.pid("a1")]
+    assert "fake_engine.py" in stopped[0].command
+    assert stopped[0].cpu_s > 0
+    # It takes no SIGTERM, and ends all the same.
+    await harness.host.stop("a1", 0.1)
+    assert harness.members("a1") == 0

@@ -17,7 +17,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Literal
 
-from gateway.domain import EngineRef, Instance, LaunchSpec
+from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.host import MAX_LINE
 from tests.support.scripted_engine import DEAF, EngineScript, FakeEngine
@@ -210,6 +210,10 @@ class MemoryHost:
             await engine.end(grace_s)
             if self.world.engines.get(name) is engine:
                 del self.world.engines[name]
+
+    async def processes(self, name: str) -> tuple[EngineProcess, ...]:
+        engine = self.world.engines.get(name)
+        return tuple(EngineProcess(pid=pid + 1) for pid in range(engine.members)) if engine is not None else ()
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         self.world.check("follow")

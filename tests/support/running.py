@@ -14,6 +14,7 @@ import uvicorn
 import yaml
 
 from gateway.domain import Hardware, LaunchSpec
+from gateway.hosts.host import Host
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.machine.nvml import Nvml
 from gateway.serve.app import create_app
@@ -96,11 +97,12 @@ async def running(
     world: World | None = None,
     hardware: Hardware | None = None,
     nvml: Nvml | None = None,
+    host: Host | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Start a gateway on `tmp_path`, and stop it. Its engines live on in `world`.
 
-    hardware: the machine that it thinks it is on. nvml: the NVML that it watches its GPUs with.
+    hardware: the machine that it thinks it is on. nvml: the NVML that it watches its GPUs with. host: has its engines, in the place of `world`.
     """
     fields = {"port": 0, "data_dir": tmp_path / "data", "profiles_dir": profiles_folder(tmp_path / "profiles"), "tick_s": 0.05}
     fields |= {"backoff_s": 0.1, "backoff_max_s": 0.4, "health_interval_s": 0.05, "stop_grace_s": 1}
@@ -108,7 +110,7 @@ async def running(
     world = world or World()
     listener = listen(made)
     watch = GpuWatch(nvml or FakeNvml([]), None if hardware is None else lambda _: hardware)
-    server = uvicorn.Server(server_config(made, create_app(made, MemoryHost(script, world), watch)))
+    server = uvicorn.Server(server_config(made, create_app(made, host or MemoryHost(script, world), watch)))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:

@@ -37,6 +37,7 @@ from gateway.hosts.agent.calls import (
     Line,
     ListAll,
     Prepare,
+    Processes,
     Progress,
     Resolve,
     Start,
@@ -181,6 +182,8 @@ class Agent:
                 log.info("stopping", instance=name)
                 await self._host.stop(name, grace_s)
                 yield Done()
+            case Processes(name=name):
+                yield Done(processes=await self._host.processes(name))
             case Follow(name=name):
                 async with aclosing(self._host.follow(name)) as lines:
                     async for line in lines:

@@ -4,6 +4,7 @@
     Start(spec)             -> Done with the instance
     ListAll()               -> Done with all instances
     Stop(name, grace_s)     -> Done
+    Processes(name)         -> Done with its processes
     Follow(name)            -> Line ... Done
     Resolve(engine)         -> Done with the engine, and the digest of its image
     Identity(engine)        -> Done with what would answer
@@ -20,7 +21,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from gateway.domain import EngineRef, Instance, LaunchSpec, Value
+from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec, Value
 
 # Questions about a model have its config and, packed, the names and shapes of its tensors.
 MOST_BYTES_OF_CALL = 1024 * 1024
@@ -48,6 +49,11 @@ class Stop(Value):
     call: Literal["stop"] = "stop"
     name: Name
     grace_s: float = Field(ge=0, le=86400, allow_inf_nan=False)
+
+
+class Processes(Value):
+    call: Literal["processes"] = "processes"
+    name: Name
 
 
 class Follow(Value):
@@ -89,6 +95,7 @@ class Line(Value):
 class Done(Value):
     answer: Literal["done"] = "done"
     instances: tuple[Instance, ...] = ()
+    processes: tuple[EngineProcess, ...] = ()
     identity: str = ""
     engine: EngineRef | None = None
 
@@ -102,7 +109,7 @@ class Failed(Value):
     hint: str = ""
 
 
-Call = Prepare | Start | ListAll | Stop | Follow | Resolve | Identity | Inquire
+Call = Prepare | Start | ListAll | Stop | Processes | Follow | Resolve | Identity | Inquire
 Answer = Progress | Line | Done | Failed
 CALL: TypeAdapter[Call] = TypeAdapter(Annotated[Call, Field(discriminator="call")])
 ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answer")])

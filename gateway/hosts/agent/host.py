@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gateway.domain import EngineRef, Instance, LaunchSpec
+from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
 from gateway.errors import AgentRefusal, Conflict, FitserveError, ForeignInstance, HostError
 from gateway.hosts.agent.calls import (
     ANSWER,
@@ -31,6 +31,7 @@ from gateway.hosts.agent.calls import (
     Line,
     ListAll,
     Prepare,
+    Processes,
     Progress,
     Resolve,
     Start,
@@ -75,6 +76,9 @@ class AgentHost:
 
     async def stop(self, name: str, grace_s: float) -> None:
         await self._done(Stop(name=name, grace_s=grace_s), grace_s + _SLOW_S)
+
+    async def processes(self, name: str) -> tuple[EngineProcess, ...]:
+        return (await self._done(Processes(name=name), self._timeout_s)).processes
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         given = 0

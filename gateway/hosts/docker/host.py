@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from gateway.domain import EngineRef, Instance, LaunchSpec
+from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
 from gateway.domain.image_name import AllowedImages, is_digest_of
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.docker.client import DockerClient, available, socket_path
@@ -37,6 +37,7 @@ from gateway.hosts.docker.container import (
 from gateway.hosts.docker.inquiry import create_inquiry, remove_lost, start_inquiry
 from gateway.hosts.docker.network import ambiguous_network, ensure_network
 from gateway.hosts.docker.stream import CHUNK, DockerRefused, LogLines, PullProgress, conversation, stream, whole_frames
+from gateway.hosts.host import MOST_COMMAND
 from gateway.inquiry import script
 from gateway.inquiry.spoken import Spoken
 
@@ -117,6 +118,12 @@ class DockerHost:
                 await asyncio.sleep(min(pause, left))
                 pause = min(pause * 1.5, 0.5)
         await self._docker.call(partial(_remove, container), _SLOW_S)
+
+    async def processes(self, name: str) -> tuple[EngineProcess, ...]:
+        found = await self._docker.call(partial(self._find, name))
+        if found is None or found["State"]["Status"] not in RUNNING:
+            return ()
+        return await self._docker.call(partial(_processes, found["Id"], found["State"]["Status"] == "paused"))
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         found = await self._docker.call(partial(self._find, name))
@@ -356,6 +363,21 @@ def _runs(container: str, client: APIClient) -> bool:
         return client.inspect_container(container)["State"]["Status"] in RUNNING
     except NotFound:
         return False
+
+
+def _processes(container: str, paused: bool, client: APIClient) -> tuple[EngineProcess, ...]:
+    """As `ps` of Docker's machine sees them; none where it has no such `ps`."""
+    from docker.errors import APIError
+
+    try:
+        shown = client.top(container, ps_args="-ww -eo pid,stat,cputimes,args")["Processes"]
+    except APIError:
+        return ()
+    return tuple(
+        EngineProcess(pid=int(pid), stopped=paused or stat[0] in "Tt", cpu_s=float(cpu), command=command[:MOST_COMMAND])
+        for pid, stat, cpu, command in shown
+        if stat[0] not in "ZX"
+    )
 
 
 def _terminate(container: str, client: APIClient) -> None:

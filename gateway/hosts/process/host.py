@@ -33,8 +33,9 @@ from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from gateway import open_files
-from gateway.domain import EngineRef, Instance, LaunchSpec
+from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
 from gateway.errors import Conflict, ForeignInstance, HostError
+from gateway.hosts.host import MOST_COMMAND
 from gateway.hosts.process import procfs
 from gateway.hosts.process.asked_environment import ask
 from gateway.hosts.process.environment import COMPLETE, engine_dir, is_installed, variables
@@ -110,6 +111,9 @@ class ProcessHost:
             if record is not None:
                 await self._end(record, grace_s)
 
+    async def processes(self, name: str) -> tuple[EngineProcess, ...]:
+        return await run_to_end(self._processes, name)
+
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         """Ends at once for a name that never ran. After `stop`, gives what the log file holds."""
         async with self._name_lock(name):
@@ -178,6 +182,14 @@ class ProcessHost:
                         found.append(record)
                         trim(self._log(name))
         return found
+
+    def _processes(self, name: str) -> tuple[EngineProcess, ...]:
+        record = self._find(name)
+        family = record.family() if record is not None else []
+        return tuple(
+            EngineProcess(pid=one.pid, stopped=one.stopped, cpu_s=one.cpu_s, command=one.command(MOST_COMMAND))
+            for one in family
+        )
 
     def _resolve_spawn(self, record: Record) -> Record | None:
         """A record without pid: being spawned right now, or by a gateway that died in the middle."""

@@ -24,11 +24,29 @@ class Process:
     state: str
     session: int
     start_ticks: int
+    cpu_ticks: int = 0
+    threads: int = 1
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; a zombie does not."""
-        return self.state not in "ZX"
+        """Whether it still runs; a zombie does not, once its last thread has ended: until then it holds what it has of a GPU."""
+        return self.state not in "ZX" or self.threads > 1
+
+    @property
+    def stopped(self) -> bool:
+        """By a signal, or by a debugger."""
+        return self.state in "Tt"
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that it has taken."""
+        return self.cpu_ticks / os.sysconf("SC_CLK_TCK")
+
+    def command(self, most: int) -> str:
+        """The beginning of its command line; empty where it is gone."""
+        with suppress(OSError), (PROC / str(self.pid) / "cmdline").open("rb") as file:
+            return file.read(most).replace(b"\0", b" ").decode(errors="replace").strip()
+        return ""
 
 
 @cache
@@ -45,7 +63,14 @@ def read(pid: int) -> Process | None:
         return None
     # The command name stands in parentheses and may hold anything: fields are counted from the last one.
     fields = text.rpartition(")")[2].split()
-    return Process(pid=pid, state=fields[0], session=int(fields[3]), start_ticks=int(fields[19]))
+    return Process(
+        pid=pid,
+        state=fields[0],
+        session=int(fields[3]),
+        start_ticks=int(fields[19]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        threads=int(fields[17]),
+    )
 
 
 def everything() -> Iterator[Process]:

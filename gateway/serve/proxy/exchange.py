@@ -11,6 +11,9 @@
                                                                                    [DONE]; else a broken transfer
     done         -                                         -                       -
 
+An engine that freezes, as the table of routes says, is left: another replica is asked, once, where no byte of the answer's body came and the
+request is still here (SMALL_BYTES of it are kept until then); else the client hears that the engine broke off, or 503.
+
 Every request that was given to a replica is taken from it once, by `_release`. The client's connection calls start, more, complete, leave,
 pause, resume, sweep and stop; `QueueWait` calls ask or refuse; the pool calls connected or unreachable; the connection to the engine then
 calls head, first_byte, and end or broke, or `answered` in their place.
@@ -115,6 +118,7 @@ class Exchange:
     _upstream: UpstreamConnection | None = None
     _dial: asyncio.Task[None] | None = None
     _retried: bool = False
+    _again: bytes = b""  # the body, as long as another replica may be asked
     _quiet_since: float = 0.0
 
     @property
@@ -255,6 +259,8 @@ class Exchange:
         upstream = self._upstream
         if self.state == "queued" and self._wait is not None:
             self._wait.sweep(now)
+        elif self.replica is not None and self.replica.id in self.plane.routes.table.frozen:
+            self._forsake(self.replica)
         elif upstream is None or upstream.heard:
             self._quiet_since = now
             if upstream is not None:
@@ -320,6 +326,8 @@ class Exchange:
         head = request_head(
             self.endpoint, upstream.pool.prefix, upstream.pool.authority, self.id.encode(), described, self.lines
         )
+        if self.whole and not self._retried and len(self.body) <= SMALL_BYTES:
+            self._again = bytes(self.body)
         self.body = self.call.body = b""
         upstream.ask(self, head, body)
         if self.connection.write_paused:
@@ -349,6 +357,39 @@ class Exchange:
                 "The engine of this model does not take connections.", hint="The gateway restarts it if it died; try again."
             )
         )
+
+    def _forsake(self, frozen: RoutedReplica) -> None:
+        """The replica has frozen: nobody knows when it goes on, if ever."""
+        upstream, plane = self._upstream, self.plane
+        if upstream is not None and upstream.heard:
+            upstream.heard = False  # it gave something since the last look: perhaps it thaws
+            return
+        log.warning("%s: %s is frozen", self.id, frozen)
+        # A stream's head may be out, which is the same for every replica; the head of another answer is not.
+        fresh = not self.sent and (not self.status or (self.events and self.status == 200))
+        again, self._again = self._again, b""
+        self._let_go()
+        self._dial = None
+        error: FitserveError = NotReady(
+            "The engine of this model has stopped answering.",
+            hint="The gateway replaces it unless it goes on; try again.",
+            retry_after_s=10,
+        )
+        if not fresh:
+            error = UpstreamError("The engine has stopped in its answer.", hint="Ask again; what came so far is incomplete.")
+        elif self.whole and not self._retried and (again or self.state == "connecting" or self.endpoint.method != "POST"):
+            self._retried = True
+            self._release("unreachable")
+            self.promised, self.status, self._upstream = self.promised or bool(self.status), 0, None
+            self.client, self._buffered = self.connection.transport, None
+            if self.state != "connecting":
+                self.body = self.call.body = again
+            try:
+                self._place(plane.routes.pick(plane.routes.table.find(self.call.model), self.call))
+            except FitserveError as refusal:
+                self.refuse(refusal)
+            return
+        self.refuse(error)
 
     def pause_upload(self) -> None:
         """The engine takes the body slowly."""
@@ -407,6 +448,7 @@ class Exchange:
 
     def first_byte(self, data: bytes) -> None:
         plane = self.plane
+        self._again = b""
         self.first_byte_at = plane.loop.time()
         plane.meter.first_byte(self)
         if self.replica is not None:
@@ -490,6 +532,7 @@ class Exchange:
         if self.state != "reading":
             self.plane.meter.finished(self)
         self.state = "done"
+        self._again = b""
         self.release_body()
         self._release(outcome)
         if self._permit is not None:

@@ -208,6 +208,18 @@ async def test_removing_a_model_that_is_just_starting_leaves_nothing(tmp_path: P
             assert not gateway.world.engines
 
 
+async def test_an_engine_that_never_served_gets_no_time_to_finish(tmp_path: Path) -> None:
+    def deaf(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, start_delay_s=HANG_S, ignore_term=True)
+
+    async with running(tmp_path, deaf, stop_grace_s=10 * HANG_S) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await until(lambda: bool(gateway.world.engines))
+        await gateway.client.delete("/admin/models/m")
+        await gateway.gone("m")
+        assert not gateway.world.engines
+
+
 async def test_two_replicas_serve_and_one_failing_does_not_touch_the_other(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)

@@ -116,6 +116,24 @@ def test_causes_outside_the_plan_back_off_and_others_do_not() -> None:
     assert act(history=(failed(1, "unknown"),)) == MakePlan()
 
 
+def test_an_engine_that_had_served_for_minutes_is_started_again_at_once_and_waits_begin_with_its_second_death() -> None:
+    healthy = failed(1, "killed", ready_at=NOW - 1 - 120)
+    assert act(history=(healthy,)) == MakePlan()
+    again = failed(2, "killed", ready_at=NOW - 1 - 120)
+    waits = [act(history=(healthy, *[again] * more)).until - (NOW - 1) for more in (1, 2, 3)]
+    assert waits == [10, 20, 40]
+    # What dies young waits from the first time on, and ten good minutes begin anew.
+    assert act(history=(failed(1, "killed", ready_at=NOW - 1 - 119),)).until == NOW - 1 + 10
+    assert act(history=(healthy, again, failed(3, "killed", ready_at=NOW - 1 - 600))) == MakePlan()
+
+
+def test_a_gateway_that_finds_an_engine_dead_that_served_starts_another_at_once() -> None:
+    ready = attempt(state="ready", ready_at=NOW - 3600)
+    death = act(attempt=ready)
+    assert isinstance(death, Fail)
+    assert act(history=(ready.evolve(state="failed", ended_at=NOW, failure=death.failure),)) == MakePlan()
+
+
 def test_back_off_doubles_to_five_minutes() -> None:
     assert [backoff(n, 10, 300) for n in range(1, 8)] == [10, 20, 40, 80, 160, 300, 300]
     assert backoff(10_000, 10, 300) == 300

