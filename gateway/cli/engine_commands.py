@@ -8,9 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.options import Json, usage
+from gateway.cli.client import call
+from gateway.cli.options import Json, absolute, usage
 from gateway.cli.present import table
 from gateway.cli.terminal import say
+from gateway.domain.visible import visible_line
+from gateway.errors import Conflict, NotFound, NotReady
 
 app = typer.Typer(no_args_is_help=True, help="Install inference engines for machines without Docker.", rich_markup_mode=None)
 
@@ -78,6 +81,119 @@ def engine_learn(
 
 
 _LEARN_S = 300.0
+
+
+@app.command("warm")
+def engine_warm(
+    engine: Annotated[str, typer.Argument(help="KIND==VERSION that is here, for example vllm==0.26.0.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Warm with this model, folder or repository, whose graphs are compiled too; else a tiny one."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fill an engine's caches of compiled kernels on a free GPU, so that the first model starts as fast as later ones. Its gateway must run."""
+    import time
+
+    taken, gpus = _taken(), [gpu for gpu in call("GET", "/admin/hardware")["gpus"] if not (gpu.get("lost") or gpu.get("kept"))]
+    free = [gpu for gpu in gpus if gpu["uuid"] not in taken and _unused(gpu)]
+    if gpus and not free:
+        holders = ", ".join(sorted({taken[gpu["uuid"]] for gpu in gpus if gpu["uuid"] in taken}) or ["other programs"])
+        raise NotReady(
+            f"No GPU is free to warm {engine} on: {holders} have them all.",
+            hint="Warm an engine before the first model, or remove a model first.",
+        )
+    body: dict[str, Any] = {"name": _WARM, "source": absolute(model) or _tiny(), "engines": [engine], "replicas": 1}
+    if free and model is None:
+        body["gpus"] = [free[0]["uuid"]]
+    # What its code says of the model is no part of how fast it starts.
+    body |= {"check": False, "policy": {"max_attempts": 1}}
+    began, phases = time.monotonic(), list[tuple[float, str]]()
+    call("POST", "/admin/models", body)
+    try:
+        while (view := call("GET", f"/admin/models/{_WARM}"))["state"] != "ready":
+            words = view["detail"] or view["state"]
+            if not phases or phases[-1][1] != words:
+                phases.append((round(time.monotonic() - began, 1), words))
+                say(f"{phases[-1][0]:7.1f} s  {visible_line(words)}", err=True)
+            if view["state"] in ("no_plan", "quarantined"):
+                raise NotReady(
+                    f"{engine} could not be warmed: {words}", hint=f"`fitserve logs {_WARM}` was its log; try `--model`."
+                )
+            time.sleep(0.5)
+        took_s = round(time.monotonic() - began, 1)
+    finally:
+        call("DELETE", f"/admin/models/{_WARM}")
+        while any(one["name"] == _WARM for one in call("GET", "/admin/models")["data"]):
+            time.sleep(0.2)
+    where = f" on {free[0]['name']}" if free else ""
+    if as_json:
+        say(
+            json.dumps(
+                {"engine": engine, "gpu": free[0]["name"] if free else None, "ready_s": took_s, "phases": phases}, indent=2
+            )
+        )
+        return
+    say(
+        f"{engine} answered after {took_s:g} s{where}; what it compiled is kept. Run this again to see how long a warm start takes."
+    )
+
+
+_WARM = "fitserve-warm"
+
+
+def _taken() -> dict[str, str]:
+    """The GPUs that models of the gateway have, and which model."""
+    names = [one["name"] for one in call("GET", "/admin/models")["data"]]
+    if _WARM in names:
+        raise Conflict("An engine is being warmed already.", hint=f"Wait for it, or end it with `fitserve rm {_WARM}`.")
+    shown = [call("GET", f"/admin/models/{name}") for name in names]
+    return {uuid: view["name"] for view in shown if view["plan"] is not None for uuid in view["plan"]["gpus"]}
+
+
+def _unused(gpu: Any) -> bool:
+    """Further copies of models, and programs of others, show by the memory that they have."""
+    return gpu["free_bytes"] is None or gpu["free_bytes"] >= _UNUSED * gpu["total_bytes"]
+
+
+# Of a GPU's memory: the driver and a display keep little.
+_UNUSED = 0.9
+
+
+def _tiny() -> str:
+    """A model whose sizes every engine has kernels for, where engines see it."""
+    from gateway.demo.checkpoint import make_model
+    from gateway.settings import load_settings
+
+    folder = load_settings().models / _WARM
+    make_model(folder, hidden=256, heads=4, kv_heads=4, head_dim=64)
+    return str(folder)
+
+
+@app.command("rm")
+def engine_rm(engine: Annotated[str, typer.Argument(help="KIND==VERSION that is installed here.")]) -> None:
+    """Remove an engine's environment, and what it compiled."""
+    import shutil
+
+    from gateway.domain import EngineRef
+    from gateway.hosts.process.caches import Caches
+    from gateway.hosts.process.environment import COMPLETE, engine_dir
+    from gateway.settings import load_settings
+    from gateway.store.running_engines import RunningEngines
+
+    data = load_settings().data
+    kind, _, version = engine.partition("==")
+    folder = engine_dir(data, EngineRef(kind=kind, version=version))
+    if not version or folder.parent != data / "engines" or not folder.is_dir():
+        raise NotFound(f"{engine} is not installed here.", hint="`fitserve engine ls` says which engines are.")
+    users = sorted({one.wish.name for one in RunningEngines(data).entries() if str(one.attempt.plan.engine) == engine})
+    if users:
+        raise Conflict(f"{engine} runs for {', '.join(users)}.", hint="Remove these models first.")
+    # First of all it counts as not installed.
+    (folder / COMPLETE).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    Caches(data).remove(folder)
+    say(f"{engine} is removed, with what it compiled")
 
 
 @app.command("gaps")

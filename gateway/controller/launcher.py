@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -50,7 +51,8 @@ class Launcher:
         await turn()
         report("starting the engine")
         # Beside the event loop: a profile is read for it, and folders are looked at.
-        await self.host.start(await asyncio.to_thread(self._spec, attempt, weights, drafter))
+        spec = partial(self._spec, attempt, weights, drafter, remote_code=allow_remote_code)
+        await self.host.start(await asyncio.to_thread(spec))
 
     async def _weights(self, model: ModelRef, report: Report, *, allow_remote_code: bool) -> Path:
         if model.revision is None:
@@ -60,7 +62,7 @@ class Launcher:
         root = self.settings.models
         return await self.download(model.source, model.revision, root, report, allow_remote_code=allow_remote_code)
 
-    def _spec(self, attempt: Attempt, weights: Path, drafter: Path | None) -> LaunchSpec:
+    def _spec(self, attempt: Attempt, weights: Path, drafter: Path | None, *, remote_code: bool) -> LaunchSpec:
         engine = self.profile_of(attempt.plan.engine)
         mounts: tuple[Mount, ...] = ()
         environment: str | None = str(engine_dir(self.settings.data, engine))
@@ -78,6 +80,7 @@ class Launcher:
             mounts=mounts,
             environment=environment,
             drafter=str(drafter) if drafter else None,
+            remote_code=remote_code,
         )
 
     def _mount(self, weights: Path) -> Mount:

@@ -13,6 +13,7 @@ import structlog
 from gateway.controller.engine_client import EngineClient, NoAnswerError
 from gateway.controller.engine_logs import LogCopy, log_path
 from gateway.controller.verify import alive, metrics_of
+from gateway.core.failures.compilers import compiling
 from gateway.core.failures.diagnose import PHASES
 from gateway.core.failures.log_lines import clean
 from gateway.core.failures.log_reader import LogReader
@@ -31,6 +32,8 @@ PROBE_TIMEOUT_S = 5.0
 _START_POLL_S = 0.5
 # Between two looks at an engine that serves and seems to be frozen.
 _SOON_S = 1.0
+# Between two looks at what an engine compiles while it starts.
+_COMPILERS_S = 2.0
 # Time between the line that proves a failure and its report: the engine prints the reasons after that line.
 _REASONS_S = 0.4
 _CANARIES = 2
@@ -69,11 +72,13 @@ class Watcher:
         self._silent_s = silent_s
         self._last_sign = self._answered = time.monotonic()
         self._silent_since: float | None = None
+        self._compiles = ""
         self._pulse = Pulse(self._answered, settings.silent_after_s)
         self._lines = 0  # of the log, as far as any reading of it came
         self._works = [
             Supervised(self._follow, "reading the log of an engine", wake, instance=name),
             Supervised(self._health, "the health checks of an engine", wake, instance=name),
+            Supervised(self._look_for_compilers, "the look at the compilers of an engine", wake, instance=name),
             Supervised(self._work, "the look at the work of an engine", wake, instance=name),
         ]
 
@@ -154,9 +159,24 @@ class Watcher:
         made = {"stands": self._reader.stands, "warm": self._reader.warm}
         if made != {name: getattr(self.observation, name) for name in made}:
             self.note(**made)
-        phase = PHASES.get(self._reader.phase)
+        self._tell_phase()
+
+    def _tell_phase(self) -> None:
+        """How far the start is: what the log says, or what the engine's compilers do while the log says nothing."""
+        phase = f"compiling kernels: {self._compiles}" if self._compiles else PHASES.get(self._reader.phase)
         if phase is not None and phase != self.observation.phase and not self.observation.answering:
             self.note(phase=phase)
+
+    async def _look_for_compilers(self) -> float | None:
+        """While the engine starts; the seconds until the next look."""
+        if self.observation.answering:
+            self._compiles = ""
+            return None
+        before, self._compiles = self._compiles, compiling(one.command for one in await self._processes())
+        if before and not self._compiles and self.observation.phase.startswith("compiling kernels"):
+            self.note(phase=PHASES.get(self._reader.phase, "starting"))
+        self._tell_phase()
+        return _COMPILERS_S
 
     def _report_failure(self) -> None:
         # None when the engine has survived it after all.

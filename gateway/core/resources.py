@@ -6,6 +6,9 @@ that was seen or can be thought of, and what RAM is used in ways that a plan doe
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 from gateway.domain import Plan
 from gateway.domain.units import GIB
 from gateway.domain.value import MOST_BYTES
@@ -22,6 +25,13 @@ _PROGRAM_PIDS, _RANK_PIDS = 12288, 4096
 
 def ranks(plan: Plan) -> int:
     return plan.tensor_parallel.value * plan.pipeline_parallel.value
+
+
+def cache(plan: Plan, *, remote_code: bool) -> str:
+    """Who shares compiled kernels, within one image or environment: engines on GPUs of one kind that run the engine's code alone. Code of a
+    repository could leave anything there for the next engine to run, so it has a cache for itself."""
+    code = [plan.model.source, plan.model.revision] if remote_code else None
+    return hashlib.sha256(json.dumps([plan.scope.get("device"), code]).encode()).hexdigest()[:16]
 
 
 def shared_memory(plan: Plan) -> int:

@@ -121,6 +121,9 @@ class Engine(Value):
     )
     env: dict[str, str] = Field({}, description="environment the engine always gets")
     eager_env: dict[str, str] = Field({}, description="environment added when it runs without graphs and compilation")
+    caches: dict[str, str] = Field(
+        {}, description="environment variables that name folders of what it compiles -> their names below one folder for all"
+    )
     user_env: tuple[str, ...] = Field((), description="environment variables a user may set")
     key_env: str | None = Field(None, description="environment variable with the key that its callers must send")
     key_option: str | None = Field(

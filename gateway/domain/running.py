@@ -40,6 +40,11 @@ class LaunchSpec(Value):
     scratch: tuple[str, ...] | None = Field(
         None, description="folders of its container that it writes to, and no other; None: it may write everywhere"
     )
+    cache: str = Field(
+        "",
+        description="what may be started with the compiled kernels of this start, beside the image or environment, as a hash; empty: nothing may",
+    )
+    caches: dict[str, str] = Field({}, description="as the engine's profile has them: where it keeps what it compiles")
     key_env: str | None = Field(None, description="as the engine's profile has them: how a host gives the engine a key")
     key_option: str | None = None
 

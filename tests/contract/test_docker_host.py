@@ -742,3 +742,48 @@ async def test_of_a_paused_container_all_processes_are_stopped_and_it_can_be_sto
     assert all(one.stopped for one in seen)
     await harness.host.stop("a1", 0.1)
     assert await harness.host.list() == []
+
+
+async def test_what_an_image_compiled_is_kept_for_it_and_for_starts_that_may_share_it(harness: DockerHarness) -> None:
+    script = "import os, sys; print(sorted(os.listdir(os.environ['KERNELS']))); open(os.environ['KERNELS'] + '/kernel', 'w')"
+    kept = {"caches": {"KERNELS": "kernels"}}
+    made = "import os; os.makedirs(os.environ['KERNELS'], exist_ok=True)"
+
+    async def run(cache: str) -> list[str]:
+        spec = program(harness, f"{made}; {script}", cache=cache, **kept)
+        lines = await output(harness, spec)
+        await harness.host.stop(spec.name, 0)
+        return lines
+
+    try:
+        assert [await run("a" * 16), await run("a" * 16), await run("b" * 16)] == [["[]"], ["['kernel']"], ["[]"]]
+        volumes = harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})["Volumes"]
+        assert len(volumes) == 2
+    finally:
+        for volume in harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})["Volumes"] or []:
+            harness.docker.remove_volume(volume["Name"], force=True)
+
+
+async def test_the_oldest_cache_that_nothing_uses_makes_room_for_a_new_one(
+    harness: DockerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.hosts.docker.container.MOST_CACHES", 1)
+    spec = program(harness, "pass", caches={"KERNELS": "kernels"})
+
+    def names() -> list[str]:
+        return [
+            one["Name"]
+            for one in harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})["Volumes"] or []
+        ]
+
+    try:
+        await output(harness, spec.evolve(cache="a" * 16))
+        await harness.host.stop(spec.name, 0)
+        (first,) = names()
+        await output(harness, spec.evolve(cache="b" * 16))
+        (second,) = names()
+        assert first != second
+    finally:
+        await harness.host.stop(spec.name, 0)
+        for name in names():
+            harness.docker.remove_volume(name, force=True)

@@ -457,3 +457,31 @@ async def test_a_stopped_process_is_seen_with_what_it_runs_and_what_it_took(harn
     # It takes no SIGTERM, and ends all the same.
     await harness.host.stop("a1", 0.1)
     assert harness.members("a1") == 0
+
+
+async def test_what_is_compiled_is_kept_for_starts_that_may_share_it_and_for_no_other(harness: ProcessHarness) -> None:
+    """Each start leaves a file in its cache, and tells what it finds there."""
+    source = """
+import os, sys
+from pathlib import Path
+for name in ("HOME", "KERNELS"):
+    print(*sorted(path.name for path in Path(os.environ[name]).iterdir() if path.is_file()))
+    (Path(os.environ[name]) / sys.argv[1]).touch()
+"""
+
+    async def run(number: int, cache: str) -> list[bytes]:
+        spec = program(harness, source, cache=cache, caches={"KERNELS": "kernels"})
+        await harness.host.start(spec.evolve(argv=(*spec.argv, str(number))))
+        lines = [line async for line in harness.host.follow("a1")]
+        await harness.host.stop("a1", 0)
+        return lines
+
+    assert await run(1, "a" * 16) == [b"", b""]
+    assert await run(2, "a" * 16) == [b"1", b"1"]
+    assert await run(3, "b" * 16) == [b"", b""]
+    assert await run(4, "a" * 16) == [b"1 2", b"1 2"]
+    # Installed anew it may be made of something else.
+    os.utime(harness.data_dir / "engines/fake-1/.complete", (1, 1))
+    assert await run(5, "a" * 16) == [b"", b""]
+    assert len([*(harness.data_dir / "caches/fake-1").iterdir()]) == 3
+    assert {path.stat().st_mode & 0o077 for path in (harness.data_dir / "caches/fake-1").iterdir()} == {0}

@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 ARROWS = {
     "__main__": "cli serve logging settings",
     "gateway": "planning version",
-    "cli": "doctor bench planning calibration inquiry profiles core.planner core.speed hosts.agent hosts.docker hosts.process logging store core.facts version machine settings core.failures",
+    "cli": "doctor bench demo planning calibration inquiry profiles core.planner core.speed hosts.agent hosts.docker hosts.process logging store core.facts version machine settings core.failures",
     "doctor": "profiles hosts.agent hosts.docker hosts.process machine core.facts core.speed settings store",
     "serve": "tuning planning calibration inquiry serve.workers catalog serve.metrics serve.admin serve.proxy controller profiles routing access version machine settings hosts open_files api shared_memory store",
     "planning": "checking inquiry catalog profiles core.planner hosts.process core.facts core.speed core.speculative machine settings store",

@@ -75,11 +75,12 @@ def launch_spec(
     mounts: Iterable[Mount],
     environment: str | None,
     drafter: str | None = None,
+    remote_code: bool = False,
 ) -> LaunchSpec:
     """The plan made concrete for one host.
 
     `weights` and `drafter` are the model folders as the engine sees them; `environment` the folder of the engine's virtual
-    environment, or None when the engine runs in its container.
+    environment, or None when the engine runs in its container. remote_code: the code of the model's repository may run.
     """
     program = engine.container_command if environment is None else engine.process_command
     argv = tuple(part.replace("{env}", environment or "") for part in program)
@@ -104,6 +105,8 @@ def launch_spec(
         memory_bytes=resources.memory(plan),
         pids=resources.pids(plan),
         scratch=engine.scratch if environment is None else None,
+        cache=resources.cache(plan, remote_code=remote_code) if engine.caches else "",
+        caches=engine.caches,
         key_env=engine.key_env,
         key_option=engine.key_option,
     )

@@ -21,6 +21,7 @@ from gateway.errors import AgentRefusal, BadFlag
 MOST_INSTANCES = 128
 _GPU = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NAME = re.compile(r"[\w-]{1,255}")
+_CACHE = re.compile(r"([0-9a-f]{16})?")
 _FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,64}")
 _MOST_GPUS = 64
 # What plans ask for with 64 ranks, rounded up.
@@ -61,6 +62,9 @@ def check_launch(spec: LaunchSpec, engine: Engine, models: Mount, allowed: Allow
         raise _refusal(f"{engine.ref} runs on no GPU")
     if spec.scratch != engine.scratch:
         raise _refusal(f"the folders that {engine.ref} writes to are in its profile")
+    # Which cache it gets follows from its image too, which the agent's own host adds.
+    if spec.caches != engine.caches or not _CACHE.fullmatch(spec.cache):
+        raise _refusal(f"where {engine.ref} keeps what it compiles is in its profile")
     if (spec.key_env, spec.key_option) != (engine.key_env, engine.key_option):
         raise _refusal(f"how {engine.ref} is told its key is in its profile")
     bounds = {

