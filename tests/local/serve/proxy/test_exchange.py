@@ -548,3 +548,85 @@ async def test_each_request_is_told_to_the_meter(gateway: Gateway) -> None:
             await client.post(CHAT, json={"model": "nope"})
             metered.catch_up()
             assert notes.lines == [("refused", "ModelNotFound")]
+
+
+# --- a replica that freezes ---
+
+
+async def begins_a_stream(call: Call) -> None:
+    """The head of a stream, as vLLM sends it before the first token."""
+    await call.start()
+    await call.closed.wait()
+
+
+async def streams_one(call: Call) -> None:
+    await call.start()
+    await call.chunk(event("from the other"))
+    await call.chunk(b"data: [DONE]\n\n")
+    await call.end()
+
+
+def frozen_first(gateway: Gateway, *urls: str) -> None:
+    route = model(*urls)
+    gateway.route(replace(route, replicas=route.replicas[1:], frozen=(route.replicas[0].id,)))
+    # What came since the last look counts once more.
+    gateway.later(0.5)
+    gateway.later(0.5)
+
+
+@pytest.mark.parametrize(("script", "stream"), [(never_answers, False), (never_answers, True), (begins_a_stream, True)])
+async def test_a_request_whose_replica_froze_before_its_first_byte_is_answered_by_another_one(
+    script: Callable[[Call], Awaitable[None]], stream: bool
+) -> None:
+    with Gateway(still=True) as gateway:
+        async with (
+            Upstream(script) as frozen,
+            Upstream(streams_one if stream else answers) as other,
+            http_client(gateway) as client,
+        ):
+            gateway.route(model(frozen.url))
+            asking = asyncio.create_task(client.post(CHAT, json={**ASK, "stream": stream}))
+            await until(lambda: bool(frozen.calls))
+            if script is begins_a_stream:
+                gateway.catch_up()
+            frozen_first(gateway, frozen.url, other.url)
+            answer = await asking
+            assert answer.status_code == 200
+            assert other.calls[0].body == frozen.calls[0].body
+            assert (answer.text.count("from the other"), answer.text.endswith("data: [DONE]\n\n")) == (
+                (1, True) if stream else (0, False)
+            )
+            await until(frozen.calls[0].closed.is_set)
+            await gateway.settled()
+
+
+@pytest.mark.parametrize(("size", "others"), [(SMALL_BYTES + 1, True), (10, False)])
+async def test_a_request_that_no_other_replica_can_get_is_told_so(size: int, others: bool) -> None:
+    """Because it is too large to be kept once the engine has it, or because there is no other replica."""
+    with Gateway(still=True) as gateway:
+        async with Upstream(never_answers) as frozen, Upstream(answers) as other, http_client(gateway) as client:
+            gateway.route(model(frozen.url))
+            asking = asyncio.create_task(client.post(CHAT, json={**ASK, "user": "x" * size}))
+            await until(lambda: bool(frozen.calls))
+            frozen_first(gateway, *([frozen.url, other.url] if others else [frozen.url]))
+            answer = await asking
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
+            assert int(answer.headers["retry-after"]) > 0
+            assert not other.calls
+            await gateway.settled()
+
+
+async def test_a_stream_that_began_ends_with_an_error_when_its_replica_freezes() -> None:
+    with Gateway(still=True) as gateway:
+        async with Upstream(streams_for_ever) as frozen, Upstream(answers) as other, http_client(gateway) as client:
+            gateway.route(model(frozen.url))
+            async with client.stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
+                pieces = answer.aiter_text()
+                text = await anext(pieces)
+                frozen_first(gateway, frozen.url, other.url)
+                text += "".join([piece async for piece in pieces])
+            assert "first" in text
+            assert '"error"' in text
+            assert "[DONE]" not in text
+            assert not other.calls
+            await gateway.settled()
