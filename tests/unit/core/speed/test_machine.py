@@ -26,6 +26,12 @@ def test_expectations_are_near_what_two_h200_did() -> None:
     assert right / pairs > 0.85
 
 
+def test_expectations_are_near_settings_that_the_fit_had_not_seen() -> None:
+    points = compare.points(compare.RESULTS.with_name("vllm-0.26.0-h200-unseen.jsonl"))
+    assert len(points) == 56
+    assert statistics.median(abs(one.expected(TABLE) / one.measured - 1) for one in points) < 0.1
+
+
 def test_expectations_come_near_what_others_published() -> None:
     """Nothing was fitted to these; only models whose configs are here."""
     found = [one for one in published.rows(None) if isinstance(one, published.Row)]
