@@ -82,7 +82,9 @@ def freed(machine: Hardware, held: Mapping[str, int]) -> Hardware:
     def free(gpu: Gpu) -> Gpu:
         if gpu.free_bytes is None or gpu.uuid not in held:
             return gpu
-        changed: Gpu = gpu.evolve(free_bytes=min(gpu.total_bytes or 0, gpu.free_bytes + held[gpu.uuid]))
+        both = gpu.free_bytes + held[gpu.uuid]
+        # More than there is: they do not have all of it yet, and what the driver and others have is in what is not free.
+        changed: Gpu = gpu.evolve(free_bytes=both if both <= (gpu.total_bytes or 0) else max(gpu.free_bytes, held[gpu.uuid]))
         return changed
 
     without: Hardware = machine.evolve(gpus=tuple(map(free, machine.gpus))) if held else machine
