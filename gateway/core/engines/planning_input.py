@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from gateway.core.chat.parsers import ParserTable
 from gateway.core.facts.known_facts import KnownFacts
@@ -37,6 +38,8 @@ class PlanningInput:
     pace: Pace | None = None
     parsers: ParserTable | None = None
     everywhere: Mapping[str, str] = field(default_factory=dict)
+    # What was timed once, by work and GPUs: the Clocks of core/planner/copies.py.
+    clocks: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def under(self, env: Mapping[str, str]) -> PlanningInput:
         """For an engine with these variables, the gateway's among them."""

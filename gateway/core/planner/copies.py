@@ -14,7 +14,6 @@ from gateway.core.speed.expectation import Load, expected
 from gateway.core.speed.machine import machine_of
 from gateway.core.speed.objective import Outcome, concurrency, share, worth
 from gateway.core.speed.step import Clock
-from gateway.core.speed.work import Work
 from gateway.domain import Choice, IntChoice, Memory, ModelSpec, Speed, Wish
 
 # Requests that have their whole context at the same time.
@@ -24,11 +23,7 @@ _LONG_AT_ONCE = 4
 def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[int], Speed | None]:
     """direct: ranks read each other's memory. The speed is None where nothing is known of the GPUs."""
     given, size, memory, context = candidate.given, len(candidate.group), sizes.memory, sizes.context.value
-    wish, pace, links = given.wish, given.pace, given.links
-    timed = pace if given.spec.task == "generate" else None
-    machine = machine_of(candidate.group, links, timed, given.measured, direct=direct) if timed else None
-    eager, kind = sizes.batch.eager.value, candidate.engine.kind
-    clock = Clock(_work(candidate), machine, pace.table.of(kind), eager=eager) if pace and machine else None
+    wish, clock = given.wish, _clock(candidate, eager=sizes.batch.eager.value, direct=direct)
     evidence, known = candidate.evidence, given.corrections
     near = about(candidate.scope, evidence.kernels, evidence.attention, machine.source) if known and machine else {}
     ratios = known.ratios(near) if near else {}
@@ -58,9 +53,19 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     return IntChoice(value=most, reason=reason, source="speed model"), many
 
 
-def _work(candidate: Candidate) -> Work:
-    given, rows = candidate.given, candidate.evidence.kernels
-    return work_with(given.spec, candidate.stage, candidate.rank, rows, given.gpus, candidate.engine.traits)
+def _clock(candidate: Candidate, *, eager: bool, direct: bool) -> Clock | None:
+    """One clock for all candidates that do the same work on the same GPUs, whatever their engine version: it knows what it once computed."""
+    given, group, pace, rows = candidate.given, candidate.group, candidate.given.pace, candidate.evidence.kernels
+    if not pace or given.spec.task != "generate":
+        return None
+    work = work_with(given.spec, candidate.stage, candidate.rank, rows, given.gpus, candidate.engine.traits)
+    kind = candidate.engine.kind
+    key = work, tuple(gpu.index for gpu in group), eager, direct, kind
+    if key not in given.clocks:
+        machine = machine_of(group, given.links, pace, given.measured, direct=direct)
+        given.clocks[key] = Clock(work, machine, pace.table.of(kind), eager) if machine else None
+    clock: Clock | None = given.clocks[key]
+    return clock
 
 
 def needed_tokens(wish: Wish, spec: ModelSpec) -> int:

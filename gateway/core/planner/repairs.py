@@ -8,6 +8,7 @@ A repair changes one thing. What a user set is never changed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
@@ -95,7 +96,7 @@ def repairs(
             yield from smaller(variant, engine, args, why)
         stages_help = variant.pp == 1 and not (variant.small or variant.eager)
         if has(engine, "pipeline-parallel-size") and "pipeline-parallel-size" not in args and stages_help:
-            for stages in range(2, gpus // variant.tp + 1):
+            for stages in _stages(refusal, gpus // variant.tp):
                 yield variant.changed("pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model")
         halved = not quantized and engine.device == "cuda" and QUANTIZES_LATE not in engine.traits
         if halved and not variant.quantization and "quantization" not in args:
@@ -138,6 +139,14 @@ def _half_cache(variant: Variant, engine: Engine, args: Collection[str], why: st
     if half and variant.kv_dtype == "auto" and "kv-cache-dtype" not in args and engine.device == "cuda":
         reason = f"half the bytes per token, which costs some accuracy: {why}"
         yield variant.changed("kv_dtype", half, reason, "memory model")
+
+
+def _stages(refusal: Refused, most: int) -> list[int]:
+    """The numbers of stages worth a look: the least that could hold the weights, one more for what they need beside, and all GPUs."""
+    memory = refusal.evidence.memory
+    room = memory.budget_bytes - memory.overhead_bytes if memory else 0
+    least = max(2, math.ceil(memory.weights_bytes / room)) if memory and room > 0 else 2
+    return sorted({stages for stages in (least, least + 1, most) if 2 <= stages <= most})
 
 
 def _near(refusal: Refused) -> bool:

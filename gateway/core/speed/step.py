@@ -8,7 +8,7 @@ clock.total_per_s(...), first_token_s(...)  what a user sees
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from gateway.core.speed.machine import Machine, SpeedTable
@@ -23,9 +23,23 @@ class Clock:
     machine: Machine
     table: SpeedTable
     eager: bool = False
+    _known: dict[tuple[float, ...], float] = field(default_factory=dict, init=False, repr=False)
 
     def decode_s(self, requests: float, context: float) -> float:
         """Of several stages each has its part of the requests, and a token passes through all of them."""
+        key = requests, context
+        if key not in self._known:
+            self._known[key] = self._decode_s(requests, context)
+        return self._known[key]
+
+    def prompts_s(self, count: float, length: float, most: int) -> float:
+        """Batches pass through the stages behind each other."""
+        key = count, length, most
+        if key not in self._known:
+            self._known[key] = self._prompts_s(count, length, most)
+        return self._known[key]
+
+    def _decode_s(self, requests: float, context: float) -> float:
         stages, table = self.work.pp, self.table
         part = max(1.0, requests / stages)
         memory, flops = self._attention_rates
@@ -37,8 +51,7 @@ class Clock:
         each = max(seconds, table.step_s + table.request_s * part) * (self._waiting if requests > 1 else 1)
         return stages * each + (stages - 1) * table.stage_s
 
-    def prompts_s(self, count: float, length: float, most: int) -> float:
-        """Batches pass through the stages behind each other."""
+    def _prompts_s(self, count: float, length: float, most: int) -> float:
         tokens = count * length
         batch = min(float(most), tokens)
         batches = tokens / batch

@@ -142,6 +142,16 @@ def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights(
     assert not {"kv_dtype", "quantization"} & set(changes(cures(refusal, on=engine("cpu"), gpus=0)))
 
 
+def test_of_stages_those_are_tried_that_may_hold_the_weights_and_all() -> None:
+    memory = Memory(
+        gpu_bytes=80, budget_bytes=70, weights_bytes=190, activation_bytes=5, graph_bytes=0, overhead_bytes=10, kv_bytes=0,
+        kv_bytes_per_token=1, kv_tokens=0, low=0, high=0,
+    )  # fmt: skip
+    refusal = Refused("no_memory", "200 are needed", "memory model", evidence=Evidence(memory=memory))
+    assert [variant.pp for variant in cures(refusal, gpus=8) if "pp" in variant.because] == [4, 5, 8]
+    assert [variant.pp for variant in cures(refusal, gpus=3) if "pp" in variant.because] == [3]
+
+
 def test_repairs_end() -> None:
     refusal = Refused("no_memory", "too large", "memory model")
     variant = Variant().changed("pp", 2, "", "").changed("kv_dtype", "fp8", "", "").changed("conservative", True, "", "")
