@@ -74,6 +74,8 @@ def main() -> None:
         print(
             f"other  {one.model} {one.quantization} on {one.machine}: {plan.engine} TP{plan.tensor_parallel.value} PP{plan.pipeline_parallel.value}{copies}, {plan.max_model_len.value} tokens; theirs {', '.join(theirs)}"
         )
+        if one.ours:
+            print(f"       {one.ours}")
     print(
         f"{len(right)} of {len(right) + len(wrong)} first plans are as theirs, {len(none)} have none; median context {statistics.median(plan.max_model_len.value for _, plan in right):,.0f}"
     )

@@ -106,6 +106,7 @@ def _product(
         kernel=f"{kernel} {scheme.kind}",
         experts=layer.experts,
         per_token=per_token if layer.experts else 0,
+        dealt=rank.ep if dealt else 1,
     )
 
 

@@ -21,17 +21,16 @@ from gateway.domain import Gpu, Link, Value
 
 @dataclass(frozen=True)
 class Wire:
-    """How the ranks of a plan reach each other. bytes_s: one direction of the slowest GPU. latency_s: of two ranks. ring: messages go from rank
-    to rank, so that each rank more costs as much again; else each reads all others at once."""
+    """How the ranks of a plan reach each other. bytes_s: one direction of the slowest GPU. latency_s: of two ranks. more_s: of each rank more,
+    where messages go from rank to rank; else each reads all others at once."""
 
     bytes_s: float
     latency_s: float
-    ring: bool = False
+    more_s: float = 0.0
 
     def all_reduce_s(self, ranks: int, size: float) -> float:
         """Seconds until `ranks` have the sum of what each has `size` bytes of."""
-        steps = ranks - 1 if self.ring else 1
-        return self.latency_s * steps + 2 * (ranks - 1) / ranks * size / self.bytes_s
+        return self.latency_s + self.more_s * (ranks - 2) + 2 * (ranks - 1) / ranks * size / self.bytes_s
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,7 @@ class WirePart(Value):
 
     part: float = Field(gt=0, le=1)
     latency_s: float = Field(gt=0)
+    more_s: float = Field(0.0, ge=0, description="of each GPU more")
 
 
 class Reference(Value):
@@ -224,8 +224,7 @@ def _wire(
     if joined and card is not None and card.nvlink_gb_s:
         return Wire(card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s)
     part = table.p2p if direct else table.host
-    # Over the host's memory NCCL sends in a ring.
-    return Wire(min(_pcie_bytes_s(gpu, card) for gpu in group) * part.part, part.latency_s, ring=not direct)
+    return Wire(min(_pcie_bytes_s(gpu, card) for gpu in group) * part.part, part.latency_s, part.more_s)
 
 
 def _pcie_bytes_s(gpu: Gpu, card: Card | None) -> float:

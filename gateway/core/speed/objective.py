@@ -17,7 +17,7 @@ ALONE = 0.15
 # Beside other models a plan is as good as what each of its GPUs gives.
 SHARED = 1.0
 # By which part each of these lowers what a plan is worth. The estimate tells plans that differ by a tenth apart no better than this does.
-_WEAK, _CHANGE, _LARGER, _OLDER, _OLDEST = 0.1, 0.03, 0.01, 0.02, 0.1
+_WEAK, _CHANGE, _OLDER, _OLDEST = 0.1, 0.03, 0.02, 0.1
 # What counts how much where a model is wanted for all: answers of one user, of many, and room for their contexts.
 _BALANCE = (0.4, 0.4, 0.2)
 
@@ -68,16 +68,14 @@ def worth(outcome: Outcome, goal: Goal, cost: float) -> float:
 @dataclass(frozen=True)
 class Demerits:
     """What speaks against a plan beside its speed. weak: its engine version has published weaknesses. changes: how much of the engine's own
-    choices was changed. ranks: GPUs that one copy needs: with fewer of them less is lost when one fails. older: places of its engine version
-    behind the first."""
+    choices was changed. older: places of its engine version behind the first."""
 
     weak: bool
     changes: int
-    ranks: int
     older: int
 
 
 def rating(worth: float, demerits: Demerits) -> float:
     """Each plan is rated by itself, so that which of two comes first never depends on a third."""
-    lost = _WEAK * demerits.weak + _CHANGE * demerits.changes + _LARGER * math.log2(max(1, demerits.ranks))
-    return math.log(max(worth, 1e-9)) - lost - min(_OLDER * demerits.older, _OLDEST)
+    lost = _WEAK * demerits.weak + _CHANGE * demerits.changes + min(_OLDER * demerits.older, _OLDEST)
+    return math.log(max(worth, 1e-9)) - lost

@@ -78,7 +78,11 @@ class Clock:
         successor is wanted."""
         work, table = self.work, self.table
         seconds = sum(
-            max((one.read(tokens) + one.passed * tokens) / memory, one.flops * tokens / flops, one.count * least_s)
+            max(
+                (one.read(tokens) + one.passed * tokens) / memory,
+                one.flops * tokens * one.busiest(tokens) / flops,
+                one.count * least_s,
+            )
             for one, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True)
         )
         memory, flops, _ = self._head_rates

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Product:
     """All linear layers of one kind on one rank. bytes: of their weights. flops, passed: FLOP, and bytes of inputs and outputs, of one
-    token. experts: of them each token takes `per_token`; 0: all tokens take all weights. multiplied: the format in which."""
+    token. experts: of them each token takes `per_token`; 0: all tokens take all weights. dealt: over how many ranks whole experts are; 1: each is cut.
+    multiplied: the format in which."""
 
     count: int
     bytes: float
@@ -18,13 +20,19 @@ class Product:
     kernel: str
     experts: int = 0
     per_token: int = 0
+    dealt: int = 1
+
+    def busiest(self, tokens: float) -> float:
+        """How many times the mean of all ranks the one has to do that most of these tokens' experts are on: of so many draws at random."""
+        drawn = tokens * self.per_token / self.dealt
+        return 1 + math.sqrt(2 * math.log(self.dealt) / drawn) if self.dealt > 1 and drawn else 1.0
 
     def read(self, tokens: float) -> float:
         """Bytes of weights that a batch of so many tokens reads: those of experts that no token takes are left alone."""
         if not self.experts:
             return self.bytes
         left: float = (1 - self.per_token / self.experts) ** tokens
-        return self.bytes * (1 - left)
+        return self.bytes * min(1.0, (1 - left) * self.busiest(tokens))
 
 
 @dataclass(frozen=True)

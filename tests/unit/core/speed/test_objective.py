@@ -40,11 +40,11 @@ def test_where_nothing_is_known_few_gpus_are_best() -> None:
 
 
 def test_what_else_is_known_decides_between_plans_that_are_nearly_as_good() -> None:
-    plain = Demerits(weak=False, changes=0, ranks=4, older=0)
-    for worse in (Demerits(True, 0, 4, 0), Demerits(False, 3, 4, 0), Demerits(False, 0, 8, 0), Demerits(False, 0, 4, 3)):
-        assert rating(100, plain) > rating(100.9, worse)
+    plain = Demerits(weak=False, changes=0, older=0)
+    for worse in (Demerits(True, 0, 0), Demerits(False, 3, 0), Demerits(False, 0, 3)):
+        assert rating(100, plain) > rating(104, worse)
         assert rating(100, plain) < rating(120, worse)
 
 
 def test_a_published_weakness_outweighs_a_few_tokens_of_context() -> None:
-    assert rating(26_048, Demerits(False, 0, 1, 1)) > rating(26_624, Demerits(True, 0, 1, 0))
+    assert rating(26_048, Demerits(False, 0, 1)) > rating(26_624, Demerits(True, 0, 0))
