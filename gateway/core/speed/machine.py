@@ -220,9 +220,12 @@ def _wire(
     if reduce is not None and joined and of is not None:
         return Wire(reduce.bytes_s / of.part * table.nvlink.part, reduce.latency_s / of.latency_s * table.nvlink.latency_s)
     if reduce is not None:  # there engines have NCCL's all-reduce, which is what was measured
-        return Wire(reduce.bytes_s, reduce.latency_s / (1 if direct else len(group) - 1), ring=not direct)
+        # What was measured is of the whole group; of fewer ranks it is less, as over the host's memory elsewhere.
+        more = 0.0 if direct else table.host.more_s / table.host.latency_s
+        latency = reduce.latency_s / (1 + more * (len(group) - 2))
+        return Wire(reduce.bytes_s, latency, more * latency)
     if joined and card is not None and card.nvlink_gb_s:
-        return Wire(card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s)
+        return Wire(card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s, table.nvlink.more_s)
     part = table.p2p if direct else table.host
     return Wire(min(_pcie_bytes_s(gpu, card) for gpu in group) * part.part, part.latency_s, part.more_s)
 
