@@ -25,7 +25,7 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     given, size, memory, context = candidate.given, len(candidate.group), sizes.memory, sizes.context.value
     wish, clock = given.wish, _clock(candidate, eager=sizes.batch.eager.value, direct=direct)
     evidence, known = candidate.evidence, given.corrections
-    near = about(candidate.scope, evidence.kernels, evidence.attention, machine.source) if known and machine else {}
+    near = about(candidate.scope, evidence.kernels, evidence.attention, clock.machine.source) if known and clock else {}
     ratios = known.ratios(near) if near else {}
 
     def speed(count: int) -> Speed | None:
