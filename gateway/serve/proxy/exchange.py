@@ -5,14 +5,14 @@
                  pipelined connection
     queued       a replica with room for it                forgotten               -
     connecting   a connection to the replica               the dial is cancelled   another replica, once; then 502 unreachable
-    asked        the head of the engine's answer           connection aborted      502 engine_error; never tried again, it may
-                                                                                   have generated already
+    asked        the head of the engine's answer           connection aborted      another replica, once; without one 502 engine_error
     answering    the rest of the answer                    connection aborted      events: an error event, then the end, never
                                                                                    [DONE]; else a broken transfer
     done         -                                         -                       -
 
 An engine that freezes, as the table of routes says, is left: another replica is asked, once, where no byte of the answer's body came and the
-request is still here (SMALL_BYTES of it are kept until then); else the client hears that the engine broke off, or 503.
+request is still here (SMALL_BYTES of it are kept until then); else the client hears that the engine broke off, or 503. So is an engine that
+dies: its connection closes before it answered, or its answer is that it dies (DYING). A request that kills its engine so kills two at most.
 
 Every request that was given to a replica is taken from it once, by `_release`. The client's connection calls start, more, complete, leave,
 pause, resume, sweep and stop; `QueueWait` calls ask or refuse; the pool calls connected or unreachable; the connection to the engine then
@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 State = Literal["reading", "queued", "connecting", "asked", "answering", "done"]
 Outcome = Literal["", "answered", "left", "broken", "refused", "unreachable"]
 
+# What vLLM answers from when its core has died until its server ends: ENGINE_DEAD_MESSAGE (0.18.0 to 0.33.0, v1/engine/exceptions.py).
+DYING = b"EngineCore encountered an issue"
+_DYING_STATUS = 500
 _EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,120})"')
 
@@ -119,6 +122,7 @@ class Exchange:
     _dial: asyncio.Task[None] | None = None
     _retried: bool = False
     _again: bytes = b""  # the body, as long as another replica may be asked
+    _doubted: bool = False  # the head of an answer has come and is not passed on: the engine may be saying that it dies
     _quiet_since: float = 0.0
 
     @property
@@ -360,7 +364,7 @@ class Exchange:
 
     def _forsake(self, frozen: RoutedReplica) -> None:
         """The replica has frozen: nobody knows when it goes on, if ever."""
-        upstream, plane = self._upstream, self.plane
+        upstream = self._upstream
         if upstream is not None and upstream.heard:
             upstream.heard = False  # it gave something since the last look: perhaps it thaws
             return
@@ -378,18 +382,37 @@ class Exchange:
         if not fresh:
             error = UpstreamError("The engine has stopped in its answer.", hint="Ask again; what came so far is incomplete.")
         elif self.whole and not self._retried and (again or self.state == "connecting" or self.endpoint.method != "POST"):
-            self._retried = True
-            self._release("unreachable")
-            self.promised, self.status, self._upstream = self.promised or bool(self.status), 0, None
-            self.client, self._buffered = self.connection.transport, None
+            self.promised = self.promised or bool(self.status)
             if self.state != "connecting":
                 self.body = self.call.body = again
-            try:
-                self._place(plane.routes.pick(plane.routes.table.find(self.call.model), self.call))
-            except FitserveError as refusal:
-                self.refuse(refusal)
+            self._ask_again(None)
             return
         self.refuse(error)
+
+    def _ask_again(self, avoid: str | None) -> None:
+        """The request goes to another replica; nothing of an answer has come."""
+        self._retried = True
+        self._release("unreachable")
+        self.status, self._upstream, self._doubted = 0, None, False
+        self.client, self._buffered = self.connection.transport, None
+        try:
+            route = self.plane.routes.table.find(self.call.model)
+            self._place(self.plane.routes.pick(route, self.call, avoid), avoid)
+        except FitserveError as refusal:
+            self.refuse(refusal)
+
+    def _survives(self) -> bool:
+        """Its engine dies before it answered: another replica is asked, where there is one and the request is still here."""
+        dying, again = self.replica, self._again
+        route = self.plane.routes.table.models.get(self.call.model)
+        if dying is None or self._retried or not again or route is None or all(one.id == dying.id for one in route.replicas):
+            return False
+        log.warning("%s: %s dies, and another replica is asked", self.id, dying)
+        self._again = b""
+        self._let_go()
+        self.body = self.call.body = again
+        self._ask_again(dying.id)
+        return True
 
     def pause_upload(self) -> None:
         """The engine takes the body slowly."""
@@ -425,13 +448,21 @@ class Exchange:
                 )
             )
             return
+        self.status = status
+        self.state = "answering"
+        if status == _DYING_STATUS and self._again:
+            self._doubted = True
+        else:
+            self._begin(upstream)
+
+    def _begin(self, upstream: UpstreamConnection) -> None:
+        """The head for the client, which the answer follows."""
+        self._doubted = False
         head = answer_head(
-            *(status, upstream.headers, upstream.length, self.own_headers(), self.id.encode()),
+            *(self.status, upstream.headers, upstream.length, self.own_headers(), self.id.encode()),
             chunks=self.chunks,
             keep=self.keep,
         )
-        self.status = status
-        self.state = "answering"
         if not self.promised:
             self.events, self.keep, upstream.framed = head.events, head.keep, head.framed
             upstream.lead = head.data
@@ -448,6 +479,10 @@ class Exchange:
 
     def first_byte(self, data: bytes) -> None:
         plane = self.plane
+        if self._doubted and self._upstream is not None:
+            if DYING in data and self._survives():
+                return
+            self._begin(self._upstream)
         self._again = b""
         self.first_byte_at = plane.loop.time()
         plane.meter.first_byte(self)
@@ -458,6 +493,8 @@ class Exchange:
 
     def end(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
         """The answer is complete."""
+        if self._doubted:
+            self._begin(upstream)
         upstream.flush(b"0\r\n\r\n" if upstream.framed else b"")
         if self._buffered is not None:
             self._last_event(self._buffered.event(self.endpoint.shape))
@@ -474,6 +511,8 @@ class Exchange:
 
     def answered(self, upstream: UpstreamConnection, status: int, lines: bytes, body: bytes) -> None:
         """The answer came whole, with a head that is known: as `head`, `first_byte` and `end`."""
+        if status == _DYING_STATUS and DYING in body and self._survives():
+            return
         self.status = status
         upstream.sent = len(body)
         if body:
@@ -482,8 +521,12 @@ class Exchange:
         self.client.write(whole_answer(status, lines, self.own_headers(), self.id.encode(), body))
         self._part(upstream, reusable=True)
 
-    def broke(self, upstream: UpstreamConnection, reason: str) -> None:
-        """The engine broke off, or cannot be understood."""
+    def broke(self, upstream: UpstreamConnection, reason: str, *, closed: bool = False) -> None:
+        """The engine broke off, or cannot be understood. closed: its connection was closed."""
+        if self._doubted:
+            self.status, self._doubted = 0, False
+        if closed and not self.status and self._survives():
+            return
         log.warning("%s: %s broke off: %s", self.id, self.replica, reason)
         upstream.flush()
         self._let_go()

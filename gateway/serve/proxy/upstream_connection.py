@@ -79,8 +79,8 @@ class UpstreamRequest(Protocol):
     def answered(self, upstream: UpstreamConnection, status: int, lines: bytes, body: bytes, /) -> None:
         """The answer came whole, with a head that is known: `head`, `first_byte` and `end` in one."""
 
-    def broke(self, upstream: UpstreamConnection, reason: str, /) -> None:
-        """The engine broke off, or cannot be understood."""
+    def broke(self, upstream: UpstreamConnection, reason: str, /, *, closed: bool = False) -> None:
+        """The engine broke off, or cannot be understood. closed: its connection was closed."""
 
     def pause_upload(self) -> None:
         """The engine takes the body slowly."""
@@ -255,7 +255,7 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange.status and not self.sized and error is None:
             exchange.end(self, reusable=False)
         else:
-            exchange.broke(self, f"the connection closed: {error!r}" if error else "the connection closed")
+            exchange.broke(self, f"the connection closed: {error!r}" if error else "the connection closed", closed=True)
 
     def pause_writing(self) -> None:
         if self.exchange is not None:

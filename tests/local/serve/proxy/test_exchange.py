@@ -630,3 +630,77 @@ async def test_a_stream_that_began_ends_with_an_error_when_its_replica_freezes()
             assert "[DONE]" not in text
             assert not other.calls
             await gateway.settled()
+
+
+DEAD = b'{"error": {"message": "EngineCore encountered an issue. See stack trace (above) for the root cause.", "code": 500}}'
+
+
+async def closes(call: Call) -> None:
+    call.close()
+
+
+async def says_that_it_dies(call: Call) -> None:
+    """As vLLM does when its core has died, until its server ends."""
+    await call.reply(DEAD, "500 Internal Server Error")
+
+
+async def says_so_in_pieces(call: Call) -> None:
+    await call.send(
+        b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(DEAD)
+    )
+    await asyncio.sleep(0.01)
+    await call.send(DEAD)
+
+
+async def begins_to_say_so(call: Call) -> None:
+    await call.send(
+        b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(DEAD)
+    )
+    await asyncio.sleep(0.01)
+    call.close()
+
+
+DEATHS = (closes, says_that_it_dies, says_so_in_pieces, begins_to_say_so)
+
+
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_whose_engine_dies_before_it_answered_is_answered_by_another_one(
+    gateway: Gateway, death: Callable[[Call], Awaitable[None]], stream: bool
+) -> None:
+    asked: list[Call] = []
+
+    async def first_dies(call: Call) -> None:
+        asked.append(call)
+        await (death if len(asked) == 1 else streams_one if stream else answers)(call)
+
+    async with Upstream(first_dies) as one, Upstream(first_dies) as other, http_client(gateway) as client:
+        gateway.route(model(one.url, other.url))
+        answer = await client.post(CHAT, json={**ASK, "stream": stream})
+        assert answer.status_code == 200
+        assert (len(one.calls), len(other.calls)) == (1, 1)
+        assert asked[0].body == asked[1].body
+        await gateway.settled()
+
+
+@pytest.mark.parametrize(("death", "status"), list(zip(DEATHS, (502, 500, 500), strict=False)))
+async def test_a_request_that_kills_engines_is_asked_of_two_at_most(
+    gateway: Gateway, death: Callable[[Call], Awaitable[None]], status: int
+) -> None:
+    async with Upstream(death) as one, Upstream(death) as two, Upstream(death) as three, http_client(gateway) as client:
+        gateway.route(model(one.url, two.url, three.url))
+        answer = await client.post(CHAT, json=ASK)
+        assert answer.status_code == status
+        assert sum(len(each.calls) for each in (one, two, three)) == 2
+        await gateway.settled()
+
+
+async def test_another_error_of_an_engine_is_passed_on_as_it_is(gateway: Gateway) -> None:
+    async def fails(call: Call) -> None:
+        await call.reply(b'{"error": {"message": "a bug"}}', "500 Internal Server Error")
+
+    async with Upstream(fails) as one, Upstream(answers) as other, http_client(gateway) as client:
+        gateway.route(model(one.url))
+        assert [(await client.post(CHAT, json=ASK)).text for _ in range(2)] == ['{"error": {"message": "a bug"}}'] * 2
+        assert not other.calls
+        await gateway.settled()
