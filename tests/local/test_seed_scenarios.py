@@ -180,7 +180,7 @@ NO_TILES = ("engines/vllm/0.19.1/linear.yaml", MARLIN_TILES)
 
 def test_000_is_foreseen_and_served_by_two_copies(folder: Path) -> None:
     seed = begun(folder, "2x3090", "0.19.1")
-    seed.add(QWEN36, "--engine", "vllm==0.19.1")
+    seed.add(QWEN36, "--engine", "vllm==0.19.1", "--replicas", "2")
     view = both_ready(seed)
     assert [start["ending"] for start in seed.starts] == ["", ""]
     assert seed.values("tensor-parallel-size") == ["1", "1"]
@@ -390,4 +390,4 @@ def test_004_an_unknown_text_gets_one_careful_try_and_a_whole_log(folder: Path) 
     assert [attempt["failure"]["kind"] for attempt in view["attempts"]] == ["unknown", "unknown"]
     assert "--enforce-eager" in seed.starts[-1]["argv"]
     kept = seed.cli("logs", "m").stdout
-    assert kept.splitlines() == (LOGS / "failed-unknown-0.33.0.log").read_text().splitlines()
+    assert kept.splitlines() == (LOGS / "failed-wrapper-only.log").read_text().splitlines()

@@ -51,7 +51,7 @@ def log(version: str, flags: dict[str, str], config: dict[str, Any]) -> str:
         and CUTLASS not in os.environ.get("VLLM_DISABLED_KERNELS", "")
     ):
         return "failed-004-error-internal-gdn"
-    return "failed-unknown-0.33.0" if version == "0.33.0" else ""
+    return "failed-wrapper-only" if version == "0.33.0" else ""
 
 
 def main() -> int:
