@@ -265,3 +265,10 @@ def test_no_config_makes_it_raise(config: dict[str, Any], tp: int) -> None:
     layers = [group("mla", 576, value_dim=512, index_dim=128), group("full", 128)]
     found = layer_attention(layers, RULES["0.33.0"], Rank(tp=tp, capability="10.0"), config=config)
     assert len(found) == 2
+
+
+@pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "FLASH_ATTN"), ("float16", None)])
+def test_an_fp8_cache_of_a_float16_model_is_nothing_for_flash_attention(dtype: str, backend: str | None) -> None:
+    """As an H200 said when it was tried."""
+    (row,) = layer_attention((group("full", 128),), RULES["0.26.0"], Rank(kv_dtype="fp8", capability="9.0", dtype=dtype))
+    assert row.backend == backend
