@@ -49,6 +49,7 @@ class Facts(NamedTuple):
     task_hint: Task | None
     sentence_limit: int | None
     chat_template: str | None
+    added_tokens: tuple[str, ...]
 
 
 def load(source: str, *, revision: str | None = None, allow_remote_code: bool = False, hub: Hub) -> ModelSpec:
@@ -58,7 +59,7 @@ def load(source: str, *, revision: str | None = None, allow_remote_code: bool = 
 
 def spec_of(facts: Facts) -> ModelSpec:
     """The spec of a model whose facts were gathered. Raises BadModel."""
-    spec: ModelSpec = read_model(*facts[:7]).evolve(chat_template=facts.chat_template)
+    spec: ModelSpec = read_model(*facts[:7]).evolve(chat_template=facts.chat_template, added_tokens=facts.added_tokens)
     limit = facts.sentence_limit
     if limit is not None and limit < spec.max_position:
         spec = spec.evolve(max_position=limit)
@@ -153,7 +154,20 @@ def _facts(source: str, commit: str | None, files: Files) -> Facts:
         task_hint="embed" if _embeds(files, config) else None,
         sentence_limit=_sentence_limit(files),
         chat_template=_chat_template(files),
+        added_tokens=_added_tokens(files),
     )
+
+
+def _added_tokens(files: Files) -> tuple[str, ...]:
+    """Tokens that tokenizer_config.json and added_tokens.json name; tokenizer.json, which has all, takes megabytes."""
+    found: set[str] = set()
+    if "tokenizer_config.json" in files.names:
+        decoder = _json_object(files, "tokenizer_config.json", MAX_CONFIG_BYTES).get("added_tokens_decoder")
+        rows = decoder.values() if isinstance(decoder, dict) else ()
+        found |= {row["content"] for row in rows if isinstance(row, dict) and isinstance(row.get("content"), str)}
+    if "added_tokens.json" in files.names:
+        found |= set(_json_object(files, "added_tokens.json", MAX_CONFIG_BYTES))
+    return tuple(sorted(found))
 
 
 def _chat_template(files: Files) -> str | None:

@@ -108,6 +108,9 @@ class ModelSpec(Value):
     chat_template: str | None = Field(
         None, exclude=True, description="the Jinja text that makes messages a prompt; None: the model has none"
     )
+    added_tokens: tuple[str, ...] = Field(
+        (), exclude=True, description="that the tokenizer has beside its vocabulary, as far as its small files name them"
+    )
     config: dict[str, Any] = Field(
         {}, exclude=True, description="config.json, from which the layers of each engine version follow"
     )

@@ -19,6 +19,9 @@ class Dialect(Value):
     holds: tuple[str, ...] = Field((), description="all of these stand in the template")
     lacks: tuple[str, ...] = Field((), description="none of these stands in it")
     begins: str = Field("", description="stands in what the template writes before an answer")
+    tokens: tuple[str, ...] = Field(
+        (), description="the parsers work only where the tokenizer has these as tokens of their own"
+    )
     types: tuple[str, ...] = Field((), description="the model_type begins with one of these; empty: any")
     parsers: tuple[str, ...] = Field((), description="names of parsers, best first; the first that an engine has is taken")
     why: str = Field("", description="why there is no parser")
@@ -61,6 +64,9 @@ def _parser(dialects: Sequence[Dialect], spec: ModelSpec, engine: Engine, flag: 
     found = next((one for one in dialects if one.taught(spec, template)), None)
     if found is None:
         return StrChoice(value=NONE, reason=f"the chat template has no form of {what} that is known", source="chat template")
+    if missing := [token for token in found.tokens if token not in spec.added_tokens]:
+        reason = f"the parser needs {missing[0]} as a token of its own, which the small files of the tokenizer do not name"
+        return StrChoice(value=NONE, reason=reason, source=found.source)
     if not found.parsers:
         return StrChoice(value=NONE, reason=found.why, source=found.source)
     names = known.choices or () if known else ()

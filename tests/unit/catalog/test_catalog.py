@@ -378,3 +378,9 @@ def test_a_folder_with_more_files_than_any_model_is_refused(tmp_path: Path, monk
 )  # fmt: skip
 def test_the_chat_template_is_read_where_engines_look(tmp_path: Path, files: dict[str, bytes], template: str | None) -> None:
     assert load(str(write(tmp_path, {**model(), **files})), hub=NO_HUB).chat_template == template
+
+
+def test_tokens_beside_the_vocabulary_are_read_in_small_files(tmp_path: Path) -> None:
+    config = b'{"added_tokens_decoder": {"7": {"content": "<think>"}, "8": {"content": 3}, "9": "x"}}'
+    files = {"tokenizer_config.json": config, "added_tokens.json": b'{"</think>": 8}'}
+    assert load(str(write(tmp_path, {**model(), **files})), hub=NO_HUB).added_tokens == ("</think>", "<think>")

@@ -17,8 +17,8 @@ PROMPT = "{%- if add_generation_prompt %}"
 HERMES = '<tool_call>\n{"name": {{ tool.name }}}\n</tool_call>'
 
 
-def taught(template: str | None, model_type: str = "llama") -> ModelSpec:
-    made: ModelSpec = published("llama-3.1-8b").evolve(chat_template=template, model_type=model_type)
+def taught(template: str | None, model_type: str = "llama", tokens: tuple[str, ...] = ("<think>", "</think>")) -> ModelSpec:
+    made: ModelSpec = published("llama-3.1-8b").evolve(chat_template=template, model_type=model_type, added_tokens=tokens)
     return made
 
 
@@ -61,6 +61,12 @@ def test_a_parser_that_the_version_does_not_have_is_not_taken() -> None:
     assert tool_parser(TABLE, model, PROFILES.engine("vllm==0.33.0")).value == "kimi_k3"
     old = tool_parser(TABLE, model, PROFILES.engine("vllm==0.18.0"))
     assert (old.value, old.reason) == (NONE, "vllm==0.18.0 has no parser kimi_k3")
+
+
+def test_thoughts_are_left_in_the_answer_where_the_parser_would_break_it() -> None:
+    found = reasoning_parser(TABLE, taught("</think>{% if enable_thinking %}", tokens=()), PROFILES.engine("vllm==0.33.0"))
+    assert (found.value, "<think> as a token of its own" in found.reason) == (NONE, True)
+    assert reasoning_parser(TABLE, taught("[THINK]", "mistral3"), PROFILES.engine("vllm==0.33.0")).value == NONE
 
 
 def test_a_model_without_template_or_words_has_none() -> None:
