@@ -29,7 +29,7 @@ from tests.support.scripted_engine import EngineScript
 @pytest.mark.parametrize(
     ("log", "gpus", "less"),
     [
-        ("failed-oom-graphs-0.26.0", 1, ("--enforce-eager", "--max-num-seqs=32")),
+        ("failed-oom-graphs-0.26.0", 1, ("--gpu-memory-utilization=0.86",)),
         ("failed-oom-profile-0.33.0", 1, ("--enforce-eager", "--max-num-seqs=32")),
         ("failed-oom-load-0.19.1", 1, ("--quantization=fp8",)),
         ("failed-oom-load-0.19.1", 2, ("--pipeline-parallel-size=2",)),
@@ -38,7 +38,7 @@ from tests.support.scripted_engine import EngineScript
 async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str, gpus: int, less: tuple[str, ...]
 ) -> None:
-    """Where batch or graphs did not fit, by going without them; a GPU that cannot hold the weights shares them with another one,
+    """Where graphs did not fit beside the KV cache, by more room for them; where a batch did not, by a smaller one; a GPU that cannot hold the weights shares them with another one,
     and only where there is none are they halved."""
     made: list[LaunchSpec] = []
     words = tuple((0.0, line) for line in (LOGS / f"{log}.log").read_text().splitlines())

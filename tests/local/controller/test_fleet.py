@@ -106,7 +106,8 @@ async def test_beside_another_model_one_gpu_is_taken_and_each_copy_takes_as_many
         source = model_folder(tmp_path / "model", **LLAMA_8B)
         await gateway.add("first", source, engines=["vllm==0.26.0"], gpus=1)
         await gateway.until("first", "ready")
-        await gateway.add("second", source, engines=["vllm==0.26.0"])
+        # On two GPUs there would be room for more than twice as many contexts of 32k.
+        await gateway.add("second", source, engines=["vllm==0.26.0"], max_context=8192)
         view = await gateway.until("second", "ready")
         assert len(view["plan"]["gpus"]) == 1
         await gateway.add("third", source, engines=["vllm==0.26.0"], gpus=2, replicas=2, tensor_parallel=1)
