@@ -48,7 +48,7 @@ class Kept(NamedTuple):
             with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
                 requirement = Path(temporary, "requirement.txt")
                 requirement.write_text(pin + "\n")
-                download(temporary, *ANYWHERE, "--require-hashes", "--requirement", str(requirement))
+                download(temporary, "--require-hashes", "--requirement", str(requirement))
                 with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as wheel:
                     # The metadata too: a version that cannot be asked for makes vLLM do without Triton. SGLang looks for its CUDA files.
                     wanted = re.compile(rf"{engine}/.*\.(py|cuh|h)|[^/]*\.dist-info/METADATA")
