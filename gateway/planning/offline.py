@@ -50,20 +50,12 @@ def decide_with(
     said of this model; `everywhere`: environment variables for all engines. Raises BadFlag, and NeedsRemoteCode where every engine that has the architecture would run the repository's code."""
     rules, known = profiles.rules(engines), (*profiles.facts, *facts)
     found = decide(
-        spec,
-        hardware,
-        engines,
-        wish,
-        known,
-        claims,
-        hardware_name,
-        rules,
-        drafter,
-        profiles.gpus,
-        answers,
-        profiles.pace,
-        everywhere,
-        profiles.parsers,
+        *(spec, hardware, engines, wish, known, claims, hardware_name, rules, drafter),
+        gpus=profiles.gpus,
+        answers=answers,
+        pace=profiles.pace,
+        parsers=profiles.parsers,
+        everywhere=everywhere,
     )
     verdicts = {one.verdict for one in found.rejected}
     if not found.plans and "untrusted_code" in verdicts and verdicts <= {"untrusted_code", "unsupported_architecture"}:

@@ -20,14 +20,6 @@ from typing import NamedTuple
 
 from tests.support.paths import ROOT
 
-# A wheel may need a newer glibc or Python than this machine has, and is only read. Newest first.
-_PLATFORMS = (
-    *(f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 17)),
-    "manylinux2014_x86_64",
-    "manylinux1_x86_64",
-)
-ANYWHERE = ("--python-version", "3.12", *(word for platform in _PLATFORMS for word in ("--platform", platform)))
-
 
 class Kept(NamedTuple):
     """What is downloaded once, below one folder."""
@@ -81,7 +73,13 @@ class Kept(NamedTuple):
 
 def wheel_of(requirement: str, folder: Path) -> Path:
     """The wheel of `NAME==VERSION`, of whichever platform of Linux has one."""
-    download(str(folder), *ANYWHERE, requirement)
+    # Newest first: a wheel may need a newer glibc than this machine has, and is only read.
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 17)] + [
+        "manylinux2014_x86_64",
+        "manylinux1_x86_64",
+    ]
+    named = [word for platform in platforms for word in ("--platform", platform)]
+    download(str(folder), "--python-version", "3.12", *named, requirement)
     return next(folder.glob("*.whl"))
 
 

@@ -56,7 +56,7 @@ def questions(version: str) -> Iterator[tuple[str, str]]:
     return ((one.name, one.calls) for one in kept() if one.calls is not None)
 
 
-def answers(version: str) -> dict[str, list[list[str]]] | list[list[str]]:
+def answers(version: str) -> list[list[str]]:
     manager = importlib.import_module("vllm.tool_parsers").ToolParserManager
     protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
     request = protocol.ChatCompletionRequest(model="m", messages=ASKED, tools=TOOLS, tool_choice="auto")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.chat.parsers import NONE, tool_parser
+from gateway.core.chat.parsers import NONE
 from gateway.domain import ModelSpec
 from gateway.profiles import Profiles
 from tests.conformance import parser_questions
@@ -50,7 +50,7 @@ def test_the_parser_reads_what_the_template_writes(version: str) -> None:
     for dialect in kept():
         if dialect.calls is None:
             continue
-        mine, theirs = tool_parser(PROFILES.parsers, spec(dialect), engine).value, read[dialect.name, dialect.calls]
+        mine, theirs = PROFILES.parsers.of(spec(dialect)).tool_parser(engine).value, read[dialect.name, dialect.calls]
         if mine not in (NONE, *UNTRIED, *theirs) and (version, dialect.name) not in UNREAD:
             wrong.append(f"{dialect.name}: {mine}, and {theirs or 'none'} read it")
     assert not wrong, "\n".join(wrong)
@@ -63,4 +63,4 @@ def test_a_family_that_calls_tools_has_a_parser(family: str, ref: str) -> None:
     assert found
     if ref.startswith("sglang") and family == "ByteDance-Seed":
         pytest.skip("SGLang 0.5.23 has no parser for Seed-OSS")
-    assert NONE not in {tool_parser(PROFILES.parsers, spec(one), PROFILES.engine(ref)).value for one in found}
+    assert NONE not in {PROFILES.parsers.of(spec(one)).tool_parser(PROFILES.engine(ref)).value for one in found}

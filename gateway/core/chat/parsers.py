@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pydantic import Field
 
 from gateway.domain import Choice, Engine, ModelSpec, StrChoice, Value
 
 NONE = "none"
+# The flags that name them, alike in all kinds of engines.
+TOOLS, REASONING = "tool-call-parser", "reasoning-parser"
 # Where the generation prompt begins in a chat template.
 _PROMPT = "add_generation_prompt"
 
@@ -43,38 +45,52 @@ class ParserTable(Value):
     tools: tuple[Dialect, ...]
     reasoning: tuple[Dialect, ...]
 
-
-def tool_parser(table: ParserTable, spec: ModelSpec, engine: Engine) -> Choice[str]:
-    """The parser of tool calls, or "none" with the reason."""
-    return _parser(table.tools, spec, engine, "tool-call-parser", "tool calls")
-
-
-def reasoning_parser(table: ParserTable, spec: ModelSpec, engine: Engine) -> Choice[str]:
-    """The parser that tells what a model thinks from what it answers, or "none" with the reason."""
-    return _parser(table.reasoning, spec, engine, "reasoning-parser", "thoughts")
-
-
-def _parser(dialects: Sequence[Dialect], spec: ModelSpec, engine: Engine, flag: str, what: str) -> Choice[str]:
-    known = engine.flags.get(flag)
-    if spec.task != "generate":
-        return StrChoice(value=NONE, reason="the model does not generate", source="config.json")
-    if spec.chat_template is None:
-        return StrChoice(value=NONE, reason="the model has no chat template", source="chat template")
-    template = spec.chat_template
-    found = next((one for one in dialects if one.taught(spec, template)), None)
-    if found is None:
-        return StrChoice(value=NONE, reason=f"the chat template has no form of {what} that is known", source="chat template")
-    if missing := [token for token in found.tokens if token not in spec.added_tokens]:
-        reason = f"the parser needs {missing[0]} as a token of its own, which the small files of the tokenizer do not name"
-        return StrChoice(value=NONE, reason=reason, source=found.source)
-    if not found.parsers:
-        return StrChoice(value=NONE, reason=found.why, source=found.source)
-    names = known.choices or () if known else ()
-    value = next((name for name in found.parsers if name in names), None)
-    if value is None:
-        return StrChoice(
-            value=NONE, reason=f"{engine.ref} has no parser {' or '.join(found.parsers)}", source=f"profile {engine.ref}"
+    def of(self, spec: ModelSpec) -> Writing:
+        """How the model writes: its template is searched here, once for all engines."""
+        template = spec.chat_template
+        if template is None:
+            return Writing(spec, None, None)
+        tools, reasoning = (
+            next((one for one in rows if one.taught(spec, template)), None) for rows in (self.tools, self.reasoning)
         )
-    marks = [*found.holds, *([found.begins] if found.begins else [])]
-    reason = f"the chat template writes {what} as {' '.join(marks[:2]) or spec.model_type} has them"
-    return StrChoice(value=value, reason=reason, source=found.source)
+        return Writing(spec, tools, reasoning)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How one model writes. None: its template teaches no dialect that is known."""
+
+    spec: ModelSpec
+    tools: Dialect | None
+    reasoning: Dialect | None
+
+    def tool_parser(self, engine: Engine) -> Choice[str]:
+        """The parser of tool calls, or "none" with the reason."""
+        return self._parser(self.tools, engine, TOOLS, "tool calls")
+
+    def reasoning_parser(self, engine: Engine) -> Choice[str]:
+        """The parser that tells what a model thinks from what it answers, or "none" with the reason."""
+        return self._parser(self.reasoning, engine, REASONING, "thoughts")
+
+    def _parser(self, dialect: Dialect | None, engine: Engine, flag: str, what: str) -> Choice[str]:
+        spec, known = self.spec, engine.flags.get(flag)
+        if spec.task != "generate":
+            return StrChoice(value=NONE, reason="the model does not generate", source="config.json")
+        if spec.chat_template is None:
+            return StrChoice(value=NONE, reason="the model has no chat template", source="chat template")
+        if dialect is None:
+            reason = f"the chat template has no form of {what} that is known"
+            return StrChoice(value=NONE, reason=reason, source="chat template")
+        if missing := [token for token in dialect.tokens if token not in spec.added_tokens]:
+            reason = f"the parser needs {missing[0]} as a token of its own, which the small files of the tokenizer do not name"
+            return StrChoice(value=NONE, reason=reason, source=dialect.source)
+        if not dialect.parsers:
+            return StrChoice(value=NONE, reason=dialect.why, source=dialect.source)
+        names = known.choices or () if known else ()
+        value = next((name for name in dialect.parsers if name in names), None)
+        if value is None:
+            reason = f"{engine.ref} has no parser {' or '.join(dialect.parsers)}"
+            return StrChoice(value=NONE, reason=reason, source=f"profile {engine.ref}")
+        marks = [*dialect.holds, *([dialect.begins] if dialect.begins else [])]
+        reason = f"the chat template writes {what} as {' '.join(marks[:2]) or spec.model_type} has them"
+        return StrChoice(value=value, reason=reason, source=dialect.source)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from gateway.core.chat.parsers import ParserTable
+from gateway.core.chat.parsers import ParserTable, Writing
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
 from gateway.core.speed.correction import Corrections
@@ -52,6 +52,11 @@ class PlanningInput:
     def links(self) -> Mapping[frozenset[int], Link]:
         """How two GPUs reach each other, by their indices."""
         return {frozenset((link.a, link.b)): link for link in self.hardware.links}
+
+    @cached_property
+    def writing(self) -> Writing | None:
+        """How the model writes tool calls and thoughts; None: no table of dialects is at hand."""
+        return self.parsers.of(self.spec) if self.parsers else None
 
     @cached_property
     def corrections(self) -> Corrections:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from gateway.core.chat.parsers import NONE, reasoning_parser, tool_parser
+from gateway.core.chat.parsers import NONE, REASONING, TOOLS
 from gateway.core.engines.candidate import Candidate
 from gateway.core.facts.peers import CUSTOM, P2P, P2P_OFF, failing
 from gateway.core.kernels.compiled import runs
@@ -43,6 +43,8 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     reduce = _all_reduce(candidate, silent)
     replicas, speed = copies(candidate, sizes, direct=reduce.value)
     given = _variables(candidate, env, silent, eager=sizes.batch.eager.value)
+    tools, reasoning = _parsers(candidate)
+    flags = {**_flags(candidate, sizes.batch, sizes, reduce=reduce.value), **_reading(tools, reasoning), **candidate.args}
     whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
     return Plan(
         model=_model(candidate),
@@ -68,8 +70,8 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         num_speculative_tokens=speculation.tokens
         or IntChoice(value=0, reason=speculation.method.reason, source=speculation.method.source),
         drafter=_drafter(candidate),
-        tool_parser=_parser(candidate, "tool-call-parser"),
-        reasoning_parser=_parser(candidate, "reasoning-parser"),
+        tool_parser=tools,
+        reasoning_parser=reasoning,
         max_model_len=sizes.context,
         max_num_seqs=sizes.batch.seqs,
         max_num_batched_tokens=sizes.batch.tokens,
@@ -82,7 +84,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         grade="checked" if evidence.answer else "guess" if engine.guessed_from or candidate.given.spec.guessed else "predicted",
         verdict="degraded" if _degraded(candidate) else "ok",
         cost=variant.cost,
-        argv=spelled(engine, {**_flags(candidate, sizes.batch, sizes, reduce=reduce.value), **candidate.args}),
+        argv=spelled(engine, flags),
         env={name: choice.value for name, choice in given.items()},
         variables=given,
         scope=sizes.scope,
@@ -124,7 +126,6 @@ def _flags(candidate: Candidate, batch: Batch, sizes: Sizes | None, *, reduce: b
     config = candidate.speculation.config
     own |= {"speculative-config": json.dumps(config)} if config else {}
     own |= {"enforce-eager": True} if batch.eager.value else {}
-    own |= _parsers(candidate) if sizes else {}
     return own | ({} if reduce else {"disable-custom-all-reduce": True})
 
 
@@ -303,22 +304,23 @@ def _left_out(candidate: Candidate) -> list[str]:
     return [f"{', '.join(missing)} of FITSERVE_ENGINE_ENV is left out: {engine.ref} takes no such variable."] if missing else []
 
 
-def _parser(candidate: Candidate, flag: str) -> Choice[str]:
-    """The parser of tool calls, or of thoughts."""
-    if flag in candidate.args:
-        return StrChoice(value=str(candidate.args[flag]), reason="set by the user", source="user")
-    table = candidate.given.parsers
-    if table is None:
-        return StrChoice(value=NONE, reason="no table of parsers is at hand", source="planner")
-    choose = tool_parser if flag == "tool-call-parser" else reasoning_parser
-    return choose(table, candidate.given.spec, candidate.engine)
+def _parsers(candidate: Candidate) -> tuple[Choice[str], Choice[str]]:
+    """The parser of tool calls, and that of thoughts."""
+    writing, engine = candidate.given.writing, candidate.engine
+    if writing is None:
+        tools = reasoning = StrChoice(value=NONE, reason="no table of parsers is at hand", source="planner")
+    else:
+        tools, reasoning = writing.tool_parser(engine), writing.reasoning_parser(engine)
+    chosen = {TOOLS: tools, REASONING: reasoning}
+    for flag in chosen.keys() & candidate.args.keys():
+        chosen[flag] = StrChoice(value=str(candidate.args[flag]), reason="set by the user", source="user")
+    return chosen[TOOLS], chosen[REASONING]
 
 
-def _parsers(candidate: Candidate) -> dict[str, Scalar]:
+def _reading(tools: Choice[str], reasoning: Choice[str]) -> dict[str, Scalar]:
     """No part of a question: what reads the answers of a model does not change how it is computed."""
-    chosen = {flag: _parser(candidate, flag).value for flag in ("tool-call-parser", "reasoning-parser")}
-    own: dict[str, Scalar] = {flag: name for flag, name in chosen.items() if name != NONE}
-    return own | ({"enable-auto-tool-choice": True} if "tool-call-parser" in own else {})
+    own: dict[str, Scalar] = {TOOLS: tools.value, "enable-auto-tool-choice": True} if tools.value != NONE else {}
+    return own | ({REASONING: reasoning.value} if reasoning.value != NONE else {})
 
 
 def _overrides(candidate: Candidate) -> Choice[str]:

@@ -121,7 +121,7 @@ class Exchange:
     _upstream: UpstreamConnection | None = None
     _dial: asyncio.Task[None] | None = None
     _retried: bool = False
-    _again: bytes = b""  # the body, as long as another replica may be asked
+    _again: bytes | bytearray = b""  # the body, as long as another replica may be asked
     _doubted: bool = False  # the head of an answer has come and is not passed on: the engine may be saying that it dies
     _quiet_since: float = 0.0
 
@@ -331,7 +331,7 @@ class Exchange:
             self.endpoint, upstream.pool.prefix, upstream.pool.authority, self.id.encode(), described, self.lines
         )
         if self.whole and not self._retried and len(self.body) <= SMALL_BYTES:
-            self._again = bytes(self.body)
+            self._again = self.body
         self.body = self.call.body = b""
         upstream.ask(self, head, body)
         if self.connection.write_paused:
@@ -342,20 +342,13 @@ class Exchange:
     def unreachable(self, error: Exception) -> None:
         """The replica took no connection, so it has not seen the request: another one may, once."""
         self._dial = None
-        failed, plane = self.replica, self.plane
+        failed, route = self.replica, self.plane.routes.table.models.get(self.call.model)
         log.warning("%s: no connection to %s: %r", self.id, failed, error)
+        there = route is not None and failed in route.replicas
+        if failed is not None and not self._retried and (route is None or not there or len(route.replicas) > 1 or route.wait_s):
+            self._ask_again(failed.id if there else None)
+            return
         self._release("unreachable")
-        if failed is not None and not self._retried:
-            self._retried = True
-            try:
-                route = plane.routes.table.find(self.call.model)
-                avoid = failed.id if failed in route.replicas else None
-                if avoid is None or len(route.replicas) > 1 or route.wait_s:
-                    self._place(plane.routes.pick(route, self.call, avoid), avoid)
-                    return
-            except FitserveError as refusal:
-                self.refuse(refusal)
-                return
         self.refuse(
             EngineUnreachable(
                 "The engine of this model does not take connections.", hint="The gateway restarts it if it died; try again."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.chat.parsers import NONE, reasoning_parser, tool_parser
+from gateway.core.chat.parsers import NONE
 from gateway.core.planner.decide import decide
 from gateway.domain import ModelSpec
 from gateway.profiles import Profiles
@@ -38,8 +38,8 @@ def taught(template: str | None, model_type: str = "llama", tokens: tuple[str, .
 )
 def test_tool_calls_are_told_by_the_template(template: str, model_type: str, vllm: str, sglang: str) -> None:
     model = taught(template, model_type)
-    assert tool_parser(TABLE, model, PROFILES.engine("vllm==0.33.0")).value == vllm
-    assert tool_parser(TABLE, model, PROFILES.engine("sglang==0.5.23")).value == sglang
+    assert TABLE.of(model).tool_parser(PROFILES.engine("vllm==0.33.0")).value == vllm
+    assert TABLE.of(model).tool_parser(PROFILES.engine("sglang==0.5.23")).value == sglang
 
 
 @pytest.mark.parametrize(
@@ -53,26 +53,26 @@ def test_tool_calls_are_told_by_the_template(template: str, model_type: str, vll
     ],
 )
 def test_thoughts_are_told_by_the_template(template: str, parser: str) -> None:
-    assert reasoning_parser(TABLE, taught(template), PROFILES.engine("vllm==0.33.0")).value == parser
+    assert TABLE.of(taught(template)).reasoning_parser(PROFILES.engine("vllm==0.33.0")).value == parser
 
 
 def test_a_parser_that_the_version_does_not_have_is_not_taken() -> None:
     model = taught("<|open|>tools<|close|>")
-    assert tool_parser(TABLE, model, PROFILES.engine("vllm==0.33.0")).value == "kimi_k3"
-    old = tool_parser(TABLE, model, PROFILES.engine("vllm==0.18.0"))
+    assert TABLE.of(model).tool_parser(PROFILES.engine("vllm==0.33.0")).value == "kimi_k3"
+    old = TABLE.of(model).tool_parser(PROFILES.engine("vllm==0.18.0"))
     assert (old.value, old.reason) == (NONE, "vllm==0.18.0 has no parser kimi_k3")
 
 
 def test_thoughts_are_left_in_the_answer_where_the_parser_would_break_it() -> None:
-    found = reasoning_parser(TABLE, taught("</think>{% if enable_thinking %}", tokens=()), PROFILES.engine("vllm==0.33.0"))
+    found = TABLE.of(taught("</think>{% if enable_thinking %}", tokens=())).reasoning_parser(PROFILES.engine("vllm==0.33.0"))
     assert (found.value, "<think> as a token of its own" in found.reason) == (NONE, True)
-    assert reasoning_parser(TABLE, taught("[THINK]", "mistral3"), PROFILES.engine("vllm==0.33.0")).value == NONE
+    assert TABLE.of(taught("[THINK]", "mistral3")).reasoning_parser(PROFILES.engine("vllm==0.33.0")).value == NONE
 
 
 def test_a_model_without_template_or_words_has_none() -> None:
-    assert tool_parser(TABLE, taught(None), PROFILES.engine("vllm==0.33.0")).reason == "the model has no chat template"
+    assert TABLE.of(taught(None)).tool_parser(PROFILES.engine("vllm==0.33.0")).reason == "the model has no chat template"
     embeds = taught(HERMES).evolve(task="embed")
-    assert tool_parser(TABLE, embeds, PROFILES.engine("vllm==0.33.0")).reason == "the model does not generate"
+    assert TABLE.of(embeds).tool_parser(PROFILES.engine("vllm==0.33.0")).reason == "the model does not generate"
 
 
 def test_every_parser_of_the_table_is_one_of_some_version() -> None:
