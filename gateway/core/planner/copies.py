@@ -12,12 +12,9 @@ from gateway.core.speed.correction import about
 from gateway.core.speed.count import work_with
 from gateway.core.speed.expectation import Load, expected
 from gateway.core.speed.machine import machine_of
-from gateway.core.speed.objective import Outcome, concurrency, share, worth
+from gateway.core.speed.objective import LONG_AT_ONCE, concurrency, outcome, share, worth
 from gateway.core.speed.step import Clock
-from gateway.domain import Choice, IntChoice, Memory, ModelSpec, Speed, Wish
-
-# Requests that have their whole context at the same time.
-_LONG_AT_ONCE = 4
+from gateway.domain import Choice, IntChoice, ModelSpec, Speed, Wish
 
 
 def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[int], Speed | None]:
@@ -70,10 +67,4 @@ def _clock(candidate: Candidate, *, eager: bool, direct: bool) -> Clock | None:
 
 def needed_tokens(wish: Wish, spec: ModelSpec) -> int:
     """Tokens of KV cache, more than which helps nobody: few of those who ask at once use their whole context."""
-    return wanted_context(spec, wish, {}) * min(_LONG_AT_ONCE, concurrency(wish))
-
-
-def outcome(memory: Memory, speed: Speed | None, context: int, gpus: int, count: int, needed: int) -> Outcome:
-    """What `count` copies of a plan give. gpus: of one copy. needed: as `needed_tokens`."""
-    kept = min(memory.kv_tokens * count, needed) if memory.kv_bytes_per_token else needed
-    return Outcome(speed, context, kept, gpus * count)
+    return wanted_context(spec, wish, {}) * min(LONG_AT_ONCE, concurrency(wish))

@@ -18,14 +18,14 @@ from gateway.core.engines.variant import Variant
 from gateway.core.engines.vllm_engine import VllmRules
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
-from gateway.core.planner.copies import needed_tokens, outcome
+from gateway.core.planner.copies import needed_tokens
 from gateway.core.planner.flags import check_args
 from gateway.core.planner.parallel import freed
 from gateway.core.planner.search import Search, Shared, rejection
 from gateway.core.planner.sizes import wanted_context
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speed.machine import Pace
-from gateway.core.speed.objective import Demerits, rating, share, worth
+from gateway.core.speed.objective import Demerits, outcome, rating, share, worth
 from gateway.core.variables import merged
 from gateway.domain import Decision, Engine, EngineAnswer, Fact, Hardware, ModelSpec, Plan, Question, Rejected, RuleGap, Wish
 from gateway.errors import BadFlag, BadRequest

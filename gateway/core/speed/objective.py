@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gateway.domain import Speed, Wish
+from gateway.domain import Memory, Speed, Wish
 from gateway.domain.wish import Goal
 
 # Twice as many GPUs have to give so much more, where nobody else needs them: 2 ** 0.15 is a ninth.
@@ -32,6 +32,14 @@ class Outcome:
     gpus: int
 
 
+def outcome(memory: Memory, speed: Speed | None, context: int, gpus: int, count: int, needed: int) -> Outcome:
+    """What `count` copies of a plan give. gpus: of one copy. needed: tokens of KV cache, more than which helps nobody."""
+    kept = min(memory.kv_tokens * count, needed) if memory.kv_bytes_per_token else needed
+    return Outcome(speed, context, kept, gpus * count)
+
+
+# Requests that have their whole context at the same time.
+LONG_AT_ONCE = 4
 # Requests at once where nobody said how many.
 _CONCURRENCY: dict[Goal, int] = {"latency": 1, "balanced": 32, "context": 4, "throughput": 256}
 

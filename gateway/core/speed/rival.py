@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.core.speed.objective import Outcome, share, worth
+from gateway.core.speed.objective import LONG_AT_ONCE, outcome, share, worth
 from gateway.domain import Plan, Rival, Wish
 
 # What runs stays unless another plan is worth so many times as much: less is within what expectations are off.
 EXPECTED_GAIN = 1.15
 # The same where both were measured.
 MEASURED_GAIN = 1.05
-# As the planner has them where nobody said what context is wanted.
+# As the planner has it where nobody said what context is wanted.
 _CONTEXT = 32768
-_LONG_AT_ONCE = 4
 
 
 def rival(running: Plan, plans: Iterable[Plan], wish: Wish) -> Rival | None:
@@ -44,8 +43,6 @@ def _no_worse(plan: Plan, running: Plan, wish: Wish) -> bool:
 
 
 def _worth(plan: Plan, wish: Wish) -> float:
-    memory, count = plan.memory, plan.replicas.value
-    needed = (wish.context or _CONTEXT) * _LONG_AT_ONCE
-    kept = min(memory.kv_tokens * count, needed) if memory.kv_bytes_per_token else needed
-    outcome = Outcome(plan.speed, plan.max_model_len.value, kept, len(plan.gpus) * count)
-    return worth(outcome, wish.goal, share(wish.gpus))
+    needed = (wish.context or _CONTEXT) * LONG_AT_ONCE
+    context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
+    return worth(outcome(plan.memory, plan.speed, context, size, count, needed), wish.goal, share(wish.gpus))
