@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import secrets
 import signal
@@ -19,7 +18,7 @@ from gateway.hosts.docker.host import DockerHost
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 from gateway.store import atomic_file
-from gateway.store.data_folder import close_data_folder
+from gateway.store.data_folder import hold
 
 log = structlog.get_logger("fitserve.agent")
 
@@ -52,20 +51,11 @@ async def _serve(settings: Settings) -> None:
 def _lock(data: Path) -> int:
     """Hold the data folder for this agent. Raises SettingsError."""
     try:
-        close_data_folder(data)
-        held = os.open(data / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise SettingsError(
-            f"The data folder {data} cannot be used: {error.strerror}.", hint="Set FITSERVE_DATA_DIR to a folder you can write."
-        ) from None
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return hold(data / "agent.lock")
     except BlockingIOError:
-        os.close(held)
         raise SettingsError(
             f"Another agent uses the data folder {data}.", hint="Stop it, or set another FITSERVE_DATA_DIR."
         ) from None
-    return held
 
 
 def _installation(data: Path) -> str:

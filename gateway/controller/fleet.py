@@ -89,35 +89,23 @@ class Fleet:
 
     def claims(self, asking: ReplicaState | None) -> dict[str, int]:
         """Bytes per GPU that live attempts may use, without those of the replica that asks."""
-        claims: dict[str, int] = dict.fromkeys(self.set_apart, MOST_BYTES)
-        for replica in self.replicas():
-            if replica.attempt is not None and replica is not asking:
-                for uuid in replica.attempt.plan.gpus:
-                    claims[uuid] = claims.get(uuid, 0) + replica.attempt.plan.memory.promised_bytes
-        return claims
+        return _promised((one for one in self.replicas() if one is not asking), dict.fromkeys(self.set_apart, MOST_BYTES))
 
     def held(self, model: ManagedModel) -> dict[str, int]:
         """Bytes per GPU that the model's own live attempts may use."""
-        held: dict[str, int] = {}
-        for replica in model.replicas:
-            if replica.attempt is not None:
-                for uuid in replica.attempt.plan.gpus:
-                    held[uuid] = held.get(uuid, 0) + replica.attempt.plan.memory.promised_bytes
-        return held
+        return _promised(model.replicas, {})
 
     def holders(self, running: Collection[str], begun: set[str], now: float) -> Iterator[Holder]:
         """As the gate of starts wants it."""
         begun &= {replica.attempt.instance_name for replica in self.replicas() if replica.attempt is not None}
-        for model in self.models.values():
-            for replica in model.replicas:
-                for attempt in replica.attempts:
-                    name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
-                    if name in running or name in begun:
-                        stage: Stage = "ends" if model.deleting or attempt is not replica.attempt else replica.stage
-                        measures, proved = replica.measures, attempt.state == "ready"
-                        yield Holder(
-                            name, replica.model, gpus, shape(attempt.plan), stage, now, measures=measures, proved=proved
-                        )
+        for replica in self.replicas():
+            for attempt in replica.attempts:
+                name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
+                if name in running or name in begun:
+                    ending = self.models[replica.model].deleting or attempt is not replica.attempt
+                    stage: Stage = "ends" if ending else replica.stage
+                    measures, proved = replica.measures, attempt.state == "ready"
+                    yield Holder(name, replica.model, gpus, shape(attempt.plan), stage, now, measures=measures, proved=proved)
 
     def disproved(self, attempt: Attempt) -> Failure | None:
         """As the gate of starts wants it."""
@@ -148,6 +136,14 @@ class Fleet:
         own = [instance for instance in instances if instance.fingerprint == plans.get(instance.name)]
         running = {instance.name: instance for instance in own if instance.state == "running"}
         return RouteTable({name: _route(model, running) for name, model in self.models.items()})
+
+
+def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:
+    """Bytes per GPU that the live attempts of replicas may use, on top of what is promised already."""
+    for attempt in (replica.attempt for replica in replicas if replica.attempt is not None):
+        for uuid in attempt.plan.gpus:
+            promised[uuid] = promised.get(uuid, 0) + attempt.plan.memory.promised_bytes
+    return promised
 
 
 def _ended(store: Store, attempt: Attempt) -> Attempt:

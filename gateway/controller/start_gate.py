@@ -72,6 +72,8 @@ class StartGate:
         """By instance, what its GPUs had just before it was let through."""
         self._restless: dict[str, float] = {}
         """By instance that waits, since when it looks at what else runs."""
+        self._numbers: dict[str, str] = {}
+        """By UUID, the numbers of GPUs, for people."""
         self._looked = asyncio.Event()
         self._seen_once = False
 
@@ -159,8 +161,9 @@ class StartGate:
     async def _words(self, held: Holdup) -> str:
         if held.gpu is None:
             return f"waits for {held.model}, which {held.doing}"
-        machine = await self._hardware()
-        number = next((str(gpu.index) for gpu in machine.gpus if gpu.uuid == held.gpu), held.gpu)
+        if held.gpu not in self._numbers:  # each reading of the machine takes a part of a second
+            self._numbers |= {gpu.uuid: str(gpu.index) for gpu in (await self._hardware()).gpus}
+        number = self._numbers.get(held.gpu, held.gpu)
         return f"waits for {held.model} on GPU {number}, which {held.doing}"
 
 

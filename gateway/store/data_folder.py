@@ -64,18 +64,11 @@ def close_data_folder(data: Path) -> None:
 
 def lock(data: Path) -> int:
     """Hold the data folder for this process. Raises SettingsError naming the gateway that has it."""
+    file = data / "gateway.lock"
     try:
-        close_data_folder(data)
-        descriptor = _lock_file(data / "gateway.lock")
-    except OSError as error:
-        raise SettingsError(
-            f"The data folder {data} cannot be used: {error.strerror}.", hint="Set FITSERVE_DATA_DIR to a folder you can write."
-        ) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = hold(file)
     except BlockingIOError:
-        owner = re.sub(r"\D", "", os.read(descriptor, 32).decode(errors="replace")) or "unknown"
-        os.close(descriptor)
+        owner = re.sub(r"\D", "", file.read_text(errors="replace")[:32]) or "unknown"
         busy = SettingsError(
             f"Another gateway (process {owner}) uses the data folder {data}.", hint="Stop it, or set another FITSERVE_DATA_DIR."
         )
@@ -85,6 +78,24 @@ def lock(data: Path) -> int:
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
+    return descriptor
+
+
+def hold(file: Path) -> int:
+    """A file in the data folder, open and locked for as long. Raises SettingsError, and BlockingIOError where another process has it."""
+    data = file.parent
+    try:
+        close_data_folder(data)
+        descriptor = _lock_file(file)
+    except OSError as error:
+        raise SettingsError(
+            f"The data folder {data} cannot be used: {error.strerror}.", hint="Set FITSERVE_DATA_DIR to a folder you can write."
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -5,11 +5,13 @@ from collections.abc import Collection
 
 import pytest
 
+from gateway.controller.fleet import Fleet
+from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.controller.start_gate import StartGate, WithdrawnError
 from gateway.core.starts import Holder, Stage, shape
 from gateway.domain import Attempt, Failure, GpuProcess, Hardware, Instance
 from gateway.domain.units import GIB
-from tests.support.makers import attempt, machine, plan
+from tests.support.makers import attempt, machine, plan, wish
 
 pytestmark = pytest.mark.anyio
 
@@ -174,3 +176,13 @@ async def test_what_an_engine_took_of_its_gpu_is_known_where_nobody_else_moved()
     ours = GpuProcess(pid=20, used_bytes=20 * GIB)
     now = now.evolve(gpus=tuple(gpu.evolve(free_bytes=before - 20 * GIB, processes=(ours,)) for gpu in now.gpus))
     assert await asked.since(one) == ("", 20 * GIB)
+
+
+def test_a_plan_that_is_tried_beside_what_serves_is_there_for_the_gate_too() -> None:
+    serves, tried = attempt(1, "ready", plan=PLAN), attempt(2, plan=PLAN)
+    fleet = Fleet()
+    fleet.models["m"] = ManagedModel(wish(), 0.0, replicas=[ReplicaState("m", 0, serves)], trial=ReplicaState("m", 0, tried))
+    names = {serves.instance_name, tried.instance_name}
+    assert {one.instance: one.proved for one in fleet.holders(names, set(), 1.0)} == dict(
+        zip(sorted(names), (True, False), strict=True)
+    )
