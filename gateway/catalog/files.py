@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -66,9 +66,9 @@ class Folder:
             return os.pread(descriptor, size, 0)
 
     def headers(self, names: Sequence[str]) -> Iterator[Header]:
-        return map(self._header, names)
+        return map(self.header, names)
 
-    def _header(self, name: str) -> Header:
+    def header(self, name: str) -> Header:
         with self._opened(name) as (descriptor, size):
 
             def read(offset: int, length: int) -> bytes:
@@ -97,11 +97,13 @@ class Folder:
 
 
 class Repository:
-    """Files of a Hugging Face repository at a commit."""
+    """Files of a Hugging Face repository at a commit: those that were downloaded are read from the disk, others from the Hub."""
 
     def __init__(self, hub: Hub, listing: Listing) -> None:
         self.hub = hub
         self.listing = listing
+        folder = hub.folder(listing.repo, listing.commit)
+        self._folder = Folder(folder) if folder is not None and folder.is_dir() else None
         self.names = frozenset(path.partition("/")[0] for path in listing.files)
 
     def where(self, name: str) -> str:
@@ -111,6 +113,8 @@ class Repository:
         size = self.listing.files.get(name, 0)
         if size > limit:
             raise _too_large(self.where(name), size, limit)
+        if (folder := self._here(name)) is not None:
+            return folder.read(name, limit)
         return self.hub.fetch(self.listing, name)
 
     def headers(self, names: Sequence[str]) -> Iterator[Header]:
@@ -118,7 +122,18 @@ class Repository:
             # Whoever looks at no more of them ends the rest of the reading too.
             yield from pool.map(self._header, names)
 
+    def _here(self, name: str) -> Folder | None:
+        """The folder that has the whole file."""
+        if self._folder is not None:
+            with suppress(OSError):
+                if (self._folder.path / name).stat().st_size == self.listing.files.get(name):
+                    return self._folder
+        return None
+
     def _header(self, name: str) -> Header:
+        if (folder := self._here(name)) is not None:
+            return folder.header(name)
+
         def read(offset: int, length: int) -> bytes:
             return self.hub.part(self.listing, name, offset, length) if length else b""
 

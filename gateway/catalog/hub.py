@@ -10,13 +10,16 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
+import msgspec
+
 from gateway.domain.units import MIB
+from gateway.domain.wish import pinned
 from gateway.errors import BadModel
 from gateway.version import __version__
 
@@ -43,15 +46,59 @@ class Listing(NamedTuple):
 
 
 class Hub:
-    """`endpoint` None is the public Hub. Small files that were read are kept in `cache`, by commit."""
+    """`endpoint` None is the public Hub. Listings and small files that were read are kept in `cache`, by commit: that what was read
+    once needs no network any more. `models`: the folder of downloads. `commits`: what the names of revisions mean here (`Wish.commits`); a name is asked for once."""
 
-    def __init__(self, endpoint: str | None, token: str | None, cache: Path) -> None:
+    def __init__(
+        self,
+        endpoint: str | None,
+        token: str | None,
+        cache: Path,
+        *,
+        models: Path | None = None,
+        commits: Mapping[str, str] | None = None,
+    ) -> None:
         self.endpoint = endpoint.rstrip("/") if endpoint else None
         self.token = token
         self.cache = cache
+        self.models = models
+        self.commits = dict(commits or {})
+
+    def at(self, commits: Mapping[str, str]) -> Hub:
+        """The same Hub, where names of revisions mean these commits."""
+        return Hub(self.endpoint, self.token, self.cache, models=self.models, commits=commits)
+
+    def folder(self, repo: str, commit: str) -> Path | None:
+        """Where the files of a commit are, as far as they were downloaded; None: nothing is kept here."""
+        return self.models / repo.replace("/", "--") / commit if self.models is not None else None
 
     def resolve(self, repo: str, revision: str | None) -> Listing:
-        """The commit that `revision` (None: the default branch) names now, and its files."""
+        """The commit that `revision` (None: the default branch) names, and its files. A commit whose listing is kept is not asked for."""
+        name = pinned(repo, revision)
+        commit = self.commits.get(name) or (revision if COMMIT.fullmatch(revision or "") else None)
+        listing = self._kept(repo, commit) if commit is not None else None
+        if listing is None:
+            listing = self._asked(repo, commit or revision)
+            self._keep(listing)
+        self.commits[name] = listing.commit
+        return listing
+
+    def _kept(self, repo: str, commit: str) -> Listing | None:
+        try:
+            files = msgspec.json.decode(self._listing_file(repo, commit).read_bytes(), type=dict[str, int])
+        except (OSError, ValueError):
+            return None
+        return Listing(repo, commit, files)
+
+    def _keep(self, listing: Listing) -> None:
+        """What cannot be written is asked for again."""
+        with suppress(OSError):
+            _put(self._listing_file(listing.repo, listing.commit), msgspec.json.encode(listing.files))
+
+    def _listing_file(self, repo: str, commit: str) -> Path:
+        return self.cache / "listings" / repo.replace("/", "--") / f"{commit}.json"
+
+    def _asked(self, repo: str, revision: str | None) -> Listing:
         from huggingface_hub import constants
         from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -105,10 +152,7 @@ class Hub:
                 f"{self.place} lists {listing.repo}/{name} with {size} bytes and sends {sent}.", hint="Try again later."
             )
         with self.explained(listing.repo, listing.commit):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            beside = kept.with_name(f"{name}.{os.getpid()}")
-            beside.write_bytes(data)
-            beside.replace(kept)
+            _put(kept, data)
         return data
 
     def part(self, listing: Listing, name: str, offset: int, length: int) -> bytes:
@@ -213,6 +257,14 @@ class Hub:
         if status == 429:
             return BadModel(f"{self.place} says that we ask too often.", hint="Wait some minutes, or set FITSERVE_HF_TOKEN.")
         return BadModel(f"{self.place} answered {status} for {repo}.", hint="Try again later, or give a model folder.")
+
+
+def _put(path: Path, data: bytes) -> None:
+    """A file that is whole or not there. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside.write_bytes(data)
+    beside.replace(path)
 
 
 def _stays_inside(path: Any) -> bool:

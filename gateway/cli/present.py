@@ -171,6 +171,8 @@ def show_model(view: Any) -> None:
     from gateway.domain import Plan, Rejected
 
     say(f"{view['name']}: {status_text(view)}")
+    for name, commit in view["wish"]["commits"].items():
+        say(f"{name} is pinned to commit {commit}")
     if view["plan"]:
         show_plan(Plan.model_validate(view["plan"]))
     if rival := view["rival"]:

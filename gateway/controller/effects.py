@@ -95,6 +95,10 @@ class Effects:
         planned = await self._planner.decide(now.wish, facts, now.claims, answers=model.answers, pins=model.pins)
         if model.decision is None or not now.copy:
             model.decision = planned.decision
+        if planned.commits.items() - model.wish.commits.items():
+            # A model is added with its commits; this one is older than that, or was added by name alone.
+            model.wish = model.wish.evolve(commits={**planned.commits, **model.wish.commits})
+            await asyncio.to_thread(self._store.save_wish, model.wish)
         return planned._replace(plan=_pinned(planned.plan, model.pins)) if planned.plan else planned
 
     async def _record(

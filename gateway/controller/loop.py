@@ -132,6 +132,10 @@ class Loop:
         beside = wish if hardware else self._fleet.beside(wish)
         return await self._planner.decide(beside, facts, self._fleet.claims(None), hardware, others=others)
 
+    async def present_commits(self, wish: Wish) -> dict[str, str]:
+        """What `wish.commits` would be if the model were added now. Raises BadModel where the Hub cannot be asked."""
+        return dict((await self.plan(wish.evolve(commits={}))).commits)
+
     async def rival(self, model: ManagedModel, *, beside: bool = False) -> Rival | None:
         """A plan that should be better than what serves now, once that was measured; `beside`: that can run while it serves. Raises BadModel
         and its kin."""

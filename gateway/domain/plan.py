@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Generic, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -277,10 +278,12 @@ class RunningPlan(NamedTuple):
 
 class Planned(NamedTuple):
     """What a gateway that runs keeps of a decision: the best plan, or the reason why there is none; and the whole `decision` as JSON,
-    which is only passed on: it may be megabytes. open: engines whose own answers could change it, by name. rival: of the plan that runs."""
+    which is only passed on: it may be megabytes. open: engines whose own answers could change it, by name. rival: of the plan that runs.
+    commits: as `Wish.commits`, of all repositories that were read."""
 
     plan: Plan | None
     reason: str
     decision: bytes
     open: tuple[str, ...] = ()
     rival: Rival | None = None
+    commits: Mapping[str, str] = {}

@@ -21,6 +21,11 @@ class Policy(Value):
     )
 
 
+def pinned(source: str, revision: str | None) -> str:
+    """The name under which `commits` has the commit of a repository."""
+    return f"{source}@{revision}" if revision else source
+
+
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})?$"
 
 
@@ -32,6 +37,12 @@ class Wish(Value):
     revision: str | None = Field(None, pattern=r"^[\w][\w./-]{0,127}$", description="branch, tag or commit")
     endpoints: tuple[str, ...] = Field(
         (), max_length=64, description="base URLs (ending in /v1) of engines we never start or stop"
+    )
+    commits: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]] = Field(
+        {},
+        max_length=64,
+        description="the commit of each repository (`org/name`, or `org/name@revision` where one is named) that every start takes, "
+        "wherever its branch has moved; what is not here is asked of the Hub once, and kept",
     )
     engines: tuple[str, ...] = Field((), description='allowed engines, "kind" or "kind==version"; empty: all')
     image: str | None = Field(

@@ -125,5 +125,5 @@ class MachinePlanner:
             # Where the engine of the best plan cannot be asked, its forecast is what is started, whatever others would say.
             found = found[:1]
         rival = Rival.model_validate_json(frames.rival) if frames.rival else None
-        planned = Planned(plan, answer.reason, frames.decision, tuple(str(one.engine) for one in found), rival)
+        planned = Planned(plan, answer.reason, frames.decision, tuple(str(one.engine) for one in found), rival, answer.commits)
         return Forecast(planned, found, GAPS.validate_json(frames.gaps)), frames

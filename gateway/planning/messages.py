@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pydantic import TypeAdapter
@@ -27,7 +27,8 @@ LENGTH = struct.Struct(">I")
 class Start(NamedTuple):
     """The first message: what all requests have in common. It comes on stdin, so that the token shows in no process list.
 
-    roots: folders of profiles, as `Profiles.roots`. data: the gateway's data folder, with installed engines and caches.
+    roots: folders of profiles, as `Profiles.roots`. data: the gateway's data folder, with installed engines and caches. models: the folder of
+    downloads.
     installed_only: engines run as processes here, so only an engine that is installed can be planned. allowed_images: patterns of
     `AllowedImages`, where engines run in containers. engine_env: what the settings give to all engines.
     """
@@ -39,6 +40,7 @@ class Start(NamedTuple):
     installed_only: bool
     allowed_images: tuple[str, ...] | None = None
     engine_env: tuple[tuple[str, str], ...] = ()
+    models: str | None = None
 
 
 class Request(NamedTuple):
@@ -54,11 +56,12 @@ class Request(NamedTuple):
 
 class Answer(NamedTuple):
     """The head of an answer, before its `Frames`. `error` is a FitserveError: its class and fields. `reason`: why there is no plan. `last`:
-    the process ends after it."""
+    the process ends after it. `commits`: as those of `Planned`."""
 
     error: dict[str, str | None] | None = None
     reason: str = ""
     last: bool = False
+    commits: Mapping[str, str] = {}
 
 
 class Frames(NamedTuple):

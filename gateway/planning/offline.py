@@ -67,6 +67,7 @@ class WishFields(TypedDict, total=False):
     """What a user may wish for beside the model and the engines: the fields of Wish."""
 
     revision: str | None
+    commits: dict[str, str]
     image: str | None
     tensor_parallel: int | None
     replicas: int | None
@@ -116,8 +117,8 @@ class OfflinePlanner:
         self.profiles = profiles
         self._hub = hub
         self._settings = settings
-        self._specs: dict[tuple[str, str | None, bool], ModelSpec] = {}
-        self._drafters: dict[str, Drafter] = {}
+        self._specs: dict[tuple[str, str | None, bool, tuple[tuple[str, str], ...]], ModelSpec] = {}
+        self._drafters: dict[tuple[str, tuple[tuple[str, str], ...]], Drafter] = {}
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -125,7 +126,7 @@ class OfflinePlanner:
         data = settings.data
         profiles = Profiles(settings.profiles_dir, cache=data / "profiles.json", learned=data / "learned")
         token = settings.hf_token.get_secret_value() if settings.hf_token is not None else None
-        return cls(profiles, Hub(settings.hf_endpoint, token, data / "hub"), settings)
+        return cls(profiles, Hub(settings.hf_endpoint, token, data / "hub", models=settings.models), settings)
 
     def machine(self, hardware: str | Path | Hardware | None) -> tuple[str, Hardware]:
         """What decisions call the machine, and the machine."""
@@ -193,7 +194,8 @@ class OfflinePlanner:
             decision = decided(answers=answers)
             return Forecast(decision, open_questions(decision), decision.gaps)
 
-        found = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=self._hub)
+        hub = self._hub.at(wish.commits)
+        found = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=hub)
         files = model_files(found.config, found.tensors)
         decision, asked = await checked(await again({}), again, inquirer, machine, files)
         plans = tuple(plan.evolve(engine=exact(plan.engine, asked.pins)) for plan in decision.plans)
@@ -212,14 +214,16 @@ class OfflinePlanner:
         return standing(measured_facts(self._settings.data / "fitserve.db"), machine.driver, ())
 
     def _spec(self, wish: Wish) -> ModelSpec:
-        key = source, revision, allowed = wish.source or "", wish.revision, wish.policy.allow_remote_code
+        source, revision, allowed = wish.source or "", wish.revision, wish.policy.allow_remote_code
+        key = source, revision, allowed, tuple(wish.commits.items())
         if key not in self._specs:
-            self._specs[key] = load(source, revision=revision, allow_remote_code=allowed, hub=self._hub)
+            self._specs[key] = load(source, revision=revision, allow_remote_code=allowed, hub=self._hub.at(wish.commits))
         return self._specs[key]
 
     def _drafter(self, wish: Wish) -> Drafter | None:
         if wish.drafter is None:
             return None
-        if wish.drafter not in self._drafters:
-            self._drafters[wish.drafter] = load_drafter(wish.drafter, hub=self._hub)
-        return self._drafters[wish.drafter]
+        key = wish.drafter, tuple(wish.commits.items())
+        if key not in self._drafters:
+            self._drafters[key] = load_drafter(wish.drafter, hub=self._hub.at(wish.commits))
+        return self._drafters[key]

@@ -14,6 +14,7 @@ import queue
 import resource
 import threading
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -64,11 +65,13 @@ _OBJECTS = 100_000
 
 
 class Decided(NamedTuple):
-    """The decision; what engines are told of the model, where they will be asked about it; the rival of the plan that runs."""
+    """The decision; what engines are told of the model, where they will be asked about it; the rival of the plan that runs; the commits of
+    the repositories that were read."""
 
     decision: Decision
     files: ModelFiles | None = None
     rival: Rival | None = None
+    commits: Mapping[str, str] = {}
 
 
 class Planner:
@@ -78,7 +81,9 @@ class Planner:
         self._start = start
         self._data = Path(start.data)
         self._profiles = Profiles(roots=tuple(map(Path, start.roots)), learned=self._data / "learned")
-        self._hub = Hub(start.hf_endpoint, start.hf_token, self._data / "hub")
+        self._hub = Hub(
+            start.hf_endpoint, start.hf_token, self._data / "hub", models=Path(start.models) if start.models else None
+        )
         self._facts: dict[bytes, Fact] = {}
 
     def decide(self, request: Request) -> Decided:
@@ -87,7 +92,8 @@ class Planner:
         machine = self._profiles.hardware(name) if name else Hardware.model_validate_json(request.machine)
         # Most were there the last time too.
         self._facts = {line: self._facts.get(line) or Fact.model_validate_json(line) for line in request.facts.splitlines()}
-        read = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=self._hub)
+        hub = self._hub.at(wish.commits)
+        read = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=hub)
         spec = spec_of(read)
         engines = self._profiles.engines_for(machine, wish.engines, wish.image)
         allowed = self._start.allowed_images
@@ -100,7 +106,7 @@ class Planner:
             raise startable.refusal(away, wish.name)
         images = self._profiles.images | ({wish.image} if wish.image else set())
         learned = standing(self._facts.values(), machine.driver, images, fields["pins"])
-        drafter = load_drafter(wish.drafter, hub=self._hub) if wish.drafter else None
+        drafter = load_drafter(wish.drafter, hub=hub) if wish.drafter else None
         here, machine, claims = name or "this machine", freed(machine, fields["held"]), fields["claims"]
         answers = dict(ANSWERS.validate_json(request.answers))
         everywhere = dict(self._start.engine_env)
@@ -117,13 +123,13 @@ class Planner:
         if fields["running"] is not None:
             running = Plan.model_validate(fields["running"])
             better = rival(measured(running, KnownFacts(learned).about_plan(running.fingerprint)), decision.plans, wish)
-        return Decided(decision, model_files(read.config, read.tensors) if fields["asking"] else None, better)
+        return Decided(decision, model_files(read.config, read.tensors) if fields["asking"] else None, better, hub.commits)
 
 
 def answered(planner: Planner, request: Request) -> list[bytes]:
     """The answer, and its frames."""
     try:
-        decision, files, better = planner.decide(request)
+        decision, files, better, commits = planner.decide(request)
         plan = decision.plans[0].model_dump_json(by_alias=True).encode() if decision.plans else b""
         whole = decision.model_dump_json(by_alias=True).encode()
         frames = Frames(plan, whole, OPEN.dump_json(open_questions(decision)), GAPS.dump_json(decision.gaps))
@@ -158,7 +164,7 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
         }
         answer, frames = Answer(told), Frames()
     else:
-        answer = Answer(reason="" if decision.plans else why_no_plan(decision)[:_WORDS])
+        answer = Answer(reason="" if decision.plans else why_no_plan(decision)[:_WORDS], commits=commits)
     # Not the peak that getrusage tells: Linux has it begin with that of the gateway, whose memory the process had until its program was here.
     if int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() > _KEPT_BYTES:
         answer = answer._replace(last=True)

@@ -167,7 +167,7 @@ def create_app(
         app.state.workers = workers
         allowed = profiles.allowed_images(settings.allowed_images)
         chosen = host or await choose_host(settings, mark, allowed)
-        hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub")
+        hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub", models=settings.models)
         planning = PlanProcess(
             Start(
                 roots=tuple(map(str, profiles.roots)),
@@ -177,6 +177,7 @@ def create_app(
                 installed_only=chosen.kind == "process",
                 allowed_images=allowed.patterns if chosen.kind == "docker" else None,
                 engine_env=tuple(settings.engine_env.items()),
+                models=str(settings.models),
             )
         )
         inquirer = Inquirer(chosen, AnswerCache(settings.data / "answers"))

@@ -23,7 +23,7 @@ from typing import Any
 
 from gateway.errors import StoreError
 
-VERSION = 5
+VERSION = 6
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE models (
@@ -60,10 +60,30 @@ _SEALED = {
     "keys": "name, digest, may, created_at",
     "benches": "id, model, at, bench",
 }
+# What serves goes on as it is: a model takes the commits of its last plan that was ready, or else of its last. Of the model, then of its drafter.
+_COMMITS = """
+UPDATE models SET wish=json_set(wish, '$.commits', json(coalesce((
+    SELECT json_object(
+        json_extract(wish, '$.source') || coalesce('@' || json_extract(wish, '$.revision'), ''), json_extract(plan, '$.model.revision')
+    ) FROM attempts WHERE model=models.name AND json_extract(plan, '$.model.source')=json_extract(wish, '$.source')
+    AND json_extract(plan, '$.model.revision') IS NOT NULL ORDER BY ready_at IS NULL, id DESC LIMIT 1
+), '{}')));
+UPDATE models SET wish=json_set(wish, '$.commits', json_patch(json_extract(wish, '$.commits'), coalesce((
+    SELECT json_object(json_extract(wish, '$.drafter'), json_extract(plan, '$.drafter.revision'))
+    FROM attempts WHERE model=models.name AND json_extract(plan, '$.drafter.source')=json_extract(wish, '$.drafter')
+    AND json_extract(plan, '$.drafter.revision') IS NOT NULL ORDER BY ready_at IS NULL, id DESC LIMIT 1
+), '{}')))
+"""
 # Of the tables that are older than seals.
 _SEALS = ";".join(f"ALTER TABLE {table} ADD COLUMN seal INTEGER" for table in ("models", "attempts", "facts", "keys"))
 # What brings a database of an older version to the next one.
-_UPGRADES = {1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0", 2: _KEYS, 3: _SEALS, 4: _BENCHES}
+_UPGRADES = {
+    1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0",
+    2: _KEYS,
+    3: _SEALS,
+    4: _BENCHES,
+    5: _COMMITS,
+}
 # Free bytes without which the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
 # Primary result codes that say nothing about the bytes of the file.

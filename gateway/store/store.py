@@ -78,6 +78,11 @@ class Store:
                 raise Conflict(f"The model {wish.name} {doing}.", hint=hint)
             db.execute("INSERT INTO models (name, wish, created_at) VALUES (?, ?, ?)", (wish.name, wish.model_dump_json(), now))
 
+    def save_wish(self, wish: Wish) -> None:
+        """What a model is to be from now on."""
+        with self._database.change() as db:
+            db.execute("UPDATE models SET wish=? WHERE name=?", (wish.model_dump_json(), wish.name))
+
     def mark_deleting(self, name: str) -> None:
         """Raises NotFound. The loop removes the row when nothing of the model runs any more."""
         with self._database.change() as db:

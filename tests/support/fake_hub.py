@@ -35,6 +35,8 @@ class FakeRepo:
     """What is served instead of what is listed; None is nothing."""
     commit: str = COMMIT
     refs: tuple[str, ...] = ("main",)
+    older: tuple[str, ...] = ()
+    """Commits that are served too, with the same files."""
     gated: bool = False
     private: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
@@ -139,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(401, b'{"error": "Invalid credentials in Authorization header"}', {})
         elif repo is None or (repo.private and self.server.name == "hub" and not self.headers.get("Authorization")):
             self._refuse(401, "RepoNotFound")
-        elif revision != repo.commit and revision not in repo.refs:
+        elif revision not in (repo.commit, *repo.refs, *repo.older):
             self._refuse(404, "RevisionNotFound")
         else:
             return repo

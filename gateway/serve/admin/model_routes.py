@@ -118,7 +118,8 @@ async def add_model(request: Request, body: ModelRequest, dry_run: bool = False)
         return _json((await loop.plan(wish, others=True)).decision)
     if wish.source is not None:
         # Everything that is wrong with the model, a flag or the machine is said now, not in a state message later.
-        await loop.plan(wish)
+        planned = await loop.plan(wish)
+        wish = wish.evolve(commits=dict(planned.commits))
     return await _shown(request, await loop.add(wish), 202)
 
 

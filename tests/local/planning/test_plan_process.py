@@ -28,7 +28,7 @@ from gateway.planning.messages import MEMORY_BYTES, PROCESSOR_S, Start
 from gateway.planning.offline import OfflinePlanner
 from gateway.planning.plan_process import WAITING, PlanProcess
 from gateway.profiles import Profiles
-from tests.support.fake_hub import FakeHub, FakeRepo
+from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.fake_nvml import FakeNvml
 from tests.support.makers import wish
 from tests.support.model_files import CONFIG, model, write
@@ -89,6 +89,22 @@ async def test_the_plan_is_that_of_a_planner_in_this_process(tmp_path: Path) -> 
     assert Decision.model_validate_json(found.decision) == here
     assert found.plan == here.plans[0]
     assert found.reason == ""
+
+
+async def test_a_plan_tells_the_commits_that_it_read_and_takes_those_of_its_wish(tmp_path: Path) -> None:
+    moved = "f" * 40
+    with FakeHub({"org/name": FakeRepo(model()), "org/drafter": FakeRepo(model())}) as hub:
+        async with planning(tmp_path, hub) as planner:
+            first = await planned(planner, "org/name", drafter="org/drafter")
+            assert first.commits == {"org/name": COMMIT, "org/drafter": COMMIT}
+            for repo in hub.repos.values():
+                repo.commit, repo.older = moved, (COMMIT,)
+            hub.requests.clear()
+            again = await planned(planner, "org/name", drafter="org/drafter", commits=first.commits)
+            assert again.commits == first.commits
+            assert not [request for request in hub.requests if request.path.startswith("/api/")]
+            now = await planned(planner, "org/name", revision="main")
+            assert now.commits == {"org/name@main": moved}
 
 
 async def test_a_gateway_that_held_much_memory_keeps_its_process(tmp_path: Path) -> None:

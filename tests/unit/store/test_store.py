@@ -195,6 +195,33 @@ def test_a_database_of_the_third_version_gets_seals(store: Store) -> None:
         Store(store.path)
 
 
+def test_a_database_of_the_fifth_version_pins_each_model_to_the_commits_that_it_served(store: Store) -> None:
+    old, served, later, drafted = ("0" * 40, "1" * 40, "2" * 40, "3" * 40)
+    store.add_model(wish(name="a", source="org/name", drafter="org/drafter"), 1.0)
+    store.add_model(wish(name="b", source="org/name", revision="v1"), 1.0)
+    store.add_model(wish(name="c", source="/a/folder"), 1.0)
+    plain = plan()
+    for name, commit, ready in (("a", old, None), ("a", served, 3.0), ("a", later, None), ("b", later, None)):
+        model, drafter = (
+            plain.model.evolve(source="org/name", revision=commit),
+            plain.model.evolve(source="org/drafter", revision=drafted),
+        )
+        made = store.add_attempt(name, 0, plain.evolve(model=model, drafter=drafter if name == "a" else None), 1, 2.0)
+        store.save_attempt(made.evolve(ready_at=ready))
+    store.add_attempt("c", 0, plain, 1, 2.0)
+    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        db.execute("PRAGMA user_version=5")
+    store.close()
+    again = Store(store.path)
+    assert [one.commits for one, *_ in again.models()] == [
+        {"org/name": served, "org/drafter": drafted},
+        {"org/name@v1": later},
+        {},
+    ]
+    again.close()
+    Store(store.path).close()
+
+
 def test_a_database_of_the_second_version_gets_room_for_keys(store: Store) -> None:
     set_back(store, 2)
     again = Store(store.path)

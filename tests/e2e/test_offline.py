@@ -1,0 +1,96 @@
+"""A model stays at the commit at which it was added, and starts from the disk without a question: wherever `main` has moved, and where there is no network."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.demo.checkpoint import make_model
+from tests.e2e.conftest import START_S, Gateway
+from tests.e2e.scripted import engines, scripted_gateway
+from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
+from tests.support.paths import ROOT
+
+MOVED = "f" * 40
+# A network of its own, with nothing but loopback in it.
+ALONE = ("unshare", "--map-root-user", "--net")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[FakeHub]:
+    make_model(tmp_path / "demo")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "demo").iterdir()}
+    with FakeHub({"org/name": FakeRepo(files)}) as made:
+        yield made
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, hub: FakeHub) -> Iterator[Gateway]:
+    with contextlib.closing(scripted_gateway(tmp_path, FITSERVE_HF_ENDPOINT=hub.url(), NO_PROXY="127.0.0.1")) as made:
+        made.start()
+        yield made
+
+
+def dies(gateway: Gateway) -> None:
+    """The gateway, and with it the machine: no engine goes on."""
+    gateway.kill()
+    for pid in (pid for pids in engines(gateway).values() for pid in pids):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_model_stays_at_its_commit_and_starts_without_a_question(gateway: Gateway, hub: FakeHub) -> None:
+    added = gateway.cli("add", "m", "org/name", "--wait", "--json")
+    assert added.returncode == 0, added.stderr + gateway.log.read_text()[-3000:]
+    view = json.loads(added.stdout)
+    assert view["wish"]["commits"] == {"org/name": COMMIT}
+    assert view["plan"]["model"]["revision"] == COMMIT
+    assert f"org/name is pinned to commit {COMMIT}" in gateway.cli("show", "m").stdout
+    (listed,) = json.loads(gateway.cli("ps", "--json").stdout)["data"]
+    assert listed["wish"]["commits"] == {"org/name": COMMIT}
+
+    hub.repos["org/name"].commit = MOVED
+    hub.requests.clear()
+    dies(gateway)
+    gateway.start()
+    view = gateway.until("m", "ready")
+    assert view["plan"]["model"]["revision"] == COMMIT
+    assert hub.requests == []
+
+    # Another name has the branch as it is now.
+    planned = gateway.client.post("/admin/models?dry_run=true", json={"name": "other", "source": "org/name"})
+    assert planned.json()["plans"][0]["model"]["revision"] == MOVED
+
+
+def ask_alone(gateway: Gateway) -> Any:
+    """The gateway is started in a network of its own, and asked there; both are gone afterwards."""
+    command = [*ALONE, sys.executable, "-m", "tests.support.alone", str(gateway.port), *gateway.command]
+    done = subprocess.run(
+        command, cwd=ROOT, env=gateway.environment, capture_output=True, text=True, timeout=START_S, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(
+    subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode != 0, reason="no network namespaces here"
+)
+def test_with_the_network_gone_everything_on_the_disk_starts(gateway: Gateway) -> None:
+    assert gateway.cli("add", "m", "org/name", "--wait").returncode == 0
+    dies(gateway)
+    gateway.environment["FITSERVE_HF_ENDPOINT"] = "https://huggingface.co"
+    said = ask_alone(gateway)
+    assert said["view"]["state"] == "ready", said
+    assert said["view"]["plan"]["model"]["revision"] == COMMIT
+    assert said["answer"]["choices"]
+    assert said["add"]["error"]["message"].startswith("The Hugging Face Hub at https://huggingface.co cannot be reached")
+    gateway.environment["FITSERVE_HF_ENDPOINT"] = ""
+    gateway.start()
