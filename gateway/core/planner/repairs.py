@@ -43,10 +43,14 @@ def repairs(
         return
     why = str(refusal)
     experts = bool(refusal.layer and ".experts" in refusal.layer)
+    forced = variant.backend("moe-backend" if experts else "linear-backend") if "backends" in variant.because else None
+    if forced and refusal.layer and refusal.verdict in ("no_kernel", "known_bad", "runtime_fail"):
+        return  # what was to stand in for a kernel does not compute this layer; another one may
     if refusal.verdict == "known_bad" and refusal.kernel is None and not variant.conservative:
         yield variant.changed("conservative", True, "fewer demands, because the plan without this failed", "fact")
-    if refusal.verdict in ("known_bad", "runtime_fail") and refusal.kernel is not None:
-        yield from _other_kernel(variant, refusal.kernel, engine, rules, args, experts=experts, why=why)
+    failing = refusal.kernel or (variant.disabled[-1] if refusal.verdict == "no_kernel" and variant.disabled else None)
+    if refusal.verdict in ("known_bad", "runtime_fail", "no_kernel") and failing is not None:
+        yield from _other_kernel(variant, failing, engine, rules, args, experts=experts, why=why)
     cut = (
         refusal.verdict in ("no_kernel", "runtime_fail", "illegal_parallelism")
         and experts
@@ -172,8 +176,10 @@ def _other_kernel(
     """The same variant without this kernel, by the flags and variables that the engine version has for that."""
     if not rules.known:
         return
-    if not experts and "VLLM_DISABLED_KERNELS" in engine.user_env:
+    if not experts and "VLLM_DISABLED_KERNELS" in engine.user_env and kernel not in variant.disabled:
+        # Where that leaves a layer without a kernel, or the engine does not heed it, its refusal leads here again.
         yield variant.changed("disabled", (*variant.disabled, kernel), f"{kernel} is left out: {why}", "fact")
+        return
     flag = "moe-backend" if experts else "linear-backend"
     known = engine.flags.get(engine.spelling.get(flag, flag))
     if flag in args or known is None or variant.backend(flag):

@@ -107,6 +107,7 @@ class Search:
         self.rejected: list[Rejected] = []
         self.gaps: list[RuleGap] = []
         self._commands: dict[Hashable, int] = {}
+        self._ways: dict[Hashable, Variant] = {}
         self._seen: dict[str, Seen] = {}
         self._backends: dict[Hashable, tuple[LayerAttention, ...]] = {}
 
@@ -137,6 +138,8 @@ class Search:
             changed: list[Variant] = []
             try:
                 plan = self._plan(variant)
+                if self._known_way(variant, plan.kernels, plan.attention):
+                    continue
                 context = plan.max_model_len.value
                 if context > reached.get(variant, 0):  # else what it gives up is for nothing
                     self._take(plan)
@@ -144,6 +147,8 @@ class Search:
                 changed += lengthened(variant, context, wanted, engine, gpus, users)
                 reached.update(dict.fromkeys(changed, max(context, reached.get(variant, 0))))
             except Refused as refusal:
+                if self._known_way(variant, refusal.evidence.kernels, refusal.evidence.attention):
+                    continue
                 # The refusal of the unchanged variant tells what the change could not cure.
                 if not variant.because or refusal.verdict == "known_bad":
                     self.rejected.append(rejection(engine, variant, refusal))
@@ -157,6 +162,13 @@ class Search:
             seen.update(fresh)
             for other in fresh:
                 (held if other.gives_up else variants).append(other)
+
+    def _known_way(self, variant: Variant, kernels: tuple[LayerKernel, ...], attention: tuple[LayerAttention, ...]) -> bool:
+        """Another variant, which is the same but for what keeps the engine from a kernel, has these kernels too: what follows from this one
+        would only take the place of others in the search."""
+        chosen = tuple((row.layer, row.scheme, row.kernel) for row in kernels)
+        way = replace(variant, disabled=(), backends=()), chosen, tuple(row.backend for row in attention)
+        return bool(chosen) and self._ways.setdefault(way, variant) != variant
 
     def _whole_cache(self, variant: Variant, refusal: Refused, users: Collection[str]) -> list[Variant]:
         """Where no backend takes the KV cache that the checkpoint declares: one in the dtype of the activations, if the engine's flag wins."""

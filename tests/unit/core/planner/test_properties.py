@@ -273,6 +273,21 @@ def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
     unharmed(spec, before, after, held)
 
 
+def test_what_stands_in_for_a_kernel_hides_no_other_layout() -> None:
+    """Seed-OSS in INT8 on two 3090: there are eighteen backends to force, of which few compute these layers."""
+    fields = PUBLISHED["seed-oss-36b"] | {"quantization_config": QUANTS["int8"]}
+    spec, hardware = read_model("m", None, fields, None, None, (), None), PROFILES.hardware("2x3090")
+    for k in ("13824", "27648"):
+        scope = {"kernel": "CutlassInt8ScaledMMLinearKernel", "k": k}
+        fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it broke")
+        before, after = (planned(spec, hardware, "vllm==0.26.0", facts) for facts in ((), (fact,)))
+        held = {plan.fingerprint for plan in before.plans if any(str(row.k) == k for row in plan.kernels)}
+        stays = {plan.fingerprint for plan in before.plans} - held
+        assert held
+        assert stays
+        assert stays <= {plan.fingerprint for plan in after.plans}
+
+
 def unharmed(spec: ModelSpec, before: Decision, after: Decision, held: set[str]) -> None:
     """The fact took away what it is about, and what stands in for that does not rank before what was better anyway."""
     old = [plan.fingerprint for plan in before.plans]

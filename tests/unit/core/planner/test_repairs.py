@@ -100,13 +100,15 @@ def test_a_failed_plan_gets_one_conservative_try() -> None:
 def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
     refusal = Refused("known_bad", "Marlin fails", "fact", layer="model.layers.*.mlp.down_proj", kernel="Marlin")
     found = cures(refusal)
-    assert [variant.disabled for variant in found if variant.disabled] == [("Marlin",)]
-    # Of the backends those that do not lead to the same kernel.
-    assert [variant.backends for variant in found if variant.backends] == [
-        (("linear-backend", "cutlass"),),
-        (("linear-backend", "triton"),),
-    ]
-    assert all("Marlin" in reason for variant in found for reason, _ in variant.because.values())
+    assert [(variant.disabled, variant.backends) for variant in found] == [(("Marlin",), ())]
+    assert "Marlin" in found[0].because["disabled"][0]
+    # Of the backends those that do not lead to the same kernel, once the engine does not heed that or has no other kernel by itself.
+    for second in (refusal, Refused("no_kernel", "none", "profile", layer="model.layers.*.mlp.down_proj")):
+        forced = [variant for variant in cures(second, found[0]) if variant.backends]
+        assert [variant.backends for variant in forced] == [(("linear-backend", "cutlass"),), (("linear-backend", "triton"),)]
+        assert all(variant.because["backends"][0].startswith("Marlin") for variant in forced)
+        # What was to stand in and does not is not repaired: the other one is looked at anyway.
+        assert not any(cures(second, variant) for variant in forced)
     again = cures(Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), found[0])
     assert again[0].disabled == ("Marlin", "Triton")
     assert cures(refusal, on=engine()) == []
