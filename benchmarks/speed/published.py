@@ -112,6 +112,11 @@ def model_config(
     if path is None or not path.is_file():
         return None
     read: dict[str, Any] = json.loads(path.read_text()) | dict(fields or {})
+    stated = read.get("quantization_config") or {}
+    if fields and (plain := stated.get("modules_to_not_convert")):
+        numbers = range(read["num_hidden_layers"])
+        named_each = [name.replace("*", str(number)) for name in plain for number in (numbers if "*" in name else (0,))]
+        read["quantization_config"] = {**stated, "modules_to_not_convert": named_each}
     block = BLOCKS.get(quantization)
     if block and "quantization_config" not in read:
         left = _left(read) if block in ("fp8-block", "awq", "w4a16", "fp8-dynamic") else []

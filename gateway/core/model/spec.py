@@ -198,7 +198,11 @@ def quant_of(top: Fields, fields: Fields) -> Quant | None:
                 json.dumps(block, ensure_ascii=False).encode()
             except (ValueError, TypeError, RecursionError):
                 raise config.wrong(name, "plain JSON") from None
-            return Quant(method=method, config=dict(block))
+            # DeepSeek-V4 says beside its block that experts have other numbers than the block: vllm/models/deepseek_v41/quant_config.py:75 of 0.33.0.
+            experts = (
+                {"expert_dtype": config.config["expert_dtype"]} if isinstance(config.config.get("expert_dtype"), str) else {}
+            )
+            return Quant(method=method, config={**experts, **block})
     return None
 
 

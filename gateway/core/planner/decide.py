@@ -129,7 +129,7 @@ def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[b
         goal = wish.goal if context >= wanted else "context"
         value = worth(outcome(plan.memory, plan.speed, context, size, count, needed), goal, cost)
         weak, age = order.get(str(plan.engine), (False, 0))
-        rated = rating(value, Demerits(weak, plan.cost, age))
+        rated = rating(value, Demerits(weak, plan.cost, age, count > 1))
         return crowded, *_class(plan, wanted), -rated, weak, plan.cost, size * count, age, -context
 
     return sorted(plans, key=key)

@@ -118,10 +118,12 @@ def _shown(bits: object) -> str:
     return str(bits) if isinstance(bits, int) and 0 < bits < 100 else "?"
 
 
+_MXFP4 = of("mxfp4", 4, 32, weight_only=True, layout="mxfp4")
+
+
 def mxfp4(_: Block) -> Quantization:
     """mxfp4.py: only experts, whatever the block lists."""
-    scheme = of("mxfp4", 4, 32, weight_only=True, layout="mxfp4")
-    return Quantization(lambda layer: scheme if layer.experts else UNQUANTIZED)
+    return Quantization(lambda layer: _MXFP4 if layer.experts else UNQUANTIZED)
 
 
 def _like(name: str, pattern: str) -> bool:
@@ -212,6 +214,8 @@ def fp8(block: Block) -> Quantization:
             ignored = any(layer.name in entry for entry in skipped if "experts" in entry)
         else:
             ignored = layer.name in skipped or all_or_none(layer.modules, lambda name: name in skipped)
-        return UNQUANTIZED if ignored else base
+        # Source: get_quant_method of vllm/models/deepseek_v41/quant_config.py:251 of 0.33.0.
+        four = layer.experts and config.get("expert_dtype") == "fp4"
+        return UNQUANTIZED if ignored else _MXFP4 if four else base
 
     return Quantization(rule)

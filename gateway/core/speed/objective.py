@@ -18,6 +18,8 @@ ALONE = 0.15
 SHARED = 1.0
 # By which part each of these lowers what a plan is worth. The estimate tells plans that differ by a tenth apart no better than this does.
 _WEAK, _CHANGE, _OLDER, _OLDEST = 0.1, 0.03, 0.02, 0.1
+# Copies: requests are never dealt quite evenly, and each copy computes and keeps the prefixes that requests share by itself.
+_COPIES = 0.02
 # What counts how much where a model is wanted for all: answers of one user, of many, and room for their contexts.
 _BALANCE = (0.4, 0.4, 0.2)
 
@@ -76,14 +78,16 @@ def worth(outcome: Outcome, goal: Goal, cost: float) -> float:
 @dataclass(frozen=True)
 class Demerits:
     """What speaks against a plan beside its speed. weak: its engine version has published weaknesses. changes: how much of the engine's own
-    choices was changed. older: places of its engine version behind the first."""
+    choices was changed. older: places of its engine version behind the first. copies: several engines serve it."""
 
     weak: bool
     changes: int
     older: int
+    copies: bool = False
 
 
 def rating(worth: float, demerits: Demerits) -> float:
     """Each plan is rated by itself, so that which of two comes first never depends on a third."""
     lost = _WEAK * demerits.weak + _CHANGE * demerits.changes + min(_OLDER * demerits.older, _OLDEST)
+    lost += _COPIES * demerits.copies
     return math.log(max(worth, 1e-9)) - lost

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.model.scheme import Scheme
+from gateway.core.model.spec import read_model
 from gateway.core.quantization.block import UNQUANTIZED, UnknownScheme
 from gateway.core.quantization.parse import parse
 from gateway.domain import Quant
 from tests.conformance.layer_cases import QUANTS
+from tests.support.published import config
 
 QKV = ("model.layers.3.self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj"))
 DOWN = ("model.layers.3.mlp.down_proj", ())
@@ -101,6 +103,16 @@ def test_bitsandbytes_has_no_experts_in_8_bits() -> None:
 
 def test_online_fp8_is_fp8_without_a_block() -> None:
     assert scheme("fp8", {}) == Scheme(kind="fp8_tensor", bits=8)
+
+
+def test_experts_may_have_fewer_bits_than_their_block_says() -> None:
+    """DeepSeek-V4: FP8 in blocks, and `expert_dtype` beside them in config.json."""
+    fields = {**config("deepseek-v3"), "quantization_config": QUANTS["fp8-block"], "expert_dtype": "fp4"}
+    quantization = parse(read_model("m", None, fields, None, None, (), None).quant)
+    assert quantization.scheme_of("model.layers.3.mlp.experts", experts=True) == scheme("mxfp4", {}, experts=True)
+    assert quantization.scheme_of(*DOWN) == scheme("fp8", QUANTS["fp8-block"])
+    plain = parse(read_model("m", None, {**fields, "expert_dtype": "fp8"}, None, None, (), None).quant)
+    assert plain.scheme_of("model.layers.3.mlp.experts", experts=True) == scheme("fp8", QUANTS["fp8-block"])
 
 
 def test_modelopt_has_one_fp8_method_for_experts() -> None:

@@ -48,3 +48,9 @@ def test_what_else_is_known_decides_between_plans_that_are_nearly_as_good() -> N
 
 def test_a_published_weakness_outweighs_a_few_tokens_of_context() -> None:
     assert rating(26_048, Demerits(False, 0, 1)) > rating(26_624, Demerits(True, 0, 0))
+
+
+def test_one_engine_is_better_than_copies_that_give_no_more() -> None:
+    one, copies = Demerits(False, 0, 0), Demerits(False, 0, 0, copies=True)
+    assert rating(100, one) > rating(101, copies)
+    assert rating(100, one) < rating(104, copies)
