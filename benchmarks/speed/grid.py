@@ -26,8 +26,6 @@ LOADS = (
     Load("ttft-2k", 1, 4, 2048, 1),
     Load("ttft-32k", 1, 2, 32768, 1),
 )
-# What is only built or compiled at the first request of a size is no speed of the setting.
-WARMING = (Load("warm", 1, 1, 512, 4), Load("warm", 64, 64, 512, 8), Load("warm", 8, 8, 512, 16), Load("warm", 1, 1, 2048, 1))
 
 
 class Setting(NamedTuple):

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from speed import models
-from speed.grid import GRID, LOADS, WARMING, Load, Setting
+from speed.grid import GRID, LOADS, Load, Setting
 
 HERE = Path(__file__).parent
 PORT = 18400
@@ -50,7 +50,6 @@ class Options(NamedTuple):
     together: int
     cores: list[int]
     loads: tuple[Load, ...]
-    warming: tuple[Load, ...]
     flags: tuple[str, ...]
 
 
@@ -257,12 +256,14 @@ class Run:
         vocabulary = models.config(setting.model)["vocab_size"]
         standing.wait(self.cut)
         with standing.loads:
-            for number, load in enumerate((*options.warming, *options.loads)):
+            for number, load in enumerate(options.loads):
+                # Twice: what is only built or compiled at the first request of a size is no speed of the setting.
+                first = asked(load._replace(requests=load.concurrency), port, 100 + number, vocabulary, cores)
                 figures = asked(load, port, 1 + number, vocabulary, cores)
                 if self.cut.is_set():
                     raise Cut
-                if load.name != "warm":
-                    result.setdefault("loads", {})[load.name] = figures
+                result.setdefault("first", {})[load.name] = first
+                result.setdefault("loads", {})[load.name] = figures
 
     def until_ready(self, engine: Engine, port: int, log: Path, until: float) -> None:
         while True:
@@ -329,7 +330,6 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     settings = list(GRID)
     loads: tuple[Load, ...] = LOADS
-    warming: tuple[Load, ...] = WARMING
     if args.rehearse:
         settings = [
             one._replace(model="tiny", gpus=min(one.gpus, len(args.gpus))) for one in GRID if one.model == "llama-3.1-8b"
@@ -338,7 +338,6 @@ def main() -> None:
             Load(one.name, min(8, one.concurrency), min(16, one.requests), one.tokens_in // 8, min(8, one.tokens_out))
             for one in LOADS
         )
-        warming = WARMING[:1]
     wanted = set(args.only)
     known = done(args.folder)
     settings = [
@@ -346,9 +345,7 @@ def main() -> None:
         if (not wanted or wanted & {one.model, one.name, f"{one.model}/{one.name}"})
         and one.gpus <= len(args.gpus) and (one.model, one.name) not in known
     ]  # fmt: skip
-    options = Options(
-        args.folder, until, args.gpus, args.together, sorted(os.sched_getaffinity(0)), loads, warming, tuple(args.flag)
-    )
+    options = Options(args.folder, until, args.gpus, args.together, sorted(os.sched_getaffinity(0)), loads, tuple(args.flag))
     for model in dict.fromkeys(one.model for one in settings):
         models.write(args.folder / "models", model)
     run = Run(options, settings)
