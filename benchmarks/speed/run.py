@@ -239,7 +239,9 @@ class Run:
         argv += [*options.flags, *setting.flags]
         if standing.engines > 1:  # what is measured of a GPU while others load is no measure of memory
             argv += [f"--kv-cache-memory-bytes={models.cache_bytes(setting.model)}", "--gpu-memory-utilization=0.02"]
-        env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "VLLM_WORKER_MULTIPROC_METHOD": method}
+        # A router of random weights sends most tokens to the same few experts; a trained one spreads them.
+        routing = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
+        env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "VLLM_WORKER_MULTIPROC_METHOD": method, **routing}
         began = time.time()
         engine.serve(argv, env, cores, log)
         with self.change:
