@@ -260,11 +260,11 @@ class Run:
         with standing.loads:
             for number, load in enumerate(options.loads):
                 # Twice: what is only built or compiled at the first request of a size is no speed of the setting.
-                first = asked(load._replace(requests=load.concurrency), port, 100 + number, vocabulary, cores)
+                once = asked(load._replace(requests=load.concurrency), port, 100 + number, vocabulary, cores)
                 figures = asked(load, port, 1 + number, vocabulary, cores)
                 if self.cut.is_set():
                     raise Cut
-                result.setdefault("first", {})[load.name] = first
+                result.setdefault("first", {})[load.name] = once
                 result.setdefault("loads", {})[load.name] = figures
 
     def until_ready(self, engine: Engine, port: int, log: Path, until: float) -> None:
