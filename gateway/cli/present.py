@@ -67,6 +67,8 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
         say(decision.model_dump_json(by_alias=True, indent=2))
         return
     print_paragraph(explain.headline(decision))
+    for words in explain.given_words(decision):
+        print_paragraph(f"Before its start {words}.")
     if decision.plans:
         show_plan(decision.plans[0])
     elif not decision.rejected and decision.engines:
@@ -75,6 +77,8 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
         print_paragraph(
             "Allow another engine version, a shorter context or more GPUs; `fitserve matrix` compares machines and versions."
         )
+    if out := explain.ways_out(decision):
+        print_paragraph(f"{out}.")
     if missing := explain.not_here(decision):
         say("\nEngines that are not here")
         for line in missing:

@@ -20,7 +20,7 @@ from gateway.controller.start_gate import StartGate, WithdrawnError
 from gateway.controller.verify import verify
 from gateway.core.facts.learn import excused, judged, learn, proved
 from gateway.core.reconcile import failures_in_a_row
-from gateway.domain import Asked, Attempt, EngineRef, Failure, Plan, Planned
+from gateway.domain import Asked, Attempt, Cap, EngineRef, Failure, Offer, Plan, Planned, RunningPlan, Sharing
 from gateway.domain.image_name import exact
 from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.machine.gpu_watch import GpuWatch
@@ -35,6 +35,11 @@ _LAST_WORDS, _TURN_S = 10, 0.1
 _PORT_TRIES = 100
 # Between two looks at whether a pull or a download still moves.
 _STALL_POLL_S = 5.0
+
+# A model whose KV cache could not be cut is not asked again for so long.
+_KEEPS_S = 600.0
+# Workers have a new table of routes, and have told what they still ask, after so long.
+_OUT_S = 1.2
 
 RoomNow = Callable[[], Room]
 
@@ -70,29 +75,36 @@ class Effects:
             # One at a time: two plans made side by side would count on the same free memory.
             async with self._planning:
                 planned = await self._decide(model, room)
+                if planned.takes:
+                    replica.wait_for(planned.takes)
+                    log.warning("others give", model=replica.model, takes=[take.words for take in planned.takes])
+                    return
                 if planned.plan is not None:
                     await self._record(model, replica, planned.plan, ports)
                     return
             if not model.wish.check or not set(planned.open) - model.not_asked.keys():
-                raise self._no_plan(planned, room())
+                raise self._no_plan(planned)
             # What the rules refuse, the engines' own code may allow.
             replica.progress = f"checking: {planned.open[0]} is asked about what its rules refuse"
             async with self._checked(model, room, planned.open[0], None) as planned:
                 if planned.plan is None:
-                    raise self._no_plan(planned, room())
+                    raise self._no_plan(planned)
                 await self._record(model, replica, planned.plan, ports)
         except FitserveError as error:
             replica.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
 
-    def _no_plan(self, planned: Planned, room: Room) -> NoPlan:
-        return NoPlan("; ".join([planned.reason, *self._gpus.lost_messages(), *room.held()]))
+    def _no_plan(self, planned: Planned) -> NoPlan:
+        return NoPlan("; ".join([planned.reason, *self._gpus.lost_messages()]))
 
-    async def _decide(self, model: ManagedModel, room: RoomNow) -> Planned:
-        """By what is known now; that is shown. Raises BadModel and its kin."""
+    async def _decide(self, model: ManagedModel, room: RoomNow, *, alone: bool = False) -> Planned:
+        """By what is known now; that is shown. alone: nothing is asked of others. Raises BadModel and its kin."""
         facts = await asyncio.to_thread(self._store.fact_texts)
         now = room()
-        planned = await self._planner.decide(now.wish, facts, now.claims, answers=model.answers, pins=model.pins)
+        sharing = now.sharing._replace(offers=()) if alone else now.sharing
+        planned = await self._planner.decide(
+            now.wish, facts, now.claims, answers=model.answers, pins=model.pins, sharing=sharing
+        )
         if model.decision is None or not now.copy:
             model.decision = planned.decision
         if planned.commits.items() - model.wish.commits.items():
@@ -137,6 +149,62 @@ class Effects:
         replica.attempt = new
         await self._end(replica, old)
 
+    async def shrink(
+        self,
+        model: ManagedModel,
+        take: Offer,
+        asking: str,
+        room: RoomNow,
+        held: Callable[[ManagedModel], dict[str, int]],
+        ports: Callable[[], Collection[int]],
+        silent_s: Callable[[str], float | None],
+    ) -> None:
+        """Start the model's plan anew with less KV cache, in place of what serves, once that has answered its requests. Where no such plan
+        is found nothing changes."""
+        replica, old = model.replicas[0], model.replicas[0].attempt
+        if old is None:
+            return
+        log.warning("gives KV cache", model=replica.model, to=asking, words=take.words)
+        try:
+            async with self._planning:
+                new = await self._smaller(model, old, take, asking, room(), held(model))
+            if new is None or new.memory.promised_bytes >= old.plan.memory.promised_bytes:
+                raise NoPlan("no plan of it is smaller")
+            replica.leaving = True
+            await self._idle(old.instance_name, silent_s)
+            attempt = await self._recorded(replica, new, ports)
+            if replica.attempt is not old:
+                await asyncio.to_thread(self._store.save_attempt, attempt.evolve(state="stopped", ended_at=time.time()))
+                return
+            replica.attempt = attempt
+            await self._end(replica, old)
+        except FitserveError as error:
+            model.keeps_until = time.monotonic() + _KEEPS_S
+            log.warning("gives no KV cache", model=replica.model, reason=str(error))
+        finally:
+            replica.leaving = False
+
+    async def _smaller(
+        self, model: ManagedModel, old: Attempt, take: Offer, asking: str, room: Room, held: dict[str, int]
+    ) -> Plan | None:
+        """The plan that serves, with less KV cache: the same engine on the same GPUs. Raises BadModel and its kin."""
+        plan, before = old.plan, room.sharing.cap
+        cap = Cap(tokens=take.tokens, models=tuple(sorted({asking, *(before.models if before else ())})))
+        same = {"engines": (str(plan.engine),), "gpus": plan.gpus, "tensor_parallel": plan.tensor_parallel.value, "replicas": 1}
+        facts = await asyncio.to_thread(self._store.fact_texts)
+        running, sharing = RunningPlan(plan, held), Sharing(cap, (), room.sharing.holders)
+        found = await self._planner.decide(
+            room.wish.evolve(**same), facts, room.claims, None, model.answers, model.pins, running, sharing=sharing
+        )
+        return _pinned(found.plan, model.pins).evolve(question=None) if found.plan else None
+
+    async def _idle(self, instance: str, silent_s: Callable[[str], float | None]) -> None:
+        """Until an engine that is out of the routes has answered what it was asked, for the grace time at most."""
+        end = time.monotonic() + self._launcher.settings.stop_grace_s
+        await asyncio.sleep(_OUT_S)
+        while silent_s(instance) is not None and time.monotonic() < end:  # noqa: ASYNC110 - other processes count the requests
+            await asyncio.sleep(_TURN_S)
+
     async def adopt(self, model: ManagedModel) -> None:
         """What was tried beside serves from now on; what served until now stops when its last answers are given. Raises StoreError."""
         replica, trial = model.replicas[0], model.trial
@@ -174,7 +242,8 @@ class Effects:
             pins = model.pins
             known = model.answers, model.not_asked, pins
             try:
-                planned, asked = await self._planner.check(before.wish, facts, before.claims, *known, limit_s)
+                sharing = before.sharing._replace(offers=())
+                planned, asked = await self._planner.check(before.wish, facts, before.claims, *known, limit_s, sharing)
             except FitserveError as error:
                 planned = Planned(plan, str(error), model.decision or b"null")
                 asked = Asked({}, {engine: str(error)}, {})
@@ -182,7 +251,7 @@ class Effects:
             model.heard(asked)
         async with self._planning:
             if room() != before:
-                planned = await self._decide(model, room)
+                planned = await self._decide(model, room, alone=True)
             elif not before.copy:
                 model.decision = planned.decision
             yield planned._replace(plan=_pinned(planned.plan, pins)) if planned.plan else planned

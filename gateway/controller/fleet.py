@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from gateway.controller.managed_model import ManagedModel, ReplicaState, route
 from gateway.controller.planner import Room
 from gateway.core.failures.diagnose import environmental
+from gateway.core.sharing.surplus import kept, surplus
 from gateway.core.starts import Holder, Stage, shape
-from gateway.domain import Attempt, Failure, Instance, Wish
+from gateway.domain import Attempt, Failure, Holding, Instance, Offer, Sharing, Wish
 from gateway.domain.value import MOST_BYTES
 from gateway.routing.table import ModelRoute, RouteTable
 from gateway.store.store import Store
@@ -71,15 +72,30 @@ class Fleet:
         wish = model.wish
         like = next((one.attempt.plan for one in model.replicas if one is not asking and one.attempt is not None), None)
         if like is None:
-            return Room(self.beside(wish), self.claims(asking), self._holders(asking))
+            return Room(self.beside(wish), self.claims(asking), self.sharing(model))
         # Copies are alike: each takes as many GPUs as the first.
         named = isinstance(wish.gpus, tuple)
         alike = {"tensor_parallel": like.tensor_parallel.value} if named else {"gpus": max(1, len(like.gpus))}
-        return Room(wish.evolve(replicas=1, **alike), self.claims(asking), self._holders(asking), copy=True)
+        return Room(wish.evolve(replicas=1, **alike), self.claims(asking), self.sharing(model)._replace(offers=()), copy=True)
 
-    def _holders(self, asking: ReplicaState) -> tuple[str, ...]:
-        others = (one for one in self.replicas() if one.model != asking.model)
-        return tuple(sorted({one.model for one in others if one.attempt is not None and one.attempt.plan.gpus}))
+    def sharing(self, asking: ManagedModel | None) -> Sharing:
+        """How a model, or one that is not here yet, shares the GPUs with the others."""
+        others = {name: model for name, model in self.models.items() if model is not asking and not model.deleting}
+        held = {name: _promised(model.replicas, {}) for name, model in others.items()}
+        holders = tuple(Holding(model=name, gives=gives) for name, gives in sorted(held.items()) if gives)
+        found = [(place, offer) for model in others.values() for place, offer in enumerate(self._surplus(model))]
+        # First of those that give most, so that few are asked; the second of each model only where the first of all are too little.
+        found.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
+        attempts = [one for replica in asking.replicas for one in replica.attempts] if asking else []
+        attempts.sort(key=lambda attempt: attempt.id)
+        return Sharing(kept(attempts, others.keys()), tuple(offer for _, offer in found), holders)
+
+    def _surplus(self, model: ManagedModel) -> tuple[Offer, ...]:
+        """What a model could give of its KV cache now."""
+        if len(model.replicas) != 1 or model.trial is not None or model.keeps_until > time.monotonic():
+            return ()
+        attempt = model.replicas[0].attempt
+        return surplus(attempt.plan, model.wish) if attempt is not None else ()
 
     def beside(self, wish: Wish) -> Wish:
         """The wish beside all other models: who shares a machine takes few of its GPUs, unless somebody says otherwise."""

@@ -25,7 +25,8 @@ from gateway.controller.replica_steps import ReplicaSteps
 from gateway.controller.start_gate import StartGate
 from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
-from gateway.domain import Attempt, Hardware, Instance, Plan, Planned, Rival, RunningPlan, Wish
+from gateway.domain import Attempt, Hardware, Instance, Offer, Plan, Planned, Rival, RunningPlan, Wish
+from gateway.domain.plan import ALONE
 from gateway.errors import Conflict, HostError, NotFound, StoreError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.routes import Routes
@@ -130,7 +131,8 @@ class Loop:
         """What would be done for this wish now; nothing is recorded. others: and what engines would give that are not here."""
         facts = await asyncio.to_thread(self._store.fact_texts)
         beside = wish if hardware else self._fleet.beside(wish)
-        return await self._planner.decide(beside, facts, self._fleet.claims(None), hardware, others=others)
+        sharing = ALONE if hardware else self._fleet.sharing(None)
+        return await self._planner.decide(beside, facts, self._fleet.claims(None), hardware, others=others, sharing=sharing)
 
     async def present_commits(self, wish: Wish) -> dict[str, str]:
         """What `wish.commits` would be if the model were added now. Raises BadModel where the Hub cannot be asked."""
@@ -287,6 +289,9 @@ class Loop:
         try:
             self._watch_endpoints(model)
             for replica in model.replicas:
+                missing = [take for take in replica.takes if not self._given(take, model.wish.name)]
+                if replica.takes and not missing:
+                    replica.blocked, replica.takes = None, ()
                 await self._steps.attend(model, replica, instances)
             if model.trial is not None:
                 await self._steps.attend(model, model.trial, instances)
@@ -298,6 +303,20 @@ class Loop:
             raise
         except Exception as error:
             model.setback.broke(error)
+
+    def _given(self, take: Offer, asking: str) -> bool:
+        """Whether a model has given what is taken of it, or never will; else it is seen to."""
+        model = self.models.get(take.model)
+        if model is None or model.deleting or len(model.replicas) != 1:
+            return True
+        replica, attempt = model.replicas[0], model.replicas[0].attempt
+        if attempt is None or attempt.state != "ready" or replica.busy:
+            return attempt is None and not replica.busy
+        if (attempt.plan.cap is not None and attempt.plan.cap.tokens <= take.tokens) or model.keeps_until > time.monotonic():
+            return True
+        if model.trial is None:
+            self._steps.shrink(model, take, asking)
+        return False
 
     def _stretch(self) -> float:
         return max(1.0, sum(len(model.endpoints) for model in self.models.values()) / _ENDPOINTS)

@@ -11,7 +11,7 @@ from gateway.controller.endpoint_watcher import EndpointWatcher
 from gateway.controller.watcher import Watcher
 from gateway.core.reconcile import Rest
 from gateway.core.starts import Stage
-from gateway.domain import Asked, Attempt, EngineAnswer, Instance, Observation, Plan, Question, Rival, Wish
+from gateway.domain import Asked, Attempt, EngineAnswer, Instance, Observation, Offer, Plan, Question, Rival, Wish
 from gateway.routing import table as routing
 from gateway.supervision import Setback
 
@@ -36,6 +36,10 @@ class ReplicaState:
     progress: str = ""
     blocked: str | None = None
     blocked_at: float = 0.0
+    takes: tuple[Offer, ...] = ()
+    """What other models give before it can be planned: it waits for that."""
+    leaving: bool = False
+    """Its engine gets no more requests, for another one takes its place."""
     shown: Rest = Rest("starting")
     setback: Setback = field(init=False)
 
@@ -72,7 +76,12 @@ class ReplicaState:
 
     def block(self, reason: str) -> None:
         """There is nothing to start for now."""
-        self.blocked, self.blocked_at = reason, time.monotonic()
+        self.blocked, self.blocked_at, self.takes = reason, time.monotonic(), ()
+
+    def wait_for(self, takes: tuple[Offer, ...]) -> None:
+        """There is nothing to start before others gave this."""
+        self.block("waits: " + "; ".join(offer.words for offer in takes))
+        self.takes = takes
 
     async def unwatch(self) -> None:
         if self.watcher is not None:
@@ -94,7 +103,8 @@ class ReplicaState:
 
     @property
     def phase(self) -> str:
-        return self.progress or (self.watcher.observation.phase if self.watcher else "starting")
+        waits = self.blocked if self.takes and self.blocked else "starting"
+        return self.progress or (self.watcher.observation.phase if self.watcher else waits)
 
 
 @dataclass
@@ -122,6 +132,8 @@ class ManagedModel:
     """The plan that serves with its own figures, once they were measured."""
     rival: Rival | None = None
     """A plan that should be better than what runs, by what was measured of that."""
+    keeps_until: float = 0.0
+    """Until then it gives nothing of its KV cache: the last time came to nothing. Of the monotonic clock."""
     trial: ReplicaState | None = None
     """Another plan, tried beside what runs: no client's request goes there. Once its attempt has ended it only stops."""
     setback: Setback = field(init=False)
@@ -197,6 +209,7 @@ def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.Model
         for replica in model.replicas
         if replica.attempt is not None
         and replica.attempt.state == "ready"
+        and not replica.leaving
         and (instance := running.get(replica.attempt.instance_name)) is not None
         and instance.url
     ]

@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from gateway.domain import Asked, EngineAnswer, Hardware, Planned, Question, RunningPlan, Wish
+from gateway.domain import Asked, EngineAnswer, Hardware, Planned, Question, RunningPlan, Sharing, Wish
+from gateway.domain.plan import ALONE
 
 
 class Room(NamedTuple):
-    """What a replica is planned with: its model's wish, as the others leave it, bytes per GPU UUID that others may use, and the names of
-    other models that have GPUs. copy: it is planned like a replica that has a plan; what else could be done was said of that one."""
+    """What a replica is planned with: its model's wish, as the others leave it, bytes per GPU UUID that others may use, and how it shares
+    the GPUs with them. copy: it is planned like a replica that has a plan; what else could be done was said of that one."""
 
     wish: Wish
     claims: dict[str, int]
-    holders: tuple[str, ...] = ()
+    sharing: Sharing = ALONE
     copy: bool = False
-
-    def held(self) -> list[str]:
-        """What to do where nothing is left of the GPUs."""
-        if not self.holders:
-            return []
-        names = ", ".join(self.holders)
-        return [f"GPUs are held by {names}: remove one, or add it again with --gpus and fewer of them"]
 
 
 class Planner(Protocol):
@@ -48,12 +42,14 @@ class Planner(Protocol):
         running: RunningPlan | None = None,
         *,
         others: bool = False,
+        sharing: Sharing = ALONE,
     ) -> Planned:
         """Read the model, look at the machine, or at the snapshot that `hardware` names, and plan.
 
         `facts` are those of the store, as they are kept there; `claims` are bytes per GPU UUID of engines that run or start; `answers` are what
         engines said of this model; `pins` the digests of images, by name, that this model's engines are started from; `running` is what a rival is
-        looked for to. `others`: the decision tells too what engines would give that cannot be started here. Raises BadModel, BadFlag, NotFound, NoPlan.
+        looked for to. `others`: the decision tells too what engines would give that cannot be started here. `sharing`: who else
+        has GPUs here, what they could give, and what the model keeps to for them. Raises BadModel, BadFlag, NotFound, NoPlan.
         """
         ...
 
@@ -66,6 +62,7 @@ class Planner(Protocol):
         problems: Mapping[str, str],
         pins: Mapping[str, str],
         limit_s: float,
+        sharing: Sharing = ALONE,
     ) -> tuple[Planned, Asked]:
         """The same, once the engines of this machine were asked for at most `limit_s`. The forecast stays where one could not be asked:
         then its problem is told by its name. Engines of `problems` are not asked again."""

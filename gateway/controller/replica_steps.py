@@ -18,7 +18,7 @@ from gateway.controller.watcher import Watcher
 from gateway.core import reconcile
 from gateway.core.failures.signatures import Signatures
 from gateway.core.reconcile import Rest, next_action
-from gateway.domain import Attempt, Instance, Observation
+from gateway.domain import Attempt, Instance, Observation, Offer
 from gateway.errors import StoreError
 from gateway.machine.gpu_watch import GpuWatch
 
@@ -67,6 +67,14 @@ class ReplicaSteps:
         except Exception as error:
             replica.setback.broke(error)
 
+    def shrink(self, model: ManagedModel, take: Offer, asking: str) -> None:
+        """Have a model that serves give what it offered, once nothing else is done for it."""
+        replica = model.replicas[0]
+        if not replica.busy:
+            room = partial(self._fleet.room, model, replica)
+            effect = self._effects.shrink(model, take, asking, room, self._fleet.held, self._fleet.ports, self._silent_s)
+            self._start(replica, "Shrink", effect)
+
     async def _step(self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]) -> bool:
         """Perform the next action. Returns whether to ask for another action at once."""
         if replica.task is not None and replica.task.done():
@@ -77,7 +85,7 @@ class ReplicaSteps:
         if model.deleting and replica.task is not None and not replica.stopping:
             replica.task.cancel()
         instance = replica.instance_among(instances)
-        if replica.blocked is not None and time.monotonic() - replica.blocked_at > _REPLAN_S:
+        if replica.blocked is not None and not replica.takes and time.monotonic() - replica.blocked_at > _REPLAN_S:
             replica.blocked = None
         watched = instance is not None and instance.state != "created" and not model.deleting
         own = replica.attempt is not None and instance is not None and instance.fingerprint == replica.attempt.fingerprint
@@ -98,6 +106,7 @@ class ReplicaSteps:
                 seen=seen,
                 tail=tuple(replica.watcher.tail) if replica.watcher else (),
                 blocked=replica.blocked,
+                promised=bool(replica.takes),
                 busy=replica.busy,
             ),
             time.time(),

@@ -88,6 +88,8 @@ class ReplicaSnapshot:
     tail: tuple[str, ...] = ()
     blocked: str | None = None
     """Why the planner has no plan, until something changes."""
+    promised: bool = False
+    """What it lacks is about to be given by others."""
     busy: bool = False
     """An effect for this replica is under way."""
 
@@ -184,7 +186,7 @@ def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, ba
             if now < until <= now + wait:
                 return Rest("backing_off", f"after {cause}", until)
     if replica.blocked is not None:
-        return Rest("no_plan", replica.blocked)
+        return Rest("starting" if replica.promised else "no_plan", replica.blocked)
     return MakePlan()
 
 

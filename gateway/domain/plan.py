@@ -129,6 +129,32 @@ class Question(Value):
     env: tuple[tuple[str, str], ...] = ()
 
 
+class Cap(Value):
+    """The most KV cache that a model takes, for the sake of others on its GPUs. models: whose sake; without them it is void."""
+
+    tokens: int = Field(ge=1, description="tokens of KV cache that stay")
+    models: tuple[str, ...] = Field(description="the models that got the rest")
+
+
+class Offer(Value):
+    """What one model could give of its GPUs to another. surplus: KV cache that its wish does not need. sleep, stop: all of it, and it does not
+    serve meanwhile. A model may make several, of which each has what the smaller ones of it have."""
+
+    model: str
+    how: Literal["surplus", "sleep", "stop"]
+    gives: dict[str, int] = Field(description="bytes that come back, by the UUID of a GPU")
+    tokens: int = Field(0, description="of a surplus: tokens of KV cache that stay")
+    words: str = Field(description="the same for people")
+
+
+class Holding(Value):
+    """What a model has of the machine's GPUs, as far as engines of it were promised that."""
+
+    model: str
+    gives: dict[str, int] = Field(description="bytes by the UUID of a GPU")
+    words: str = Field("", description="the same for people, with the numbers of the GPUs")
+
+
 class Plan(Value):
     """One way to run a model, complete: `argv` and `env` follow from the choices and start it."""
 
@@ -159,6 +185,7 @@ class Plan(Value):
     kernels: tuple[LayerKernel, ...] = Field((), description="of every linear layer")
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory
+    cap: Cap | None = Field(None, description="the most KV cache it takes, because others got the rest; None: all that is free")
     speed: Speed | None = Field(None, description="None: nothing is known of what these GPUs can do")
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -250,6 +277,8 @@ class Decision(Value):
     engines: tuple[EngineHere, ...] = Field(
         (), description="which can be started on this machine, and what the others would give"
     )
+    takes: tuple[Offer, ...] = Field((), description="what other models give before the first plan is started")
+    holders: tuple[Holding, ...] = Field((), description="where there is no plan: which models hold how much of which GPU")
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)
 
@@ -276,10 +305,23 @@ class RunningPlan(NamedTuple):
     held: dict[str, int]
 
 
+class Sharing(NamedTuple):
+    """How a model shares its machine. cap: what it keeps to. offers: what others could give, in the order in which it is asked of them.
+    holders: the others."""
+
+    cap: Cap | None = None
+    offers: tuple[Offer, ...] = ()
+    holders: tuple[Holding, ...] = ()
+
+
+ALONE = Sharing()
+
+
 class Planned(NamedTuple):
     """What a gateway that runs keeps of a decision: the best plan, or the reason why there is none; and the whole `decision` as JSON,
     which is only passed on: it may be megabytes. open: engines whose own answers could change it, by name. rival: of the plan that runs.
-    commits: as `Wish.commits`, of all repositories that were read."""
+    commits: as `Wish.commits`, of all repositories that were read.
+    takes: what others have to give before the plan can be started."""
 
     plan: Plan | None
     reason: str
@@ -287,3 +329,4 @@ class Planned(NamedTuple):
     open: tuple[str, ...] = ()
     rival: Rival | None = None
     commits: Mapping[str, str] = {}
+    takes: tuple[Offer, ...] = ()

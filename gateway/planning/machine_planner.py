@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.checking import LIMIT_S, Forecast, checked
-from gateway.domain import Asked, EngineAnswer, Hardware, Plan, Planned, Question, Rival, RunningPlan, Wish
+from gateway.domain import Asked, EngineAnswer, Hardware, Plan, Planned, Question, Rival, RunningPlan, Sharing, Wish
 from gateway.domain.image_name import AllowedImages, exact
+from gateway.domain.plan import ALONE
 from gateway.errors import BadModel, HostError
 from gateway.inquiry.document import ModelFiles
 from gateway.planning.images import hear, named
-from gateway.planning.messages import ANSWERS, GAPS, OPEN, Frames, Request
+from gateway.planning.messages import ANSWERS, GAPS, OPEN, SHARING, TAKES, Frames, Request
 from gateway.planning.plan_process import PlanProcess
 
 if TYPE_CHECKING:
@@ -56,10 +57,11 @@ class MachinePlanner:
         running: RunningPlan | None = None,
         *,
         others: bool = False,
+        sharing: Sharing = ALONE,
     ) -> Planned:
         machine = None if hardware else await self.hardware()
         asked = (wish, facts, claims, answers or {}, pins or {}, machine, hardware)
-        return (await self._forecast(*asked, running=running, others=others))[0].decision
+        return (await self._forecast(*asked, running=running, others=others, sharing=sharing))[0].decision
 
     async def check(
         self,
@@ -70,15 +72,16 @@ class MachinePlanner:
         problems: Mapping[str, str],
         pins: Mapping[str, str],
         limit_s: float,
+        sharing: Sharing = ALONE,
     ) -> tuple[Planned, Asked]:
         machine, limit_s = await self.hardware(), min(limit_s, LIMIT_S)
 
         async def again(fresh: Mapping[Question, EngineAnswer]) -> Forecast[Planned]:
             async with self.turn:
-                return (await self._forecast(wish, facts, claims, {**answers, **fresh}, pins, machine))[0]
+                return (await self._forecast(wish, facts, claims, {**answers, **fresh}, pins, machine, sharing=sharing))[0]
 
         async with self.turn:
-            forecast, frames = await self._forecast(wish, facts, claims, answers, pins, machine, asking=True)
+            forecast, frames = await self._forecast(wish, facts, claims, answers, pins, machine, asking=True, sharing=sharing)
         if forecast.open:
             engine, begun = forecast.open[0].engine, time.monotonic()
             try:
@@ -88,7 +91,9 @@ class MachinePlanner:
             limit_s = max(0, limit_s - round(time.monotonic() - begun))
         if forecast.open and heard:
             async with self.turn:
-                forecast, frames = await self._forecast(wish, facts, claims, answers, pins, machine, asking=True)
+                forecast, frames = await self._forecast(
+                    wish, facts, claims, answers, pins, machine, asking=True, sharing=sharing
+                )
         if not frames.config:
             why = "The model has more tensors than an engine is told of."
             return forecast.decision, Asked({}, dict.fromkeys(forecast.decision.open, why), pins)
@@ -108,12 +113,13 @@ class MachinePlanner:
         asking: bool = False,
         running: RunningPlan | None = None,
         others: bool = False,
+        sharing: Sharing = ALONE,
     ) -> tuple[Forecast[Planned], Frames]:
         """`asking`: the frames have what engines are told of the model. `others`: the decision has what engines would give that are not here."""
         if wish.source is None:
             raise BadModel(f"The model {wish.name} is an endpoint; there is nothing to plan.", hint="Give a `source` instead.")
         fields = {"wish": wish.model_dump(mode="json"), "claims": dict(claims), "snapshot": hardware, "asking": asking}
-        fields["others"] = others
+        fields["others"], fields["sharing"] = others, SHARING.dump_python(sharing, mode="json")
         fields |= {"pins": dict(pins), "held": running.held if running else {}}
         fields["running"] = running.plan.model_dump(mode="json") if running else None
         here = machine.model_dump_json(by_alias=True).encode() if machine else b""
@@ -125,5 +131,7 @@ class MachinePlanner:
             # Where the engine of the best plan cannot be asked, its forecast is what is started, whatever others would say.
             found = found[:1]
         rival = Rival.model_validate_json(frames.rival) if frames.rival else None
-        planned = Planned(plan, answer.reason, frames.decision, tuple(str(one.engine) for one in found), rival, answer.commits)
+        takes = TAKES.validate_json(frames.takes) if frames.takes else ()
+        asked = tuple(str(one.engine) for one in found)
+        planned = Planned(plan, answer.reason, frames.decision, asked, rival, answer.commits, takes)
         return Forecast(planned, found, GAPS.validate_json(frames.gaps)), frames

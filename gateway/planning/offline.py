@@ -19,8 +19,22 @@ from gateway.core.facts.scope import standing
 from gateway.core.planner.asked import open_questions
 from gateway.core.planner.decide import decide
 from gateway.core.speculative.drafter import Drafter
-from gateway.domain import Decision, Engine, EngineAnswer, EngineRef, Fact, Hardware, ModelSpec, Policy, Question, Scalar, Wish
+from gateway.domain import (
+    Decision,
+    Engine,
+    EngineAnswer,
+    EngineRef,
+    Fact,
+    Hardware,
+    ModelSpec,
+    Policy,
+    Question,
+    Scalar,
+    Sharing,
+    Wish,
+)
 from gateway.domain.image_name import exact
+from gateway.domain.plan import ALONE
 from gateway.domain.wish import Goal
 from gateway.errors import BadRequest, HostError, NeedsRemoteCode
 from gateway.planning.images import hear
@@ -45,9 +59,10 @@ def decide_with(
     hardware_name: str = "this machine",
     answers: Mapping[Question, EngineAnswer] | None = None,
     everywhere: Mapping[str, str] | None = None,
+    sharing: Sharing = ALONE,
 ) -> Decision:
     """The decision for a model and a machine, by the rules and the facts of the profiles, and by `facts`; `answers` are what engines
-    said of this model; `everywhere`: environment variables for all engines. Raises BadFlag, and NeedsRemoteCode where every engine that has the architecture would run the repository's code."""
+    said of this model; `everywhere`: environment variables for all engines; `sharing`: as `decide` wants it. Raises BadFlag, and NeedsRemoteCode where every engine that has the architecture would run the repository's code."""
     rules, known = profiles.rules(engines), (*profiles.facts, *facts)
     found = decide(
         *(spec, hardware, engines, wish, known, claims, hardware_name, rules, drafter),
@@ -56,6 +71,7 @@ def decide_with(
         pace=profiles.pace,
         parsers=profiles.parsers,
         everywhere=everywhere,
+        sharing=sharing,
     )
     verdicts = {one.verdict for one in found.rejected}
     if not found.plans and "untrusted_code" in verdicts and verdicts <= {"untrusted_code", "unsupported_architecture"}:

@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -25,8 +26,10 @@ from gateway.checking import model_files
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.facts.scope import standing
 from gateway.core.planner.asked import open_questions
-from gateway.core.planner.explain import why_no_plan
+from gateway.core.planner.explain import held_by, why_no_plan
 from gateway.core.planner.parallel import freed
+from gateway.core.planner.sizes import wanted_context
+from gateway.core.sharing.offers import shared
 from gateway.core.speed.correction import measured
 from gateway.core.speed.rival import rival
 from gateway.domain import Decision, Engine, Fact, Hardware, Plan, Rival, Wish
@@ -44,6 +47,8 @@ from gateway.planning.messages import (
     OPEN,
     PLAN_BYTES,
     PROCESSOR_S,
+    SHARING,
+    TAKES,
     Answer,
     Frames,
     Request,
@@ -108,15 +113,21 @@ class Planner:
         learned = standing(self._facts.values(), machine.driver, images, fields["pins"])
         drafter = load_drafter(wish.drafter, hub=hub) if wish.drafter else None
         here, machine, claims = name or "this machine", freed(machine, fields["held"]), fields["claims"]
+        sharing = SHARING.validate_python(fields["sharing"])
         answers = dict(ANSWERS.validate_json(request.answers))
         everywhere = dict(self._start.engine_env)
 
-        def decided(engines: list[Engine]) -> Decision:
+        def decided(engines: list[Engine], given: Mapping[str, int] | None = None) -> Decision:
+            """given: bytes by UUID that others give."""
+            room = freed(machine, given or {})
+            left = {uuid: count - (given or {}).get(uuid, 0) for uuid, count in claims.items()}
             return decide_with(
-                self._profiles, engines, spec, drafter, machine, wish, learned, claims, here, answers, everywhere
+                self._profiles, engines, spec, drafter, room, wish, learned, left, here, answers, everywhere, sharing
             )
 
-        decision = decided(engines)
+        decision = shared(sharing.offers, partial(decided, engines), wanted_context(spec, wish, {}))
+        if not decision.plans:
+            decision = decision.evolve(holders=held_by(sharing.holders, machine))
         if tell:
             decision = startable.told(decision, engines, away, wish, decided)
         better = None
@@ -135,6 +146,8 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
         frames = Frames(plan, whole, OPEN.dump_json(open_questions(decision)), GAPS.dump_json(decision.gaps))
         if better is not None:
             frames = frames._replace(rival=better.model_dump_json(by_alias=True).encode())
+        if decision.takes:
+            frames = frames._replace(takes=TAKES.dump_json(decision.takes))
         if files is not None and len(files.headers or b"") <= HEADER_BYTES:
             frames = frames._replace(config=files.config, headers=files.headers or b"")
         if len(plan) > PLAN_BYTES or len(whole) > DECISION_BYTES:

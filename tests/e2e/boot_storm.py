@@ -65,11 +65,13 @@ class Seen:
 class BootStorm:
     """`folder` keeps everything. models: so many, spread over the GPUs by the planner."""
 
-    def __init__(self, folder: Path, models: int = 12, gpus: int = 4, *, ungated: bool = False) -> None:
-        shipped_one = Hardware.model_validate_json((shipped() / "hardware" / f"{SNAPSHOT}.json").read_bytes())
+    def __init__(
+        self, folder: Path, models: int = 12, gpus: int = 4, *, ungated: bool = False, snapshot: str = SNAPSHOT
+    ) -> None:
+        shipped_one = Hardware.model_validate_json((shipped() / "hardware" / f"{snapshot}.json").read_bytes())
         self.machine: Hardware = shipped_one.only(lambda gpu: gpu.index < gpus)
-        snapshot = folder / "machine.json"
-        snapshot.write_text(self.machine.model_dump_json(by_alias=True))
+        described = folder / "machine.json"
+        described.write_text(self.machine.model_dump_json(by_alias=True))
         self.gpus = folder / "gpus"
         self.gpus.mkdir()
         settings = {
@@ -82,7 +84,7 @@ class BootStorm:
         self.gateway.command = [
             "-m",
             "tests.support.shared_gpus_gateway",
-            str(snapshot),
+            str(described),
             str(self.gpus),
             *(["ungated"] if ungated else []),
         ]
@@ -108,10 +110,13 @@ class BootStorm:
         """All models are added at once."""
         self.gateway.start()
         for name in self.names:
-            body = {"name": name, "source": str(self.source), "engines": [ENGINE], "args": {"gpu-memory-utilization": SHARE}}
-            answer = self.gateway.client.post("/admin/models", json={**body, "replicas": 1, "check": False})
-            assert answer.status_code == 202, answer.text
+            self.add(name, args={"gpu-memory-utilization": SHARE}, replicas=1)
         self.settle()
+
+    def add(self, name: str, **wish: Any) -> None:
+        body = {"name": name, "source": str(self.source), "engines": [ENGINE], "check": False, **wish}
+        answer = self.gateway.client.post("/admin/models", json=body)
+        assert answer.status_code == 202, answer.text
 
     def rounds(self, count: int) -> None:
         for _ in range(count):

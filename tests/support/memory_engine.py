@@ -28,7 +28,7 @@ else:
     from fake_engine import parse, run, say
     from pretended_gpus import GIB, MIB, OutOfMemory, PretendedGpu
 
-CONTEXT, GRAPHS, ACTIVATION, NON_TORCH = GIB // 2, GIB // 2, GIB, 256 * MIB
+CONTEXT, GRAPHS, ACTIVATION, NON_TORCH = GIB // 2, GIB // 2, 192 * MIB, 192 * MIB
 # How long each part takes, in seconds: so short that many starts can be played, and long enough that starts meet.
 IMPORTS_S, LOADING_S, PROFILE_S, CAPTURE_S = 0.1, 0.15, 0.15, 0.1
 PIECES = 8

@@ -209,6 +209,9 @@ class EngineRules(Protocol):
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
         """What it may take where its usual share is too little: all that is free. None: that is no more, or nobody read what is free."""
 
+    def narrowed(self, footprint: Footprint, budget: Budget, count: int) -> Budget:
+        """The budget with `count` bytes instead of all of its own, or little more."""
+
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         """How one rank divides its budget."""
 

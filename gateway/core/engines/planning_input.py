@@ -14,7 +14,8 @@ from gateway.core.speed.correction import Corrections
 from gateway.core.speed.machine import Pace
 from gateway.core.speed.measured import Measured
 from gateway.core.variables import words
-from gateway.domain import EngineAnswer, Gpu, Hardware, Link, ModelSpec, Question, Wish
+from gateway.domain import EngineAnswer, Gpu, Hardware, Link, ModelSpec, Question, Sharing, Wish
+from gateway.domain.plan import ALONE
 from gateway.domain.units import MIB
 
 # What the driver keeps of a card: 615 MiB of an H200. CUDA's total, of which the engine takes its share, is NVML's less this.
@@ -26,7 +27,8 @@ _DRIVER_SHARE = 50
 class PlanningInput:
     """What all variants share. `claims`: bytes per GPU UUID that other engines were promised. `answers`: what engines said of this
     model. `pace`: what is known of how fast GPUs and engines are. `parsers`: how models write tool calls and thoughts. `everywhere`:
-    environment variables that the gateway's settings give to all engines; what one engine gets of them is in its `wish` (`under`)."""
+    environment variables that the gateway's settings give to all engines; what one engine gets of them is in its `wish` (`under`).
+    `sharing`: what the model keeps to for the sake of others, and who they are."""
 
     spec: ModelSpec
     hardware: Hardware
@@ -38,6 +40,7 @@ class PlanningInput:
     pace: Pace | None = None
     parsers: ParserTable | None = None
     everywhere: Mapping[str, str] = field(default_factory=dict)
+    sharing: Sharing = ALONE
     # What was timed once, by work and GPUs: the Clocks of core/planner/copies.py.
     clocks: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -133,6 +134,14 @@ class SglangRules:
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
         """None: its share follows from what it reserves, which it may need."""
         return None
+
+    def narrowed(self, footprint: Footprint, budget: Budget, count: int) -> Budget:
+        begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)
+        free, reserved = max(1, footprint.candidate.usable_bytes - begins), round(self._static(footprint).reserved_mib * MIB)
+        fraction = math.ceil(max(0, count - begins - reserved) * 1000 / free) / 1000
+        fraction = min(float(budget.flags["gpu-memory-utilization"]), fraction)
+        taken = begins + int(free * fraction) + reserved
+        return Budget(taken, {"gpu-memory-utilization": fraction}, f"static fraction {fraction:.3f}")
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static(footprint).reserved_mib * MIB)

@@ -187,6 +187,11 @@ class VllmRules:
         flags: dict[str, Scalar] = {"gpu-memory-utilization": share}
         return Budget(round(self._seen(candidate) * share), flags, f"utilization {share:.2f}", warning)
 
+    def narrowed(self, footprint: Footprint, budget: Budget, count: int) -> Budget:
+        seen = self._seen(footprint.candidate)
+        share = min(float(budget.flags["gpu-memory-utilization"]), math.ceil(count * 100 / max(1, seen)) / 100)
+        return Budget(round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
+
     def _seen(self, candidate: Candidate) -> int:
         """The engine takes its share of what CUDA says the card has, which is less than NVML says."""
         sizes = (size - driver_bytes(gpu) for gpu in candidate.group if (size := gpu.total_bytes))

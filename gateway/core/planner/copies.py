@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from gateway.core.engines.candidate import Candidate
 from gateway.core.planner.parallel import spare_groups
-from gateway.core.planner.sizes import Sizes, wanted_context
+from gateway.core.planner.sizes import Sizes, needed_tokens
 from gateway.core.speed.correction import about
 from gateway.core.speed.count import work_with
 from gateway.core.speed.expectation import Load, expected
 from gateway.core.speed.machine import machine_of
-from gateway.core.speed.objective import LONG_AT_ONCE, concurrency, outcome, share, worth
+from gateway.core.speed.objective import concurrency, outcome, share, worth
 from gateway.core.speed.step import Clock
-from gateway.domain import Choice, IntChoice, ModelSpec, Speed, Wish
+from gateway.domain import Choice, IntChoice, Speed
 
 
 def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[int], Speed | None]:
@@ -63,8 +63,3 @@ def _clock(candidate: Candidate, *, eager: bool, direct: bool) -> Clock | None:
         given.clocks[key] = Clock(work, machine, pace.table.of(kind), eager) if machine else None
     clock: Clock | None = given.clocks[key]
     return clock
-
-
-def needed_tokens(wish: Wish, spec: ModelSpec) -> int:
-    """Tokens of KV cache, more than which helps nobody: few of those who ask at once use their whole context."""
-    return wanted_context(spec, wish, {}) * min(LONG_AT_ONCE, concurrency(wish))

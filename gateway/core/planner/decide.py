@@ -18,16 +18,29 @@ from gateway.core.engines.variant import Variant
 from gateway.core.engines.vllm_engine import VllmRules
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
-from gateway.core.planner.copies import needed_tokens
 from gateway.core.planner.flags import check_args
 from gateway.core.planner.parallel import freed
 from gateway.core.planner.search import Search, Shared, rejection
-from gateway.core.planner.sizes import wanted_context
+from gateway.core.planner.sizes import needed_tokens, wanted_context
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speed.machine import Pace
 from gateway.core.speed.objective import Demerits, outcome, rating, share, worth
 from gateway.core.variables import merged
-from gateway.domain import Decision, Engine, EngineAnswer, Fact, Hardware, ModelSpec, Plan, Question, Rejected, RuleGap, Wish
+from gateway.domain import (
+    Decision,
+    Engine,
+    EngineAnswer,
+    Fact,
+    Hardware,
+    ModelSpec,
+    Plan,
+    Question,
+    Rejected,
+    RuleGap,
+    Sharing,
+    Wish,
+)
+from gateway.domain.plan import ALONE
 from gateway.errors import BadFlag, BadRequest
 
 # A context that is shorter than this, and than what was wished for, helps nobody to keep the weights as they are.
@@ -51,18 +64,19 @@ def decide(
     pace: Pace | None = None,
     everywhere: Mapping[str, str] | None = None,
     parsers: ParserTable | None = None,
+    sharing: Sharing = ALONE,
 ) -> Decision:
     """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines that run or start,
     `rules` are by engine ("kind==version"), `drafter` is what the wish names, `gpus` says which formats a GPU multiplies.
     `answers` are what engines' own code said of this model: where there is one, it wins over the rules. `pace`: how fast GPUs and engines are.
     `everywhere`: environment variables for all engines that have them.
-    `parsers`: how models write tool calls and thoughts.
+    `parsers`: how models write tool calls and thoughts. `sharing`: what the model keeps to for others, and who they are.
 
     Raises BadFlag when the wish names a flag that none of the engines has.
     """
     hardware, facts = _allowed(hardware, wish), tuple(facts)
     given = PlanningInput(
-        spec, hardware, wish, KnownFacts(facts), claims or {}, gpus, answers or {}, pace, parsers, everywhere or {}
+        spec, hardware, wish, KnownFacts(facts), claims or {}, gpus, answers or {}, pace, parsers, everywhere or {}, sharing
     )
     plans: list[Plan] = []
     rejected: list[Rejected] = []
@@ -137,7 +151,7 @@ def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[b
 
 def _loss(plan: Plan, given: PlanningInput) -> tuple[bool, ...]:
     """What nobody would give up for a neighbour: a context of any use, and the weights as they are."""
-    return _class(plan, wanted_context(given.spec, given.wish, {}))[:2]
+    return lacks(plan, wanted_context(given.spec, given.wish, {}))[:2]
 
 
 def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
@@ -159,14 +173,12 @@ def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
     )
 
 
-def _class(plan: Plan, wanted: int) -> tuple[bool, ...]:
-    """What no speed makes good; smaller is better: a context of any use, the weights as they are, the context that was wished for, proof,
-    sound kernels."""
+def lacks(plan: Plan, wanted: int) -> tuple[bool, ...]:
+    """Whether it lacks a context of any use, the weights as they are, the context that was wished for; smaller is better."""
     context = plan.max_model_len.value
-    return (
-        context < min(_LEAST_USEFUL, wanted),
-        plan.halved,
-        context < wanted,
-        plan.grade != "verified",
-        plan.verdict == "degraded",
-    )
+    return context < min(_LEAST_USEFUL, wanted), plan.halved, context < wanted
+
+
+def _class(plan: Plan, wanted: int) -> tuple[bool, ...]:
+    """What no speed makes good; smaller is better: what it lacks, proof, sound kernels."""
+    return *lacks(plan, wanted), plan.grade != "verified", plan.verdict == "degraded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from gateway.core.facts.peers import P2P_OFF
@@ -11,6 +12,7 @@ from gateway.domain import (
     EngineRef,
     Estimate,
     Hardware,
+    Holding,
     LayerAttention,
     LayerKernel,
     Memory,
@@ -331,11 +333,46 @@ def machine(hardware: Hardware) -> list[Row]:
     return rows
 
 
+def held_by(holders: Iterable[Holding], machine: Hardware) -> tuple[Holding, ...]:
+    """The same, said with the numbers of the GPUs; the largest first."""
+    numbers = {gpu.uuid: gpu.index for gpu in machine.gpus}
+    told = []
+    for holder in sorted(holders, key=lambda one: -sum(one.gives.values())):
+        parts = ", ".join(
+            f"{gib(count)} of GPU {numbers[uuid]}"
+            for uuid, count in sorted(holder.gives.items(), key=lambda one: numbers.get(one[0], 0))
+            if uuid in numbers
+        )
+        told += [holder.evolve(words=f"{holder.model} holds {parts}")] if parts else []
+    return tuple(told)
+
+
+def ways_out(decision: Decision) -> str:
+    """Who has the GPUs where there is no plan, and what to do; "" where nobody of ours has any."""
+    if decision.plans or not decision.holders:
+        return ""
+    held = "; ".join(one.words for one in decision.holders[:_MOST_HOLDERS])
+    name = decision.holders[0].model
+    return (
+        f"{held}. Make {name} smaller (`fitserve set {name} --context 8192`), let it stop while nobody asks for it (`fitserve set {name} "
+        "--keep-alive 5m`), or use other GPUs (--gpus)"
+    )
+
+
+_MOST_HOLDERS = 4
+
+
+def given_words(decision: Decision) -> list[str]:
+    """What others give for the first plan."""
+    return [offer.words for offer in decision.takes]
+
+
 def why_no_plan(decision: Decision) -> str:
     """All refusals in one line, for a state message: each distinct reason once, the nearest miss first."""
     seen: dict[str, list[str]] = {}
     for refusal in decision.rejected:
         seen.setdefault(refusal.reasons[0], []).append(f"{refusal.engine} TP={refusal.tensor_parallel}")
     if not seen:
-        return "no engine profile fits this machine"
-    return "; ".join(f"{reason} ({', '.join(where[:3])})" for reason, where in list(seen.items())[:4])
+        return "; ".join(["no engine profile fits this machine", *([out] if (out := ways_out(decision)) else [])])
+    reasons = [f"{reason} ({', '.join(where[:3])})" for reason, where in list(seen.items())[:4]]
+    return "; ".join([*reasons, *([out] if (out := ways_out(decision)) else [])])

@@ -80,6 +80,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         kernels=evidence.kernels,
         attention=evidence.attention,
         memory=sizes.memory,
+        cap=sizes.cap,
         speed=speed,
         grade="checked" if evidence.answer else "guess" if engine.guessed_from or candidate.given.spec.guessed else "predicted",
         verdict="degraded" if _degraded(candidate) else "ok",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.domain import Choice, Memory, ModelSpec, Scalar, Wish
+from gateway.core.speed.objective import LONG_AT_ONCE, concurrency
+from gateway.domain import Cap, Choice, Memory, ModelSpec, Scalar, Wish
 
 # A context that serves most chats and agents. Of plans that all load, a plan with a shorter context ranks behind a plan with this
 # context. Only a preference: `min_context` is the user's hard limit.
@@ -16,6 +17,11 @@ def wanted_context(spec: ModelSpec, wish: Wish, args: Mapping[str, Scalar]) -> i
     """Tokens that the user asked for, or would be content with. args: the user's flags by canonical names."""
     longest = min(spec.max_position, wish.max_context or spec.max_position, int(args.get("max-model-len", spec.max_position)))
     return min(longest, wish.min_context or wish.context or COMFORTABLE_CONTEXT)
+
+
+def needed_tokens(wish: Wish, spec: ModelSpec) -> int:
+    """Tokens of KV cache, more than which helps nobody: few of those who ask at once use their whole context."""
+    return wanted_context(spec, wish, {}) * min(LONG_AT_ONCE, concurrency(wish))
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Sizes:
-    """`flags` tell the engine its budget; `scope` is where facts about these sizes hold."""
+    """`flags` tell the engine its budget; `scope` is where facts about these sizes hold. `cap`: what the budget keeps to."""
 
     batch: Batch
     memory: Memory
@@ -37,3 +43,4 @@ class Sizes:
     flags: dict[str, Scalar]
     scope: dict[str, str]
     warnings: tuple[str, ...]
+    cap: Cap | None = None

@@ -16,11 +16,13 @@ from gateway.core.facts.scope import batch_scope
 from gateway.core.layers.weights import weights_bytes
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.model.workload import Workload
-from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, Batch, Sizes, wanted_context
-from gateway.domain import BoolChoice, Choice, IntChoice, Memory
+from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, Batch, Sizes, needed_tokens, wanted_context
+from gateway.domain import BoolChoice, Cap, Choice, IntChoice, Memory
 from gateway.domain.units import MIB, gib
 
 _LEAST_KV = 16 * MIB
+# By which part of what it needs beside its KV cache a budget that is cut to the need is larger.
+_UNSURE = 20
 # Two starts of the same plan use memory alike to about so much.
 _STEADY = 64 * MIB
 # No plan goes lower by itself: blocks of some KV caches are as long as this, and have to fit into a batch.
@@ -35,8 +37,17 @@ def sizes(candidate: Candidate) -> Sizes:
     rules, batch = candidate.rules, batch_of(candidate)
     footprint = _footprint(candidate, batch)
     wanted = wanted_context(candidate.given.spec, candidate.given.wish, candidate.args)
+    found: Sizes | None = None
+    refusal: Refused | None = None
     usual = rules.budget(footprint, min(_limit(candidate), max(COMFORTABLE_CONTEXT, candidate.given.wish.min_context or 0)))
-    found, refusal = None, None
+    cap = _cap(candidate)
+    if cap is not None and (less := _capped(footprint, batch, usual, cap.tokens)) is not None:
+        try:
+            found = _within(footprint, batch, less)
+            if found.context.value >= wanted:
+                return replace(found, cap=cap)
+        except Refused:
+            found = None  # sized as if it had no neighbours
     try:
         found = _within(footprint, batch, usual)
         if found.context.value >= wanted:
@@ -53,6 +64,29 @@ def sizes(candidate: Candidate) -> Sizes:
         assert refusal is not None  # noqa: S101 - one of the two is there
         raise refusal
     return found
+
+
+def _cap(candidate: Candidate) -> Cap | None:
+    """What the model keeps to already, or else what it needs where others have a part of its GPUs. None where the user set the size."""
+    given = candidate.given
+    if "gpu-memory-utilization" in candidate.args or candidate.engine.device == "cpu" or given.wish.goal == "context":
+        return None
+    if given.sharing.cap is not None:
+        return given.sharing.cap
+    uuids = {gpu.uuid for gpu in candidate.group}
+    others = tuple(sorted(one.model for one in given.sharing.holders if uuids & one.gives.keys()))
+    return Cap(tokens=needed_tokens(given.wish, given.spec), models=others) if others else None
+
+
+def _capped(footprint: Footprint, batch: Batch, bounds: Budget, tokens: int) -> Budget | None:
+    """The budget with so many tokens of KV cache; None where it has no more."""
+    candidate, rules = footprint.candidate, footprint.candidate.rules
+    context = wanted_context(candidate.given.spec, candidate.given.wish, candidate.args)
+    tokens = max(tokens, int(candidate.args.get("max-model-len", 0)))
+    used = rules.used_bytes(footprint, _seen(footprint, rules.divided(footprint, bounds.bytes), batch))
+    kept = math.ceil(footprint.cache.bytes_for(context, batch.tokens.value) * tokens / max(1, context))
+    count = used + used // _UNSURE + kept
+    return rules.narrowed(footprint, bounds, count) if count < bounds.bytes else None
 
 
 def _within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:

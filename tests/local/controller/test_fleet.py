@@ -98,7 +98,7 @@ async def test_a_model_alone_takes_all_gpus_that_help_and_the_next_one_says_who_
         assert (len(view["plan"]["gpus"]), view["plan"]["tensor_parallel"]["value"]) == (2, 2)
         await gateway.add("second", source, engines=["vllm==0.26.0"])
         view = await gateway.until("second", "no_plan")
-        assert "GPUs are held by first: remove one, or add it again with --gpus" in view["detail"]
+        assert "first holds 22.96 GiB of GPU 0, 22.96 GiB of GPU 1. Make first smaller (`fitserve set first" in view["detail"]
 
 
 async def test_beside_another_model_one_gpu_is_taken_and_each_copy_takes_as_many(tmp_path: Path) -> None:
