@@ -168,6 +168,14 @@ def _layers(title: str, head: tuple[str, ...], layers: Any) -> None:
         print_paragraph(note, indent=4, first=f"({number}) ")
 
 
+_ABILITIES = {
+    "tools": "tool calls",
+    "required_tools": "required tool calls",
+    "reasoning": "thoughts apart",
+    "json_schema": "answers by a schema",
+}
+
+
 def show_model(view: Any) -> None:
     import datetime
 
@@ -179,6 +187,11 @@ def show_model(view: Any) -> None:
         say(f"{name} is pinned to commit {commit}")
     if view["plan"]:
         show_plan(Plan.model_validate(view["plan"]))
+    if view["abilities"]:
+        say("\nFor apps")
+        table(
+            ("", "", ""), [(f"  {_ABILITIES[name]}", one["state"], one["evidence"]) for name, one in view["abilities"].items()]
+        )
     if rival := view["rival"]:
         say("\nAnother plan should be better")
         print_paragraph(f"{rival['words']} {rival['do']}", indent=2, first="  ")

@@ -17,7 +17,9 @@ from gateway.controller.launcher import Launcher
 from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.controller.planner import Planner, Room
 from gateway.controller.start_gate import StartGate, WithdrawnError
-from gateway.controller.verify import verify
+from gateway.controller.verify import alive, shown, verify
+from gateway.controller.watcher import Watcher
+from gateway.core.chat import abilities
 from gateway.core.facts.learn import excused, judged, learn, proved
 from gateway.core.reconcile import failures_in_a_row
 from gateway.domain import Asked, Attempt, Cap, EngineRef, Failure, Offer, Plan, Planned, RunningPlan, Sharing
@@ -33,6 +35,8 @@ log = structlog.get_logger("fitserve.loop")
 # reader of the log gets as many turns.
 _LAST_WORDS, _TURN_S = 10, 0.1
 _PORT_TRIES = 100
+# In which an engine that could not answer for apps has to answer the smallest request.
+_ALIVE_S = 30.0
 # Between two looks at whether a pull or a download still moves.
 _STALL_POLL_S = 5.0
 
@@ -366,7 +370,8 @@ class Effects:
         replica.block(str(error))
         log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
 
-    async def verify(self, replica: ReplicaState, attempt: Attempt) -> None:
+    async def verify(self, replica: ReplicaState, attempt: Attempt, forgiven_at: float) -> None:
+        """forgiven_at: what was shown before no longer counts."""
         watcher = replica.watcher
         if watcher is None:
             return
@@ -377,6 +382,9 @@ class Effects:
 
         failure = await verify(watcher.client, watcher.url, attempt.model, attempt.plan, patience_s, report)
         if failure is None:
+            report("verifying: tool calls, thoughts and answers by a schema")
+            failure = await self._shown(replica, attempt, watcher, forgiven_at)
+        if failure is None:
             watcher.note(verified=True, phase="serving")
         else:
             if failure.kind == "verification_failed":
@@ -386,6 +394,25 @@ class Effects:
                     await asyncio.sleep(_TURN_S)
                     turn += 1
             watcher.fail(failure)
+
+    async def _shown(self, replica: ReplicaState, attempt: Attempt, watcher: Watcher, forgiven_at: float) -> Failure | None:
+        """What the engine does for apps, with the attempt. A failure where the engine ended of the question: then it is not asked again."""
+        known = abilities.earlier(attempt, replica.history, forgiven_at)
+        if known is None:
+            asked = attempt.evolve(abilities=abilities.unasked(attempt.plan))
+            await asyncio.to_thread(self._store.save_attempt, asked)
+            self._note(replica, asked)
+            engine = (watcher.client, watcher.url, attempt.model, attempt.plan)
+            known = await shown(*engine)
+            if any(one.state == "unknown" for _, one in known) and not await alive(*engine, _ALIVE_S):
+                return abilities.ended()
+        self._note(replica, attempt.evolve(abilities=known))
+        return None
+
+    def _note(self, replica: ReplicaState, attempt: Attempt) -> None:
+        """The same attempt, with more that is known of it, if it is still the replica's."""
+        if replica.attempt is not None and replica.attempt.id == attempt.id:
+            replica.attempt = attempt
 
     async def publish(self, replica: ReplicaState, attempt: Attempt) -> None:
         now = time.time()
@@ -404,6 +431,8 @@ class Effects:
         if not disturbed and failure.proves != "nothing" and attempt.state == "starting":
             disturbed, _ = await self._gate.since(attempt)
         failure = excused(attempt, failure, disturbed)
+        if abilities.ended_by_asking(attempt):
+            failure = failure.evolve(proves="nothing")  # its plan serves whoever does not ask for that
         failure = judged(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from gateway.controller.endpoint_watcher import EndpointWatcher
 from gateway.controller.watcher import Watcher
+from gateway.core.chat.parsers import NONE
 from gateway.core.reconcile import Rest
 from gateway.core.starts import Stage
-from gateway.domain import Asked, Attempt, EngineAnswer, Instance, Observation, Offer, Plan, Question, Rival, Wish
+from gateway.domain import Abilities, Asked, Attempt, EngineAnswer, Instance, Observation, Offer, Plan, Question, Rival, Wish
 from gateway.routing import table as routing
 from gateway.supervision import Setback
 
@@ -161,6 +162,14 @@ class ManagedModel:
         return [one.attempt for one in self.replicas if one.attempt is not None and one.attempt.state == "ready"]
 
     @property
+    def abilities(self) -> Abilities | None:
+        """What its engine showed that it does for apps, now or the last time; None: none was asked."""
+        tried = sorted(
+            (one for replica in self.replicas for one in replica.attempts), key=lambda one: (one.state == "ready", one.id)
+        )
+        return next((one.abilities for one in reversed(tried) if one.ready_at is not None and one.abilities), None)
+
+    @property
     def problems(self) -> Iterator[str]:
         """Errors that nobody expected, which its work meets now; the work goes on after a while."""
         if self.setback.problem is not None:
@@ -228,7 +237,9 @@ def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.Model
         if replica.attempt is not None and instance.url and instance.name not in frozen
     ]
     replicas += [endpoint.replica for endpoint in model.endpoints if endpoint.replica is not None]
-    tasks = [replica.attempt.plan.model.task for replica in model.replicas if replica.attempt is not None]
+    attempts = sorted((one.attempt for one in model.replicas if one.attempt is not None), key=lambda one: one.state != "ready")
+    plan = attempts[0].plan if attempts else None
+    shown = model.abilities
     state, detail = status(model)
     return routing.ModelRoute(
         name=model.wish.name,
@@ -237,6 +248,12 @@ def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.Model
         created=int(model.created_at),
         replicas=() if model.deleting else tuple(replicas),
         frozen=tuple(sorted(frozen)),
-        task=tasks[0] if tasks else None,
+        task=plan.model.task if plan else None,
         wait_s=model.wish.policy.wait_s if state in _HOPEFUL else 0.0,
+        card=routing.ModelCard(
+            max_model_len=plan.max_model_len.value if plan else None,
+            inputs=plan.model.inputs if plan else (),
+            **{name: ability.state for name, ability in shown or Abilities()},
+        ),
+        toolless=plan.tool_parser.reason if plan and shown and plan.tool_parser.value == NONE else "",
     )

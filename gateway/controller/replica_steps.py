@@ -127,7 +127,7 @@ class ReplicaSteps:
                 self._start(replica, name, effects.launch(model, replica, attempt, room))
             case reconcile.Verify(attempt):
                 replica.shown = Rest("verifying", "proving that it generates")
-                self._start(replica, name, effects.verify(replica, attempt))
+                self._start(replica, name, effects.verify(replica, attempt, model.forgiven_at))
             case reconcile.Publish(attempt):
                 await self._performed(name, effects.publish(replica, attempt))
                 replica.shown = Rest("ready")

@@ -1,5 +1,5 @@
 """Proof that an engine generates: a short answer, a full prefill batch, as many requests at once as were planned; and a look at
-what came out.
+what came out. Then `shown` asks what only apps count on, which is told and is no reason not to serve.
 
 An engine that says it is healthy may still crash at its first long prompt, at its first large batch, or answer with one token
 for ever, so nothing is routed before this has passed.
@@ -7,6 +7,7 @@ for ever, so nothing is routed before this has passed.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.controller.engine_client import LARGE_BYTES, EngineAnswer, EngineClient, NoAnswerError
-from gateway.domain import Failure, Plan
+from gateway.core.chat import abilities
+from gateway.core.chat.abilities import Said
+from gateway.domain import Abilities, Ability, Failure, Plan
 
 T = TypeVar("T")
 
@@ -28,6 +31,8 @@ BURST_TOKENS = 4
 CACHE_USAGE = re.compile(rb"^(?:vllm:kv_cache_usage_perc|sglang:token_usage).*$", re.MULTILINE)
 OWN_METRICS = re.compile(rb"^(?:vllm|sglang):.*$", re.MULTILINE)
 _METRICS_S = 5.0
+# What apps count on is asked about at once, and no start waits longer for it.
+_ABILITIES_S = 60.0
 
 
 class _Logprobs(msgspec.Struct):
@@ -44,6 +49,33 @@ class Completion(msgspec.Struct):
     """What is read of an answer of /v1/completions."""
 
     choices: list[_Choice]
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+
+
+class _Message(msgspec.Struct):
+    """`reasoning`: as vLLM calls it since 0.16 (entrypoints/openai/chat_completion/protocol.py); `reasoning_content`: before, and SGLang."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _ChatChoice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Chat(msgspec.Struct):
+    choices: list[_ChatChoice]
 
 
 class _Embedding(msgspec.Struct):
@@ -88,6 +120,30 @@ async def verify(
     except _Refuted as refuted:
         return refuted.failure
     return None
+
+
+async def shown(client: EngineClient, url: str, name: str, plan: Plan) -> Abilities:
+    """What the engine does for apps."""
+    asked = abilities.questions(plan)
+    found = await asyncio.gather(*(_able(client, url, {**body, "model": name}, ability) for ability, body in asked.items()))
+    told: Abilities = abilities.unasked(plan).evolve(**dict(zip(asked, found, strict=True)))
+    return told
+
+
+async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: str) -> Ability:
+    try:
+        answer = await client.post(f"{url}/v1/chat/completions", body, _ABILITIES_S)
+        if answer.status != 200:
+            return Ability(state="not proven", evidence=f"the engine answered {answer.status}: {answer.words}")
+        choices = (await answer.read(_Chat)).choices
+    except NoAnswerError as error:
+        return Ability(evidence=f"the engine {error}")
+    if not choices:
+        return Ability(state="not proven", evidence="its answer has no choices")
+    said = choices[0].message
+    calls = tuple((call.function.name or "", call.function.arguments or "") for call in said.tool_calls or ())
+    thoughts = said.reasoning or said.reasoning_content or ""
+    return abilities.judged(ability, Said(said.content or "", thoughts, calls, choices[0].finish_reason != "length"))
 
 
 async def alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float) -> bool:

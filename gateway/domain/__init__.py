@@ -40,6 +40,8 @@ from gateway.domain.plan import (
     StrChoice,
 )
 from gateway.domain.running import (
+    Abilities,
+    Ability,
     Attempt,
     AttemptState,
     Bench,
@@ -58,6 +60,8 @@ from gateway.domain.wish import NAME_PATTERN, Policy, Wish
 __all__ = [
     "MOST_BYTES",
     "NAME_PATTERN",
+    "Abilities",
+    "Ability",
     "Advisory",
     "Asked",
     "AskedAttention",

@@ -77,6 +77,8 @@ class ModelRef(Value):
     revision: str | None = None
     task: Task
     vocab: int
+    chat: bool | None = Field(None, description="whether it has a chat template; None: not known")
+    inputs: tuple[str, ...] = Field((), description="what it takes: text, image, video, audio; empty: not known")
 
 
 class Refusal(Value):

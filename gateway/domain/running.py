@@ -72,6 +72,26 @@ class EngineProcess(Value):
     command: str = Field("", description="its command line, the beginning")
 
 
+class Ability(Value):
+    """Whether a model does something that apps count on, as its engine showed it here."""
+
+    state: Literal["proven", "not proven", "unknown"] = "unknown"
+    evidence: str = Field("", description="what was seen, or why nothing was")
+
+
+class Abilities(Value):
+    """What a model does for apps beside plain answers."""
+
+    tools: Ability = Field(Ability(), description="it calls a tool where it sees fit (`tool_choice` auto)")
+    required_tools: Ability = Field(Ability(), description="it calls a tool where it has to (`tool_choice` required)")
+    reasoning: Ability = Field(Ability(), description="what it thinks comes apart from what it answers")
+    json_schema: Ability = Field(Ability(), description="its answer fits a JSON schema (`response_format`)")
+
+    @classmethod
+    def all(cls, one: Ability) -> Abilities:
+        return cls(tools=one, required_tools=one, reasoning=one, json_schema=one)
+
+
 AttemptState = Literal["starting", "ready", "failed", "stopped"]
 
 
@@ -89,6 +109,7 @@ class Attempt(Value):
     ready_at: float | None = None
     ended_at: float | None = None
     failure: Failure | None = None
+    abilities: Abilities | None = Field(None, description="None: the engine was not asked")
 
     @property
     def grade(self) -> Grade:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -40,12 +41,25 @@ class RoutedReplica:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What GET /v1/models says of a model beside its name and state. `tools` to `json_schema`: "proven", "not proven" or "unknown", as
+    `gateway.domain.running.Abilities`. `inputs`: what a message may hold; empty: not known."""
+
+    max_model_len: int | None = None
+    inputs: tuple[str, ...] = ()
+    tools: str = "unknown"
+    required_tools: str = "unknown"
+    reasoning: str = "unknown"
+    json_schema: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRoute:
     """A model that clients may ask for. The model is routed while it has replicas; without replicas, `state` and `detail` say why.
 
     `task` is "generate" or "embed"; None when nobody knows, as for an engine that we did not start. `wait_s`: how long a request may
     wait for the first replica; 0 where that is not wanted, or where none can be expected. `frozen`: ids of replicas that run, and gave no
-    sign of life for seconds: their clients wait no longer for them.
+    sign of life for seconds: their clients wait no longer for them. `toolless`: why requests with tools are refused; "" where they are not.
     """
 
     name: str
@@ -57,6 +71,8 @@ class ModelRoute:
     retry_after_s: int = 10
     wait_s: float = 0.0
     frozen: tuple[str, ...] = ()
+    card: ModelCard = ModelCard()
+    toolless: str = ""
 
     def not_ready(self) -> NotReady:
         reason = f"{self.state}: {self.detail}" if self.detail else self.state
@@ -114,15 +130,35 @@ class RouteTable:
 
 
 def models_answer(table: RouteTable, name: str, key: Key) -> dict[str, Any]:
-    """The answer to GET /v1/models: all routed models that the holder of `key` may ask, or the model of that name. Raises ModelNotFound,
-    NotReady."""
-    if not name:
-        return {"object": "list", "data": [_model(route) for route in table.routed(key)]}
-    route = table.find(name, key)
-    if not route.replicas:
-        raise route.not_ready()
-    return _model(route)
+    """The answer to GET /v1/models: all models that the holder of `key` may ask, in whatever state, or the model of that name. OpenAI's and
+    Anthropic's fields side by side: both their SDKs read it. Raises ModelNotFound."""
+    if name:
+        return _model(table.find(name, key))
+    data = [_model(route) for route in table.models.values() if key.sees(route.name)]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": data, "has_more": False, **ends}
 
 
 def _model(route: ModelRoute) -> dict[str, Any]:
-    return {"id": route.name, "object": "model", "created": route.created, "owned_by": "fitserve"}
+    card = route.card
+    return {
+        "id": route.name,
+        "object": "model",
+        "created": route.created,
+        "owned_by": "fitserve",
+        "type": "model",
+        "display_name": route.name,
+        "created_at": datetime.fromtimestamp(route.created, UTC).isoformat(),
+        "state": route.state,
+        "task": route.task,
+        "max_model_len": card.max_model_len,
+        "modalities": {"input": card.inputs, "output": _GIVES.get(route.task or "", ())},
+        "tools": card.tools,
+        "required_tools": card.required_tools,
+        "reasoning": card.reasoning,
+        "json_schema": card.json_schema,
+    }
+
+
+# What a model of a task answers with.
+_GIVES = {"generate": ("text",), "embed": ("embedding",), "rerank": ("score",)}

@@ -23,7 +23,7 @@ from typing import Any
 
 from gateway.errors import StoreError
 
-VERSION = 6
+VERSION = 7
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE models (
@@ -53,9 +53,11 @@ CREATE TABLE benches (
 ) STRICT;
 CREATE INDEX benches_of ON benches (model, id)
 """
+# What the engine showed that it does for apps.
+_ABILITIES = "ALTER TABLE attempts ADD COLUMN abilities TEXT"
 _SEALED = {
     "models": "name, wish, created_at, deleting, forgiven_at",
-    "attempts": "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure",
+    "attempts": "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities",
     "facts": "id, fact, attempt, learned_at",
     "keys": "name, digest, may, created_at",
     "benches": "id, model, at, bench",
@@ -83,6 +85,7 @@ _UPGRADES = {
     3: _SEALS,
     4: _BENCHES,
     5: _COMMITS,
+    6: _ABILITIES,
 }
 # Free bytes without which the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
@@ -176,7 +179,7 @@ class Database:
         self.connection.create_function("seal_of", -1, _seal_of, deterministic=True)
         if version == 0:
             with self._transaction() as db:
-                self._all(_SCHEMA + _KEYS + _SEALS + ";" + _BENCHES)
+                self._all(_SCHEMA + _KEYS + ";".join((_SEALS, _BENCHES, _ABILITIES)))
                 db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
                 db.execute(f"PRAGMA user_version={VERSION}")
         for older in range(version or VERSION, VERSION):

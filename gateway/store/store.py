@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gateway.domain import Attempt, Bench, Fact, Failure, Plan, Wish
+from gateway.domain import Abilities, Attempt, Bench, Fact, Failure, Plan, Wish
 from gateway.domain.key import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store.database import Database
@@ -156,12 +156,13 @@ class Store:
             db.execute("UPDATE attempts SET plan=?, fingerprint=? WHERE id=?", changed)
 
     def save_attempt(self, attempt: Attempt, *facts: Fact) -> None:
-        """Write state, times and failure, and the facts that the failure taught, in one transaction."""
+        """Write state, times, failure and abilities, and the facts that the failure taught, in one transaction."""
         failure = attempt.failure.model_dump_json() if attempt.failure else None
+        abilities = attempt.abilities.model_dump_json() if attempt.abilities else None
         with self._database.change() as db:
             db.execute(
-                "UPDATE attempts SET state=?, ready_at=?, ended_at=?, failure=? WHERE id=?",
-                (attempt.state, attempt.ready_at, attempt.ended_at, failure, attempt.id),
+                "UPDATE attempts SET state=?, ready_at=?, ended_at=?, failure=?, abilities=? WHERE id=?",
+                (attempt.state, attempt.ready_at, attempt.ended_at, failure, abilities, attempt.id),
             )
             for fact in facts:
                 values = (fact.model_dump_json(), fact.attempt, fact.at or 0.0)
@@ -171,7 +172,7 @@ class Store:
         """Attempts of one model, or of all, oldest first."""
         where, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
         rows = self._database.rows(
-            f"SELECT id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure FROM attempts {where} ORDER BY id",  # noqa: S608
+            f"SELECT id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities FROM attempts {where} ORDER BY id",  # noqa: S608
             values,
         )
         return [
@@ -187,6 +188,7 @@ class Store:
                 ready_at=row[8],
                 ended_at=row[9],
                 failure=Failure.model_validate_json(row[10]) if row[10] else None,
+                abilities=Abilities.model_validate_json(row[11]) if row[11] else None,
             )
             for row in rows
         ]

@@ -94,16 +94,18 @@ class MemoryEngine:
         if script.exit_code is None or script.exit_after_s:
             await asyncio.sleep(script.start_delay_s)
             if script.serve:
-                async with FakeEngine(script, self.say, port=self.spec.port):
-                    await self._until_exit()
+                async with FakeEngine(script, self.say, port=self.spec.port) as engine:
+                    await self._until_exit(engine)
             else:
-                await self._until_exit()
+                await self._until_exit(None)
         if script.last_words:
             self.say(script.last_words)
         self._exit(script.exit_code or 0)
 
-    async def _until_exit(self) -> None:
-        if self.script.exit_code is None:
+    async def _until_exit(self, engine: FakeEngine | None) -> None:
+        if engine is not None and self.script.crash_tools:
+            await engine.exit.wait()
+        elif self.script.exit_code is None:
             await asyncio.Event().wait()
         await asyncio.sleep(self.script.exit_after_s)
 

@@ -61,6 +61,10 @@ class EngineScript:
     """Printed at such a crash."""
     prefill_tokens_per_second: float = 0
     """How fast prompts are read, one after the other; 0: at once."""
+    does: frozenset[str] = frozenset()
+    """What it does for apps, of tools, required_tools, reasoning and json_schema; the rest it answers with words."""
+    crash_tools: bool = False
+    """A request with tools breaks every connection, and it exits by itself after that."""
     max_model_len: int = 4096
     embed_dim: int = 8
     hold: Path | None = None
@@ -96,6 +100,7 @@ class FakeEngine:
         self._reading = asyncio.Lock()
         self.connections: set[Connection] = set()
         self.dead = False
+        self.exit = asyncio.Event()
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> FakeEngine:
@@ -162,6 +167,13 @@ class FakeEngine:
 
     async def _chat(self, asked: dict[str, Any]) -> Answer:
         messages = asked["messages"]
+        if self.script.crash_tools and asked.get("tools"):
+            self.abort()
+            self.exit.set()
+        message = shown(self.script.does, asked)
+        if message is not None:
+            choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
+            return {"id": "c", "object": "chat.completion", "created": 1, "model": self.script.model, "choices": [choice]}
         length = sum(count_tokens(str(message.get("content", ""))) for message in messages)
         return await self._generate(Reply(self.script, asked, [length], chat=True))
 
@@ -202,6 +214,25 @@ class FakeEngine:
         ranked = sorted(enumerate(scores), key=lambda pair: -pair[1])
         results = [{"index": index, "relevance_score": score} for index, score in ranked]
         return {"id": "rerank", "model": self.script.model, "results": results}
+
+
+def shown(does: frozenset[str], asked: dict[str, Any]) -> dict[str, Any] | None:
+    """The message of an engine that does for apps what is asked; None: it answers with words."""
+    named = "required_tools" if asked.get("tool_choice") == "required" else "tools"
+    if asked.get("tools") and named in does:
+        function = asked["tools"][0]["function"]
+        call = {"name": function["name"], "arguments": json.dumps(fitting(function["parameters"]))}
+        return {"content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": call}]}
+    if asked.get("response_format") and "json_schema" in does:
+        return {"content": json.dumps(fitting(asked["response_format"]["json_schema"]["schema"]))}
+    if asked.get("chat_template_kwargs") and "reasoning" in does:
+        return {"content": "9.8 is larger.", "reasoning": "They ask for the larger one."}
+    return None
+
+
+def fitting(schema: dict[str, Any]) -> dict[str, Any]:
+    """An object that fits a schema of lists of words, and of booleans."""
+    return {name: one.get("enum", [True])[0] for name, one in schema["properties"].items()}
 
 
 def count_tokens(prompt: str | list[int]) -> int:

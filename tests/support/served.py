@@ -78,7 +78,7 @@ def served(
                 response = client.post("/admin/models", json={"name": name, "endpoints": endpoints})
                 assert response.status_code < 300, response.text
             for name in models:
-                _until(gateway, lambda name=name: client.get(f"/v1/models/{name}").status_code == 200)  # type: ignore[misc]
+                _until(gateway, lambda name=name: client.get(f"/v1/models/{name}").json().get("state") == "ready")  # type: ignore[misc]
         yield gateway
     finally:
         process.send_signal(signal.SIGTERM)

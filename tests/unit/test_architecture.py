@@ -25,7 +25,7 @@ ARROWS = {
     "serve.admin": "calibration controller profiles core.planner access core.facts settings store",
     "serve.proxy": "routing access api",
     "tuning": "controller core.planner core.speed core.facts supervision settings store",
-    "controller": "catalog core.sharing core.planner hosts.agent hosts.docker hosts.process routing core.facts core supervision machine settings hosts store core.failures",
+    "controller": "catalog core.chat core.sharing core.planner hosts.agent hosts.docker hosts.process routing core.facts core supervision machine settings hosts store core.failures",
     "bench": "core.speed",
     "calibration": "inquiry profiles core.speed hosts.process core.facts",
     "catalog": "core.speculative core.model version",

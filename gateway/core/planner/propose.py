@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from gateway.core.chat.inputs import inputs
 from gateway.core.chat.parsers import NONE, REASONING, TOOLS
 from gateway.core.engines.candidate import Candidate
 from gateway.core.facts.peers import CUSTOM, P2P, P2P_OFF, failing
@@ -132,7 +133,10 @@ def _flags(candidate: Candidate, batch: Batch, sizes: Sizes | None, *, reduce: b
 
 def _model(candidate: Candidate) -> ModelRef:
     spec = candidate.given.spec
-    return ModelRef(source=spec.source, revision=spec.revision, task=spec.task, vocab=spec.vocab)
+    chat = spec.chat_template is not None
+    return ModelRef(
+        source=spec.source, revision=spec.revision, task=spec.task, vocab=spec.vocab, chat=chat, inputs=inputs(spec)
+    )
 
 
 def _drafter(candidate: Candidate) -> ModelRef | None:

@@ -14,7 +14,7 @@ from gateway.controller.engine_logs import log_path, read_log
 from gateway.controller.loop import Loop
 from gateway.controller.managed_model import ManagedModel, ReplicaState, status
 from gateway.core.planner.explain import changes
-from gateway.domain import Attempt, Decision, Failure, Hardware, Plan, Value, Wish
+from gateway.domain import Abilities, Attempt, Decision, Failure, Hardware, Plan, Value, Wish
 from gateway.domain.endpoint_url import endpoint_url
 from gateway.errors import BadRequest, NotFound
 from gateway.serve.admin import bench_routes
@@ -89,6 +89,9 @@ class ModelView(Value):
     wish: Wish
     replicas: tuple[ReplicaView, ...]
     plan: Plan | None = None
+    abilities: Abilities | None = Field(
+        None, description="what its engine showed that it does for apps, now or the last time; None: no engine was asked"
+    )
     rival: RivalView | None = Field(
         None, description="a plan that should be better than what runs, by what was measured of that"
     )
@@ -228,6 +231,7 @@ async def _view(request: Request, model: ManagedModel, *, full: bool) -> ModelVi
         wish=model.wish,
         replicas=tuple(_replica(replica) for replica in model.replicas),
         plan=_plan(model, live) if live and full else None,
+        abilities=model.abilities,
         rival=rival_view(model.wish.name, model.rival),
         attempts=tuple(_attempt(attempt) for attempt in attempts),
     )

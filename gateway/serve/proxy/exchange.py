@@ -176,6 +176,8 @@ class Exchange:
             self.endpoint, self._form, self.body, plane.routes, self.key
         )
         self.endpoint.check(route.name, route.task)
+        if route.toolless:
+            request_body.check_tools(self.endpoint, self.body, route)
         self.model, self.received = route.name, len(self.body)
         replica = plane.routes.pick(route, self.call)
         if self.key.limit is not None:

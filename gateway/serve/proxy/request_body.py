@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from gateway.access.auth import Key
 from gateway.api.endpoints import Endpoint
 from gateway.api.protocol import no_model, read_fields, read_request_fields, read_usual_fields, with_model
@@ -13,6 +15,8 @@ from gateway.serve.proxy.multipart_form import PREFIX_BYTES, FormReader
 
 Body = bytes | bytearray
 
+# Whose bodies may offer tools.
+_TAKES_TOOLS = frozenset({"chat", "responses", "messages"})
 # Reading a body twice costs less than what the first, short look spares the most of them.
 _SHORT_BYTES = 64 * 1024
 
@@ -50,6 +54,30 @@ def read_call(
         maker = routes.responses.maker_of(endpoint.id, key)
         call, content = Call(endpoint.name, routes.model_of(endpoint.id, maker), maker=maker), b""
     return call, table.find(call.model, key), content
+
+
+class _ToolFields(msgspec.Struct):
+    tools: msgspec.Raw = msgspec.Raw(b"")
+    tool_choice: msgspec.Raw = msgspec.Raw(b"")
+
+
+_TOOL_FIELDS = msgspec.json.Decoder(_ToolFields)
+
+
+def check_tools(endpoint: Endpoint, body: Body, route: ModelRoute) -> None:
+    """For a model that takes no tools. Raises BadRequest where the body offers some."""
+    if endpoint.name not in _TAKES_TOOLS:
+        return
+    asked = _TOOL_FIELDS.decode(body)
+    choice = bytes(asked.tool_choice)
+    if bytes(asked.tools).strip(b" \t\r\n[]") in (b"", b"null") or b'"none"' in choice:
+        return
+    raise BadRequest(
+        f"The model '{route.name}' cannot call tools here: {route.toolless.rstrip('.')}.",
+        hint='Leave out `tools`, or ask a model whose `tools` is not "not proven" in GET /v1/models; where you know the parser of '
+        f"its calls, add it with --flag tool-call-parser=NAME. `fitserve show {route.name}` tells more.",
+        param="tools",
+    )
 
 
 def _maker(names_itself: bool, previous: str | None, routes: Routes, key: Key) -> int | None:

@@ -166,6 +166,7 @@ def set_back(store: Store, version: int) -> None:
         for table in ("models", "attempts", "facts", "keys"):
             db.execute(f"ALTER TABLE {table} DROP COLUMN seal")
         db.execute("DROP TABLE benches")
+        db.execute("ALTER TABLE attempts DROP COLUMN abilities")
         if version < 3:
             db.execute("DROP TABLE keys")
         if version < 2:
@@ -209,9 +210,10 @@ def test_a_database_of_the_fifth_version_pins_each_model_to_the_commits_that_it_
         made = store.add_attempt(name, 0, plain.evolve(model=model, drafter=drafter if name == "a" else None), 1, 2.0)
         store.save_attempt(made.evolve(ready_at=ready))
     store.add_attempt("c", 0, plain, 1, 2.0)
-    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
-        db.execute("PRAGMA user_version=5")
     store.close()
+    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        db.execute("ALTER TABLE attempts DROP COLUMN abilities")
+        db.execute("PRAGMA user_version=5")
     again = Store(store.path)
     assert [one.commits for one, *_ in again.models()] == [
         {"org/name": served, "org/drafter": drafted},

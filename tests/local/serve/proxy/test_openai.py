@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
 
-from gateway.routing.table import ModelRoute, RouteTable
+from gateway.routing.table import ModelCard, ModelRoute, RouteTable
 from tests.support.dataplane import (
     ASK,
     CHAT,
@@ -206,7 +207,6 @@ async def test_requests_go_to_the_replica_with_the_least_in_flight(gateway: Gate
         ("POST", CHAT, b'{"model":"embedder"}', 400, "bad_request", "model"),
         ("POST", "/v1/embeddings", b'{"model":"writer"}', 400, "bad_request", "model"),
         ("GET", "/v1/models/nope", b"", 404, "model_not_found", "model"),
-        ("GET", "/v1/models/cold", b"", 503, "model_not_ready", "model"),
         ("POST", "/v1/responses", b"{}", 400, "bad_request", "model"),
         ("GET", "/v1/responses/resp_1", b"", 404, "not_found", None),
         ("POST", "/v1/load_lora_adapter", b"{}", 404, "not_found", None),
@@ -253,17 +253,38 @@ async def test_a_wrong_method_is_told_the_right_one(gateway: Gateway, method: st
         assert method == "HEAD" or response.json()["error"]["code"] == "method_not_allowed"
 
 
-async def test_models_lists_what_is_routed(gateway: Gateway) -> None:
-    cold = ModelRoute("cold", "starting", "", 1, (), None)
-    gateway.route(model(refused_url()), model(refused_url(), name="org/n-1.5"), cold)
+async def test_models_lists_what_is_wished_in_every_state(gateway: Gateway) -> None:
+    cold = ModelRoute("cold", "starting", "loading weights", 1700000000, (), None)
+    card = ModelCard(4096, ("text", "image"), "proven", "proven", "not proven", "unknown")
+    gateway.route(replace(model(refused_url(), task="generate"), card=card), model(refused_url(), name="org/n-1.5"), cold)
     async with http_client(gateway) as client:
         listed = (await client.get("/v1/models")).json()
-        assert listed == {
-            "object": "list",
-            "data": [
-                {"id": name, "object": "model", "created": 1700000000, "owned_by": "fitserve"} for name in ("m", "org/n-1.5")
-            ],
+        assert [one["id"] for one in listed["data"]] == ["m", "org/n-1.5", "cold"]
+        assert listed["data"][0] == {
+            "id": "m",
+            "object": "model",
+            "created": 1700000000,
+            "owned_by": "fitserve",
+            "type": "model",
+            "display_name": "m",
+            "created_at": "2023-11-14T22:13:20+00:00",
+            "state": "ready",
+            "task": "generate",
+            "max_model_len": 4096,
+            "modalities": {"input": ["text", "image"], "output": ["text"]},
+            "tools": "proven",
+            "required_tools": "proven",
+            "reasoning": "not proven",
+            "json_schema": "unknown",
         }
+        unknown = listed["data"][2]
+        assert (unknown["state"], unknown["max_model_len"], unknown["modalities"]["input"], unknown["tools"]) == (
+            "starting",
+            None,
+            [],
+            "unknown",
+        )
+        assert (await client.get("/v1/models/cold")).json() == unknown
         for path in "org/n-1.5", "org%2Fn-1.5":
             assert (await client.get(f"/v1/models/{path}")).json() == listed["data"][1]
         gateway.routes.table = RouteTable({})
