@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
 import shlex
@@ -14,6 +15,9 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from gateway.core import variables
 from gateway.errors import BadFlag, SettingsError
+
+# Variables that are no setting: where the settings are, and the command line's way to a gateway.
+_OTHERS = {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
 
 
 class Settings(BaseSettings):
@@ -168,9 +172,13 @@ class Settings(BaseSettings):
 
 def load_settings(**overrides: object) -> Settings:
     """Read and check the settings. Raises SettingsError naming the variable and what it may be."""
-    unknown = _unknown_variables()
-    if unknown:
-        raise SettingsError(f"There is no setting {unknown}.", hint="`fitserve serve --help` lists the settings.")
+    known = {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} | _OTHERS
+    for name in sorted(name for name in os.environ if name.startswith("FITSERVE_") and name not in known):
+        meant = difflib.get_close_matches(name, known, 1)
+        raise SettingsError(
+            f"There is no setting {name}.",
+            hint=(f"{meant[0]} may be meant; " if meant else "") + "`fitserve serve --help` lists the settings.",
+        )
     try:
         settings = Settings(**{k: v for k, v in overrides.items() if v is not None})  # type: ignore[arg-type]
     except ValidationError as error:
@@ -193,7 +201,10 @@ def load_settings(**overrides: object) -> Settings:
     return settings
 
 
-def _unknown_variables() -> str | None:
-    known = {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} | {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
-    unknown = sorted(name for name in os.environ if name.startswith("FITSERVE_") and name not in known)
-    return unknown[0] if unknown else None
+def listed() -> list[tuple[str, str]]:
+    """Every variable, and what it is for with its default."""
+    found = []
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default in (None, "", {}) else f" [{field.default}]"
+        found.append((f"FITSERVE_{name.upper()}", f"{field.description}{default}"))
+    return found

@@ -48,12 +48,20 @@ def stream(path: str, query: dict[str, Any]) -> Iterator[bytes]:
 
 
 def address() -> tuple[str, str | None]:
-    """Where the gateway is, and the key."""
-    url = os.environ.get("FITSERVE_URL") or f"http://127.0.0.1:{os.environ.get('FITSERVE_PORT', '8080')}"
+    """Where the gateway is, and the key. Without FITSERVE_URL it is where the settings of this shell would have it listen. Raises SettingsError."""
+    url = os.environ.get("FITSERVE_URL") or _here()
     key = os.environ.get("FITSERVE_KEY") or os.environ.get("FITSERVE_ADMIN_KEY")
     if not url.startswith(("http://", "https://")):
         raise BadRequest(f"FITSERVE_URL is {url!r}, which is not a URL.", hint="Give one like http://127.0.0.1:8080.")
     return url, key
+
+
+def _here() -> str:
+    from gateway.settings import load_settings
+
+    settings = load_settings()
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "localhost") else settings.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
 def _client() -> httpx.Client:

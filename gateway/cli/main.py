@@ -21,7 +21,7 @@ from gateway.cli.key_commands import app as keys_app
 from gateway.cli.options import Json, absolute, wishing
 from gateway.cli.plan_commands import matrix, plan
 from gateway.cli.present import show_decision, show_model, status_text, table
-from gateway.cli.terminal import pour, say
+from gateway.cli.terminal import pour, say, told
 from gateway.domain.visible import visible_line
 from gateway.errors import FitserveError
 from gateway.version import __version__
@@ -40,7 +40,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except FitserveError as error:
-        say(f"fitserve: {error}", err=True)
+        told(f"fitserve: {error}")
         sys.exit(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -58,13 +58,23 @@ def root(version: Annotated[bool, typer.Option("--version", callback=_version, i
     """Serve language models on the GPUs you have: fitserve plans, launches, verifies, recovers and routes."""
 
 
-@app.command()
+class _WithSettings(typer.core.TyperCommand):
+    """Its help ends with the settings."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the base class names it
+        from gateway.settings import listed
+
+        with formatter.section("Settings, as variables or without FITSERVE_ in the YAML file that FITSERVE_CONFIG names"):
+            formatter.write_dl(listed())
+
+
+@app.command(cls=_WithSettings)
 def serve(
     workers: Annotated[
         int | None, typer.Option(min=1, max=64, help="Processes that answer inference; FITSERVE_WORKERS.")
     ] = None,
 ) -> None:
-    """Run the gateway. Settings are FITSERVE_* environment variables; docs/settings.md lists them."""
+    """Run the gateway."""
     if workers is not None:
         os.environ["FITSERVE_WORKERS"] = str(workers)
     # Anew, for the command line's memory would stay as long as the gateway.

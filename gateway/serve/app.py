@@ -235,6 +235,12 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
 
+    @app.get("/version", include_in_schema=False)
+    async def version() -> JSONResponse:
+        """As engines tell theirs, in the same shape."""
+        return JSONResponse({"version": __version__})
+
+    @app.get("/health", include_in_schema=False)
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> JSONResponse:
         """Inference is answered, and the loop lives. No I/O, so that it stays true while a disk or Docker hangs."""

@@ -64,7 +64,7 @@ async def test_s11_without_a_key_only_health_answers_and_tells_nothing(tmp_path:
         for method, path in routes():
             answer = await one.client.request(method, path)
             answers[path] = answer
-            assert (answer.status_code == 401) == (path not in ("/healthz", "/readyz")), (method, path)
+            assert (answer.status_code == 401) == (path not in ("/health", "/healthz", "/readyz")), (method, path)
             assert "server" not in answer.headers
             assert not re.search(r"\d+\.\d+\.\d+|uvicorn|fastapi|starlette", answer.text + str(answer.headers), re.IGNORECASE)
         assert answers["/healthz"].json() == {"status": "ok"}

@@ -16,7 +16,9 @@ from starlette.routing import BaseRoute, Match, Route
 from gateway.domain.key import Scope
 
 SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
+    ("GET", "/health"): "open",
     ("GET", "/healthz"): "open",
+    ("GET", "/version"): "read",
     ("GET", "/readyz"): "open",
     ("GET", "/metrics"): "read",
     ("GET", "/admin/docs"): "read",

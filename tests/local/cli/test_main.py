@@ -15,6 +15,7 @@ import pytest
 from gateway.demo.checkpoint import make_model
 from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.inquiry.gap_book import GapBook
+from gateway.settings import Settings
 from tests.conformance.layer_cases import QUANTS
 from tests.local.inquiry.test_gap_book import GAP
 from tests.support.makers import machine
@@ -226,6 +227,32 @@ def test_wrong_settings_stop_the_start_in_words(tmp_path: Path, environment: dic
     assert done.returncode == 2
     assert words in done.stderr
     assert "short" not in done.stderr.replace("fewer", "")
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"FITSERVE_PROT": "8080"}, "FITSERVE_PORT may be meant"),
+        ({"FITSERVE_PORT": "many"}, "FITSERVE_PORT is wrong"),
+        ({"FITSERVE_PORT": ""}, "No gateway answers at http://127.0.0.1:8080"),
+        ({"FITSERVE_CONFIG": "/does/not/exist"}, "not a file"),
+        ({"FITSERVE_HOST": "::1"}, "No gateway answers at http://[::1]:8080"),
+    ],
+)
+def test_commands_look_for_the_gateway_where_the_settings_put_it(environment: dict[str, str], words: str) -> None:
+    done = fitserve("ps", **environment)
+    assert done.returncode in (2, 3)
+    assert words in done.stderr
+
+
+def test_a_config_file_tells_commands_too_where_the_gateway_is(tmp_path: Path) -> None:
+    (tmp_path / "fitserve.yaml").write_text("port: 9\n")
+    assert "http://127.0.0.1:9 " in fitserve("ps", FITSERVE_CONFIG=str(tmp_path / "fitserve.yaml")).stderr
+
+
+def test_the_help_of_serve_lists_every_setting() -> None:
+    said = fitserve("serve", "--help").stdout.split()
+    assert {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} <= set(said)
 
 
 def test_a_port_in_use_is_told(tmp_path: Path) -> None:
