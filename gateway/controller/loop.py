@@ -25,7 +25,7 @@ from gateway.controller.replica_steps import ReplicaSteps
 from gateway.controller.start_gate import StartGate
 from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
-from gateway.domain import Attempt, Hardware, Instance, Offer, Plan, Planned, Rival, RunningPlan, Wish
+from gateway.domain import Attempt, Hardware, Instance, Offer, Plan, Planned, RunningPlan, Served, Wish
 from gateway.domain.plan import ALONE
 from gateway.errors import Conflict, HostError, NotFound, StoreError
 from gateway.machine.gpu_watch import GpuWatch
@@ -138,18 +138,17 @@ class Loop:
         """What `wish.commits` would be if the model were added now. Raises BadModel where the Hub cannot be asked."""
         return dict((await self.plan(wish.evolve(commits={}))).commits)
 
-    async def rival(self, model: ManagedModel, *, beside: bool = False) -> Rival | None:
-        """A plan that should be better than what serves now, once that was measured; `beside`: that can run while it serves. Raises BadModel
-        and its kin."""
+    async def compared(self, model: ManagedModel, *, beside: bool = False, seen: tuple[Served, ...] = ()) -> Planned | None:
+        """With a plan that should be better than what serves now, once something is known of that; `beside`: that can run while it serves.
+        seen: what its engines gave their clients, from which something may be learned. Raises BadModel and its kin."""
         serving = model.serving
         if not serving:
             return None
         facts, held = await asyncio.to_thread(self._store.fact_texts), {} if beside else self._fleet.held(model)
         claims = {uuid: size - held.get(uuid, 0) for uuid, size in self._fleet.claims(None).items()}
         wish = self._fleet.beside(model.wish)
-        running = RunningPlan(serving[0].plan, held)
-        planned = await self._planner.decide(wish, facts, claims, None, model.answers, model.pins, running)
-        return planned.rival
+        running = RunningPlan(serving[0].plan, held, seen)
+        return await self._planner.decide(wish, facts, claims, None, model.answers, model.pins, running)
 
     async def try_plan(self, model: ManagedModel, plan: Plan, *, beside: bool) -> None:
         """Start another plan for a model with one replica: beside what serves, or in its place. Raises HostError, StoreError."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gateway.domain.answer import Asked, AskedAttention, AskedCache, AskedKernel, EngineAnswer, Settled
 from gateway.domain.engine import Advisory, Engine, Flag, Install, Method, MethodRule
-from gateway.domain.facts import Fact, FactKind, Failure
+from gateway.domain.facts import Fact, FactKind, Failure, Served
 from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
 from gateway.domain.model import AttentionGroup, Experts, ModelSpec, Quant, Recurrent, Shard, TensorGroup
 from gateway.domain.plan import (
@@ -28,13 +28,11 @@ from gateway.domain.plan import (
     Offer,
     OpenQuestions,
     Plan,
-    Planned,
     Question,
     Refusal,
     Rejected,
     Rival,
     RuleGap,
-    RunningPlan,
     Sharing,
     Speed,
     StrChoice,
@@ -53,6 +51,8 @@ from gateway.domain.running import (
     LaunchSpec,
     Mount,
     Observation,
+    Planned,
+    RunningPlan,
 )
 from gateway.domain.value import MOST_BYTES, EngineRef, Grade, Scalar, Task, Value
 from gateway.domain.wish import NAME_PATTERN, Policy, Wish
@@ -123,6 +123,7 @@ __all__ = [
     "RuleGap",
     "RunningPlan",
     "Scalar",
+    "Served",
     "Settled",
     "Shard",
     "Sharing",

@@ -129,6 +129,10 @@ class Engine(Value):
     key_option: str | None = Field(
         None, description="the same, of an engine without one: a line of the YAML file that --config names"
     )
+    counters: dict[str, str] = Field(
+        {},
+        description="what core/speed/served.py counts -> the series of this engine's /metrics that says it; empty: not known",
+    )
     sources: dict[str, str] = Field({}, description="where each rule was read")
     guessed_from: str | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""What was learned, and why an attempt ended."""
+"""What was learned, why an attempt ended, and what an engine gave its clients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Fact(Value):
     beside_memory: of each device an engine that was ready took `value` bytes more beside its share than its plan had said.
     peers_fail: these `gpus` cannot reach each other `by` one of the links of core/facts/peers.py. speed_ratio: `value` thousandths
     of what was expected were measured of the `figure` of plans of this device, engine, kernel, attention backend and ranks, `samples`
-    times. speed_measured: `value` thousandths are the `figure` of the plan of this fingerprint. machine_speed: `what`
+    times; with a fingerprint in its scope by what clients were served by that plan, else by `fitserve bench`. speed_measured: `value` thousandths are the `figure` of the plan of this fingerprint. machine_speed: `what`
     these `gpus` do, in bytes/s, FLOP/s or nanoseconds (core/speed/measured.py).
     """
 
@@ -67,3 +67,21 @@ class Failure(Value):
         "plan", description="what it teaches about future plans"
     )
     disturbed: str = Field("", description="what a neighbour on the same GPU did meanwhile: then it teaches nothing")
+
+
+class Served(Value):
+    """What the counters of an engine say of a stretch of time in which it answered clients. Each is a sum over requests."""
+
+    requests: float = Field(gt=0, description="whose first token came")
+    prompt: float = Field(ge=0, description="tokens of their prompts")
+    cached: float = Field(ge=0, description="those among them that a cache had")
+    written: float = Field(gt=0, description="tokens of answers")
+    outputs: float = Field(gt=0, description="in how many steps each request got something: one token, or what was drafted")
+    steps: float = Field(gt=0, description="of the engine, in which somebody got something")
+    reading_s: float = Field(ge=0, description="from the end of its wait in the queue to its first token")
+    writing_s: float = Field(ge=0, description="from its first token on")
+
+    @property
+    def at_once(self) -> float:
+        """Requests that got something in one step, in the mean."""
+        return max(1.0, self.outputs / self.steps)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Generic, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -65,7 +64,9 @@ class Speed(Value):
     concurrency: int = Field(description="requests at once: as many as were asked for, and fit")
     first_token_2k_s: Estimate = Field(description="seconds to the first token of a prompt of 2,048 tokens")
     first_token_32k_s: Estimate | None = Field(None, description="of 32,768 tokens; None: the context is shorter")
-    grade: Literal["predicted", "measured"] = Field("predicted", description="measured: of this very plan, here")
+    grade: Literal["predicted", "served", "measured"] = Field(
+        "predicted", description="measured: of this very plan, here; served: corrected by what its clients were given, here"
+    )
     source: str = Field(description="where the figures of the machine come from, and what was measured")
     ratios: dict[str, float] = Field({}, description="by field what measurements have multiplied its expectation with")
 
@@ -300,13 +301,6 @@ class OpenQuestions(NamedTuple):
     questions: tuple[Question, ...]
 
 
-class RunningPlan(NamedTuple):
-    """A plan that runs, and the bytes per GPU UUID that all replicas of its model have: they would be free for another plan."""
-
-    plan: Plan
-    held: dict[str, int]
-
-
 class Sharing(NamedTuple):
     """How a model shares its machine. cap: what it keeps to. offers: what others could give, in the order in which it is asked of them.
     holders: the others."""
@@ -317,18 +311,3 @@ class Sharing(NamedTuple):
 
 
 ALONE = Sharing()
-
-
-class Planned(NamedTuple):
-    """What a gateway that runs keeps of a decision: the best plan, or the reason why there is none; and the whole `decision` as JSON,
-    which is only passed on: it may be megabytes. open: engines whose own answers could change it, by name. rival: of the plan that runs.
-    commits: as `Wish.commits`, of all repositories that were read.
-    takes: what others have to give before the plan can be started."""
-
-    plan: Plan | None
-    reason: str
-    decision: bytes
-    open: tuple[str, ...] = ()
-    rival: Rival | None = None
-    commits: Mapping[str, str] = {}
-    takes: tuple[Offer, ...] = ()

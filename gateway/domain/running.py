@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
-from gateway.domain.facts import Failure
-from gateway.domain.plan import Plan
+from gateway.domain.facts import Fact, Failure, Served
+from gateway.domain.plan import Offer, Plan, Rival
 from gateway.domain.value import EngineRef, Grade, Value
 
 # A figure that somebody else reports: a number that a clock can give.
@@ -182,3 +183,28 @@ class BenchKept(NamedTuple):
     bench: Bench
     last: Bench | None
     why: str
+
+
+class RunningPlan(NamedTuple):
+    """A plan that runs, and the bytes per GPU UUID that all replicas of its model have: they would be free for another plan. seen: what its
+    engines gave their clients."""
+
+    plan: Plan
+    held: dict[str, int]
+    seen: tuple[Served, ...] = ()
+
+
+class Planned(NamedTuple):
+    """What a gateway that runs keeps of a decision: the best plan, or the reason why there is none; and the whole `decision` as JSON,
+    which is only passed on: it may be megabytes. open: engines whose own answers could change it, by name. rival: of the plan that runs.
+    commits: as `Wish.commits`, of all repositories that were read.
+    takes: what others have to give before the plan can be started. learned: from what the plan that runs gave its clients."""
+
+    plan: Plan | None
+    reason: str
+    decision: bytes
+    open: tuple[str, ...] = ()
+    rival: Rival | None = None
+    commits: Mapping[str, str] = {}
+    takes: tuple[Offer, ...] = ()
+    learned: tuple[Fact, ...] = ()

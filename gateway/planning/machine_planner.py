@@ -17,7 +17,7 @@ from gateway.domain.plan import ALONE
 from gateway.errors import BadModel, HostError
 from gateway.inquiry.document import ModelFiles
 from gateway.planning.images import hear, named
-from gateway.planning.messages import ANSWERS, GAPS, OPEN, SHARING, TAKES, Frames, Request
+from gateway.planning.messages import ANSWERS, FACTS, GAPS, OPEN, SEEN, SHARING, TAKES, Frames, Request
 from gateway.planning.plan_process import PlanProcess
 
 if TYPE_CHECKING:
@@ -118,10 +118,16 @@ class MachinePlanner:
         """`asking`: the frames have what engines are told of the model. `others`: the decision has what engines would give that are not here."""
         if wish.source is None:
             raise BadModel(f"The model {wish.name} is an endpoint; there is nothing to plan.", hint="Give a `source` instead.")
-        fields = {"wish": wish.model_dump(mode="json"), "claims": dict(claims), "snapshot": hardware, "asking": asking}
+        fields: dict[str, object] = {
+            "wish": wish.model_dump(mode="json"),
+            "claims": dict(claims),
+            "snapshot": hardware,
+            "asking": asking,
+        }
         fields["others"], fields["sharing"] = others, SHARING.dump_python(sharing, mode="json")
         fields |= {"pins": dict(pins), "held": running.held if running else {}}
         fields["running"] = running.plan.model_dump(mode="json") if running else None
+        fields["seen"] = SEEN.dump_python(running.seen, mode="json") if running else []
         here = machine.model_dump_json(by_alias=True).encode() if machine else b""
         known = ANSWERS.dump_json(list(answers.items()))
         request = Request(json.dumps(fields).encode(), here, "\n".join(facts).encode(), known)
@@ -133,5 +139,6 @@ class MachinePlanner:
         rival = Rival.model_validate_json(frames.rival) if frames.rival else None
         takes = TAKES.validate_json(frames.takes) if frames.takes else ()
         asked = tuple(str(one.engine) for one in found)
-        planned = Planned(plan, answer.reason, frames.decision, asked, rival, answer.commits, takes)
+        learned = FACTS.validate_json(frames.learned)
+        planned = Planned(plan, answer.reason, frames.decision, asked, rival, answer.commits, takes, learned)
         return Forecast(planned, found, GAPS.validate_json(frames.gaps)), frames

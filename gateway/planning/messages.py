@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
-from gateway.domain import EngineAnswer, Offer, OpenQuestions, Question, RuleGap, Sharing
+from gateway.domain import EngineAnswer, Fact, Offer, OpenQuestions, Question, RuleGap, Served, Sharing
 from gateway.domain.units import GIB, MIB
 
 # Headers of 500,000 tensors, more than any model has, take less than half of it.
@@ -46,7 +46,7 @@ class Start(NamedTuple):
 class Request(NamedTuple):
     """JSON of the wish, of the claims, of the name of a snapshot, of whether engines will be asked (`asking`), of whether
     those that are not here are told of (`others`), of the digests of images, by name
-    (`pins`), of the plan that runs (`running`) and of what its model has of each GPU (`held`), of how it shares its GPUs (`sharing`, `SHARING`); of the machine, where no snapshot is named; of facts, one a line; of what engines answered (`ANSWERS`)."""
+    (`pins`), of the plan that runs (`running`), of what its model has of each GPU (`held`) and gave its clients (`seen`), of how it shares its GPUs (`sharing`, `SHARING`); of the machine, where no snapshot is named; of facts, one a line; of what engines answered (`ANSWERS`)."""
 
     wish: bytes
     machine: bytes
@@ -67,7 +67,8 @@ class Answer(NamedTuple):
 class Frames(NamedTuple):
     """The best plan and the whole decision; what engines can be asked (`OPEN`), and where they contradicted the rules (`GAPS`); and what they
     are told of the model, where that was wanted: config.json, and a safetensors file without its data where there is one; the rival of
-    the plan that runs; what others have to give for the best plan (`TAKES`)."""
+    the plan that runs; what others have to give for the best plan (`TAKES`); what is learned from what the plan that runs gave its clients
+    (`FACTS`)."""
 
     plan: bytes = b""
     decision: bytes = b""
@@ -77,6 +78,7 @@ class Frames(NamedTuple):
     headers: bytes = b""
     rival: bytes = b""
     takes: bytes = b""
+    learned: bytes = b"[]"
 
 
 ANSWERS = TypeAdapter(list[tuple[Question, EngineAnswer]])
@@ -84,6 +86,8 @@ OPEN = TypeAdapter(tuple[OpenQuestions, ...])
 GAPS = TypeAdapter(tuple[RuleGap, ...])
 TAKES = TypeAdapter(tuple[Offer, ...])
 SHARING = TypeAdapter(Sharing)
+FACTS = TypeAdapter(tuple[Fact, ...])
+SEEN = TypeAdapter(tuple[Served, ...])
 
 
 def packed(frames: Sequence[bytes]) -> bytes:

@@ -13,8 +13,9 @@ import os
 import queue
 import resource
 import threading
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,9 +31,10 @@ from gateway.core.planner.explain import held_by, why_no_plan
 from gateway.core.planner.parallel import freed
 from gateway.core.planner.sizes import wanted_context
 from gateway.core.sharing.offers import shared
+from gateway.core.speed import served
 from gateway.core.speed.correction import measured
 from gateway.core.speed.rival import rival
-from gateway.domain import Decision, Engine, Fact, Hardware, Plan, Rival, Wish
+from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rival, Served, Wish
 from gateway.domain.image_name import AllowedImages
 from gateway.domain.units import MIB, gib
 from gateway.errors import BadModel, FitserveError
@@ -40,6 +42,7 @@ from gateway.inquiry.document import ModelFiles
 from gateway.planning.messages import (
     ANSWERS,
     DECISION_BYTES,
+    FACTS,
     GAPS,
     HEADER_BYTES,
     LENGTH,
@@ -47,6 +50,7 @@ from gateway.planning.messages import (
     OPEN,
     PLAN_BYTES,
     PROCESSOR_S,
+    SEEN,
     SHARING,
     TAKES,
     Answer,
@@ -71,12 +75,13 @@ _OBJECTS = 100_000
 
 class Decided(NamedTuple):
     """The decision; what engines are told of the model, where they will be asked about it; the rival of the plan that runs; the commits of
-    the repositories that were read."""
+    the repositories that were read; what is learned from what the plan that runs gave its clients."""
 
     decision: Decision
     files: ModelFiles | None = None
     rival: Rival | None = None
     commits: Mapping[str, str] = {}
+    learned: tuple[Fact, ...] = ()
 
 
 class Planner:
@@ -117,6 +122,12 @@ class Planner:
         answers = dict(ANSWERS.validate_json(request.answers))
         everywhere = dict(self._start.engine_env)
 
+        running, seen = fields["running"] and Plan.model_validate(fields["running"]), SEEN.validate_python(fields["seen"])
+        taught = self._taught(running, spec, machine, seen, learned) if seen else ()
+        # What is known by now of what runs is known of the others too.
+        anew = {(fact.kind, tuple(sorted(fact.scope.items()))) for fact in taught}
+        learned = [fact for fact in learned if (fact.kind, tuple(sorted(fact.scope.items()))) not in anew] + [*taught]
+
         def decided(engines: list[Engine], given: Mapping[str, int] | None = None) -> Decision:
             """given: bytes by UUID that others give."""
             room = freed(machine, given or {})
@@ -131,19 +142,29 @@ class Planner:
         if tell:
             decision = startable.told(decision, engines, away, wish, decided)
         better = None
-        if fields["running"] is not None:
-            running = Plan.model_validate(fields["running"])
+        if running is not None:
             better = rival(measured(running, KnownFacts(learned).about_plan(running.fingerprint)), decision.plans, wish)
-        return Decided(decision, model_files(read.config, read.tensors) if fields["asking"] else None, better, hub.commits)
+        files = model_files(read.config, read.tensors) if fields["asking"] else None
+        return Decided(decision, files, better, hub.commits, taught)
+
+    def _taught(
+        self, running: Plan, spec: ModelSpec, machine: Hardware, seen: Sequence[Served], known: Sequence[Fact]
+    ) -> tuple[Fact, ...]:
+        """What the engines of a plan gave their clients, beside what is expected of it."""
+        profiles, engine = self._profiles, self._profiles.of(running.engine)
+        gpu_facts = [fact for fact in known if fact.kind == "machine_speed"]
+        clock = served.clock_of(running, spec, engine, machine, profiles.gpus, profiles.pace, gpu_facts)
+        return served.learned(running, seen, clock, known, time.time()) if clock is not None else ()
 
 
 def answered(planner: Planner, request: Request) -> list[bytes]:
     """The answer, and its frames."""
     try:
-        decision, files, better, commits = planner.decide(request)
+        decision, files, better, commits, taught = planner.decide(request)
         plan = decision.plans[0].model_dump_json(by_alias=True).encode() if decision.plans else b""
         whole = decision.model_dump_json(by_alias=True).encode()
         frames = Frames(plan, whole, OPEN.dump_json(open_questions(decision)), GAPS.dump_json(decision.gaps))
+        frames = frames._replace(learned=FACTS.dump_json(taught))
         if better is not None:
             frames = frames._replace(rival=better.model_dump_json(by_alias=True).encode())
         if decision.takes:

@@ -191,7 +191,7 @@ def create_app(
         app.state.settings, app.state.store, app.state.profiles, app.state.loop = settings, store, profiles, loop
         running = asyncio.create_task(loop.run())
         running.add_done_callback(gateway.loop_ended)
-        tuner = app.state.tuner = Tuner(loop, store, settings, partial(gauges.requests_ended, metrics, workers))
+        tuner = app.state.tuner = Tuner(loop, store, settings, partial(gauges.requests_ended, metrics, workers), profiles.of)
         if workers is not None:
             workers.start()
         try:

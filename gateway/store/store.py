@@ -249,14 +249,12 @@ class Store:
                 "DELETE FROM benches WHERE model=? AND id NOT IN (SELECT id FROM benches WHERE model=? ORDER BY id DESC LIMIT ?)",
                 (bench.model, bench.model, _KEEP_BENCHES),
             )
-            old = {_about(row[1]): row[0] for row in db.execute("SELECT id, fact FROM facts WHERE fact LIKE '%\"speed_%'")}
-            for fact in facts:
-                text = fact.model_dump_json()
-                db.execute("DELETE FROM facts WHERE id=?", (old.get(_about(text), 0),))
-                db.execute(
-                    "INSERT OR IGNORE INTO facts (fact, attempt, learned_at) VALUES (?, ?, ?)",
-                    (text, fact.attempt, fact.at or 0.0),
-                )
+            _learn_speeds(db, facts)
+
+    def learn_speeds(self, facts: Iterable[Fact]) -> None:
+        """Keep what was learned of speeds, in place of what was known of the same."""
+        with self._database.change() as db:
+            _learn_speeds(db, facts)
 
     def benches(self, model: str) -> list[Bench]:
         """Runs that are kept, oldest first."""
@@ -285,6 +283,15 @@ class Store:
 
     def close(self) -> None:
         self._database.close()
+
+
+def _learn_speeds(db: sqlite3.Connection, facts: Iterable[Fact]) -> None:
+    old = {_about(row[1]): row[0] for row in db.execute("SELECT id, fact FROM facts WHERE fact LIKE '%\"speed_%'")}
+    for fact in facts:
+        text = fact.model_dump_json()
+        db.execute("DELETE FROM facts WHERE id=?", (old.get(_about(text), 0),))
+        values = (text, fact.attempt, fact.at or 0.0)
+        db.execute("INSERT OR IGNORE INTO facts (fact, attempt, learned_at) VALUES (?, ?, ?)", values)
 
 
 def _about(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:

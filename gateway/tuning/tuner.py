@@ -24,12 +24,13 @@ from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.planner.explain import rival_words
 from gateway.core.speed.correction import learned, measured
 from gateway.core.speed.rival import rival
-from gateway.domain import Attempt, Bench, BenchKept, BenchReport, Plan
+from gateway.domain import Attempt, Bench, BenchKept, BenchReport, Engine, EngineRef, Plan, Rival
 from gateway.errors import Conflict, FitserveError
 from gateway.settings import Settings
 from gateway.store.store import Store
 from gateway.supervision import Supervised
 from gateway.tuning.engine_load import measure
+from gateway.tuning.traffic import Traffic
 
 log = structlog.get_logger("fitserve.tuning")
 
@@ -42,13 +43,21 @@ _MEASURED_S = 5.0
 
 
 class Tuner:
-    """asked: requests that ended, by model."""
+    """asked: requests that ended, by model. profile: what is known of an engine version."""
 
-    def __init__(self, loop: Loop, store: Store, settings: Settings, asked: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        store: Store,
+        settings: Settings,
+        asked: Callable[[], Mapping[str, float]],
+        profile: Callable[[EngineRef], Engine],
+    ) -> None:
         self._loop = loop
         self._store = store
         self._settings = settings
         self._asked = asked
+        self._traffic = Traffic(loop.models, loop.working, asked, profile)
         self._judged: dict[str, str] = {}
         """By model, the plan that serves, once it was compared with others."""
         self._heard: dict[str, tuple[float, float]] = {}
@@ -93,8 +102,11 @@ class Tuner:
             if serving and self._judged.get(name) != serving[0].fingerprint:
                 self._judged[name] = serving[0].fingerprint
                 await self._judge(model, serving[0])
+            if serving:
+                await self._learn(model)
             if self._settings.auto_tune and len(model.replicas) == 1 and not model.deleting:
                 await self._tune(model)
+        self._traffic.forget()
         self._judged = {name: plan for name, plan in self._judged.items() if name in self._loop.models}
         self._heard = {name: heard for name, heard in self._heard.items() if name in self._loop.models}
         return _LOOK_S
@@ -107,15 +119,37 @@ class Tuner:
     async def _judge(self, model: ManagedModel, serving: Attempt) -> None:
         """Say what was measured of what serves, and where another plan should be better."""
         name, known = model.wish.name, await self._known(serving.plan)
-        model.measured = known if _is_measured(known) else None
+        model.measured = known if known.speed is not None and known.speed.grade != "predicted" else None
         try:
-            found = await self._loop.rival(model) if model.measured is not None else None
+            found = await self._rival(model) if model.measured is not None else None
         except FitserveError as error:
             log.info("the plan could not be compared with others", model=name, reason=str(error))
             found = None
         if found is not None and (model.rival is None or model.rival.plan.fingerprint != found.plan.fingerprint):
             log.warning("another plan should be better", model=name, gain=found.gain, words=rival_words(found))
         model.rival = found
+
+    async def _rival(self, model: ManagedModel, *, beside: bool = False) -> Rival | None:
+        compared = await self._loop.compared(model, beside=beside)
+        return compared.rival if compared else None
+
+    async def _learn(self, model: ManagedModel) -> None:
+        """From what clients are served meanwhile."""
+        await self._traffic.read(model)
+        seen = self._traffic.due(model)
+        if not seen or not (serving := model.serving):
+            return
+        try:
+            compared = await self._loop.compared(model, seen=seen)
+            if compared is None or not compared.learned:
+                return
+            await asyncio.to_thread(self._store.learn_speeds, compared.learned)
+        except FitserveError as error:
+            log.info("nothing was learned from what clients are served", model=model.wish.name, reason=str(error))
+            return
+        parts = {fact.scope["figure"]: (fact.value or 0) / 1000 for fact in compared.learned}
+        log.info("learned from what clients are served", model=model.wish.name, stretches=len(seen), **parts)
+        await self._judge(model, serving[0])
 
     # --- trying other plans ---
 
@@ -149,8 +183,8 @@ class Tuner:
         if model.rival is None:
             return
         # Anew, for what failed or was measured meanwhile is known by now.
-        beside = await self._loop.rival(model, beside=True)
-        found = model.rival = beside or await self._loop.rival(model)
+        beside = await self._rival(model, beside=True)
+        found = model.rival = beside or await self._rival(model)
         if found is None or not self._may(name, f"try {found.plan.fingerprint}"):
             return
         log.warning("another plan is tried", model=name, beside=beside is not None, words=rival_words(found))

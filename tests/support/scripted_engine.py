@@ -65,6 +65,8 @@ class EngineScript:
     """What it does for apps, of tools, required_tools, reasoning and json_schema; the rest it answers with words."""
     crash_tools: bool = False
     """A request with tools breaks every connection, and it exits by itself after that."""
+    counts: tuple[tuple[str, float], ...] = ()
+    """(series, how much more of it each look at /metrics finds than the one before): as if it had answered clients meanwhile."""
     max_model_len: int = 4096
     embed_dim: int = 8
     hold: Path | None = None
@@ -97,6 +99,7 @@ class FakeEngine:
         self.port = port
         self.requests = 0
         self.cached = 0
+        self.looks = 0
         self._reading = asyncio.Lock()
         self.connections: set[Connection] = set()
         self.dead = False
@@ -138,7 +141,9 @@ class FakeEngine:
             return None
         self.log(f'INFO:     "{method} {path} HTTP/1.1"')
         if (method, path) == ("GET", "/metrics"):
-            return f"vllm:kv_cache_usage_perc {self.cached}\n"
+            self.looks += 1
+            lines = [f'{series}{{engine="0"}} {more * self.looks}\n' for series, more in self.script.counts]
+            return f"vllm:kv_cache_usage_perc {self.cached}\n{''.join(lines)}"
         if (method, path) == ("GET", "/v1/models"):
             model = {"id": self.script.model, "object": "model", "created": 0, "owned_by": "fake"}
             return {"object": "list", "data": [{**model, "max_model_len": self.script.max_model_len}]}

@@ -56,6 +56,15 @@ def asked(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
     return frozenset(traits) & (names | {WEIGHTS_BY_GROUPS} if modelopt else names)
 
 
+def loaded_as(spec: ModelSpec, quantization: str) -> ModelSpec:
+    """The model as an engine loads it that quantizes its weights so meanwhile; what is quantized already stays as it is."""
+    if quantization != "fp8" or spec.quant is not None:
+        return spec
+    quant = Quant(method="fp8", config={"quant_method": "fp8", "activation_scheme": "dynamic"})
+    changed: ModelSpec = spec.evolve(quant=quant, config={**spec.config, "quantization_config": quant.config})
+    return changed
+
+
 def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     """`traits` are those of the engine version. Raises BadModel for fields of config.json that are missing or cannot be."""
     config, quant = _frozen(spec.config, spec.source), spec.quant and _frozen(spec.quant.model_dump(), spec.source)

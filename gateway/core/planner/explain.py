@@ -107,7 +107,7 @@ def rival_words(rival: Rival) -> str:
         return ""
     extra = f" ({changes(plan)})" if changes(plan) else ""
     return (
-        f"It gives {ours.stream.value:,g} tokens/s alone and {ours.total.value:,g} of {ours.concurrency} at once (measured). {plan.engine} "
+        f"It gives {ours.stream.value:,g} tokens/s alone and {ours.total.value:,g} of {ours.concurrency} at once ({ours.grade}). {plan.engine} "
         f"with {_layout(plan)}{extra} should give {other.stream.value:,g} and {other.total.value:,g} of {other.concurrency} "
         f"({other.grade}): {rival.gain:.2f} times as good for what the model is for."
     )

@@ -11,7 +11,7 @@ from gateway.core.engines.evidence import Evidence
 from gateway.core.engines.planning_input import PlanningInput
 from gateway.core.engines.refusal import Refused
 from gateway.core.engines.variant import Variant, plain
-from gateway.core.layers.build import asked, build
+from gateway.core.layers.build import asked, build, loaded_as
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.model.experts import expert_traits
 from gateway.core.model.rank import Rank
@@ -50,7 +50,6 @@ from gateway.domain import (
     LayerAttention,
     LayerKernel,
     Plan,
-    Quant,
     Rejected,
     RuleGap,
     Scalar,
@@ -75,11 +74,7 @@ class Shared:
         """What engines of these traits build of the model, its weights quantized while they load. Raises BadModel."""
         key = traits, quantization
         if key not in self._built:
-            spec = self.given.spec
-            if quantization == "fp8" and spec.quant is None:
-                quant = Quant(method="fp8", config={"quant_method": "fp8", "activation_scheme": "dynamic"})
-                spec = spec.evolve(quant=quant, config={**spec.config, "quantization_config": quant.config})
-            self._built[key] = build(spec, traits)
+            self._built[key] = build(loaded_as(self.given.spec, quantization), traits)
         return self._built[key]
 
 

@@ -29,6 +29,9 @@ LEAST, MOST = 0.2, 5.0
 _MEMORY = 4
 # Two runs of one plan differ by less.
 _BAND = 0.05
+# What clients were served tells of other loads too, by what is expected of these.
+_SERVED_BAND = 0.15
+_SERVED = "; what clients were served"
 _THOUSAND = 1000
 
 
@@ -39,13 +42,14 @@ class Ratio(NamedTuple):
 
 class Corrections:
     """Of one decision. The nearest measurements count: of the same kernels, attention backend and ranks; else of the kernels; else of
-    the engine version, on this device. Wider ones count by their number: of one plan alone half of what it was off (its geometric mean)."""
+    the engine version, on this device. Wider ones count by their number: of one plan alone half of what it was off (its geometric mean).
+    Of those that are as near, runs of `fitserve bench` count before what clients were served."""
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._facts: dict[tuple[str | None, ...], list[Fact]] = {}
         self._known: dict[tuple[str, ...], dict[str, Ratio]] = {}
         for fact in facts:
-            if fact.value is not None and set(fact.scope) == set(_WHAT):
+            if fact.value is not None and set(_WHAT) <= set(fact.scope):
                 self._facts.setdefault(tuple(fact.scope[name] for name in _SAME), []).append(fact)
 
     def __bool__(self) -> bool:
@@ -72,9 +76,14 @@ def about(
         "engine": scope.get("engine", ""),
         "kernel": "+".join(_largest(kernels)),
         "attention": next((row.backend for row in attention if row.backend), "unknown"),
-        "basis": re.split(" measured here|; ", source)[0],
+        "basis": _basis(source),
         "ranks": f"{scope.get('tensor_parallel', '1')}x{scope.get('pipeline_parallel', '1')}",
     }
+
+
+def _basis(source: str) -> str:
+    """Of the source of a speed what its expectation was made from."""
+    return re.split(" measured here|; ", source)[0]
 
 
 def _largest(rows: Sequence[LayerKernel]) -> list[str]:
@@ -90,19 +99,26 @@ def _largest(rows: Sequence[LayerKernel]) -> list[str]:
 def _nearest(facts: list[Fact], wanted: Mapping[str, str]) -> Ratio | None:
     for names, words in zip(_NEAR, _NEARNESS, strict=True):
         alike = [fact for fact in facts if all(fact.scope[name] == wanted[name] for name in (*names, "figure"))]
+        alike = [fact for fact in alike if not _is_served(fact)] or alike
         if alike:
-            logs = [math.log(_bounded((fact.value or 0) / _THOUSAND)) for fact in alike]
+            logs = [math.log(bounded((fact.value or 0) / _THOUSAND)) for fact in alike]
             exact = names == _NEAR[0]
             part = 1.0 if exact else len(logs) / (len(logs) + 1)
             return Ratio(math.exp(part * sum(logs) / len(logs)), words)
     return None
 
 
+def _is_served(fact: Fact) -> bool:
+    """Whether it was learned from what clients were served by one plan."""
+    return "fingerprint" in fact.scope
+
+
 def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
     """facts: about this plan. The figures of another number of replicas, or of requests at once, are none of its own."""
+    facts = tuple(facts)
     found = {fact.scope["figure"]: fact for fact in facts if fact.kind == "speed_measured" and _same(plan, fact)}
     if not {"stream", "total", "first_token_2k_s"} <= found.keys():
-        return plan
+        return _served(plan, facts)
     values = {figure: (fact.value or 0) / _THOUSAND for figure, fact in found.items()}
     own = {figure: banded(value, _BAND) for figure, value in values.items()}
     runs = f"fitserve bench, {found['stream'].samples or 1} times"
@@ -114,6 +130,25 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
         ratios = {**speed.ratios, **{figure: values[figure] / base[figure] for figure in own.keys() & base.keys()}}
         told = speed.evolve(**own, ratios=ratios, grade="measured", source=f"{speed.source.partition(_RUNS)[0]}; {runs}")
     changed: Plan = plan.evolve(speed=told)
+    return changed
+
+
+def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:
+    """With what it is expected to give, corrected by what its clients were served under loads of their own."""
+    speed = plan.speed
+    if speed is None:
+        return plan
+    basis, base = _basis(speed.source), _base(speed)
+    own = {
+        fact.scope["figure"]: fact.value / _THOUSAND
+        for fact in facts
+        if fact.kind == "speed_ratio" and fact.value and fact.scope.get("basis") == basis and fact.scope.get("figure") in base
+    }
+    if not own:
+        return plan
+    told = {figure: banded(base[figure] * ratio, _SERVED_BAND) for figure, ratio in own.items()}
+    source = speed.source.partition(_SERVED)[0] + _SERVED
+    changed: Plan = plan.evolve(speed=speed.evolve(**told, ratios={**speed.ratios, **own}, grade="served", source=source))
     return changed
 
 
@@ -139,7 +174,7 @@ def learned(plan: Plan, bench: Bench, known: Iterable[Fact], at: float) -> tuple
     base = _base(plan.speed)
     where = about(plan.scope, plan.kernels, plan.attention, plan.speed.source if plan.speed else "")
     facts += [
-        _fact(plan, "speed_ratio", {**where, "figure": figure}, _bounded(values[figure] / base[figure]), before, at)
+        _fact(plan, "speed_ratio", {**where, "figure": figure}, bounded(values[figure] / base[figure]), before, at)
         for figure in values.keys() & base.keys()
     ]
     return tuple(facts)
@@ -210,5 +245,5 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _bounded(ratio: float) -> float:
+def bounded(ratio: float) -> float:
     return min(MOST, max(LEAST, ratio))

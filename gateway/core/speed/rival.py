@@ -1,4 +1,5 @@
-"""Whether another plan should be better than what runs: by what was measured of the one, and what is expected of the other. Pure."""
+"""Whether another plan should be better than what runs: by what was measured of the one, or served by it, and what is expected of the
+other. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +17,18 @@ _CONTEXT = 32768
 
 
 def rival(running: Plan, plans: Iterable[Plan], wish: Wish) -> Rival | None:
-    """The best of the plans that should be better than the running one; None too where that one was never measured.
+    """The best of the plans that should be better than the running one; None too where nothing was measured of that one, nor served by it.
 
     Only what makes nothing else worse is a rival: the weights as they are, as much context as is wanted, sound kernels, no known weakness.
     """
-    if running.speed is None or running.speed.grade != "measured":
+    if running.speed is None or running.speed.grade == "predicted":
         return None
     sound = [plan for plan in plans if plan.fingerprint != running.fingerprint and _no_worse(plan, running, wish)]
     best = max(sound, key=lambda plan: _worth(plan, wish), default=None)
     if best is None or best.speed is None:
         return None
     gain = _worth(best, wish) / _worth(running, wish)
-    needed = MEASURED_GAIN if best.speed.grade == "measured" else EXPECTED_GAIN
+    needed = MEASURED_GAIN if running.speed.grade == best.speed.grade == "measured" else EXPECTED_GAIN
     return Rival(speed=running.speed, plan=best, gain=round(gain, 3)) if gain > needed else None
 
 
