@@ -63,6 +63,11 @@ class Settings(BaseSettings):
     )
     start_timeout_s: float = Field(1800, gt=0, description="longest time without a new log line until a start counts as failed")
     stop_grace_s: float = Field(20, ge=0, description="time an engine, or a stream at shutdown, gets to finish")
+    drain_s: float = Field(
+        300,
+        ge=0,
+        description="longest time that an engine which is replaced gets to finish its requests; new requests go elsewhere, or wait",
+    )
     backoff_s: float = Field(10, gt=0, description="first wait before the same plan is started again; doubles to backoff_max_s")
     backoff_max_s: float = Field(300, gt=0, description="longest wait between two starts")
     tick_s: float = Field(0.5, gt=0, description="longest time between two looks at the world")

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.bench_command import bench
+from gateway.cli.change_commands import set_model, update
 from gateway.cli.client import call
 from gateway.cli.engine_commands import app as engine_app
 from gateway.cli.fact_commands import app as facts_app
@@ -30,6 +31,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command()(plan)
 app.command()(matrix)
 app.command()(bench)
+app.command("set")(set_model)
+app.command()(update)
 app.add_typer(engine_app, name="engine")
 app.add_typer(facts_app, name="facts")
 app.add_typer(keys_app, name="keys")
@@ -159,8 +162,7 @@ def ps(as_json: Json = False) -> None:
         say(json.dumps(listing, indent=2))
         return
     rows = [
-        (m["name"], m["state"], str(len(m["replicas"]) or len(m["wish"]["endpoints"])), m["detail"] or _rival_hint(m))
-        for m in listing["data"]
+        (m["name"], m["state"], str(len(m["replicas"]) or len(m["wish"]["endpoints"])), _detail(m)) for m in listing["data"]
     ]
     table(("NAME", "STATE", "REPLICAS", "DETAIL"), rows)
 
@@ -275,6 +277,14 @@ def doctor(
 
 
 # --- helpers ---
+
+
+def _detail(view: Any) -> str:
+    change = view["change"]
+    said = f"the last change was given up: {change['detail']}" if change and change["state"] == "refused" else ""
+    if change and not said:
+        said = f"being changed: {change['detail']}"
+    return "; ".join(filter(None, (view["detail"], said))) or _rival_hint(view)
 
 
 def _rival_hint(view: Any) -> str:

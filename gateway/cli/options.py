@@ -19,7 +19,9 @@ Image = Annotated[
     str | None, typer.Option(help="Image that holds the engine, instead of its project's; without --engine it is asked.")
 ]
 Tp = Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallel size.")]
-Goal = Annotated[str, typer.Option("--for", help="What it is for: balanced, latency, throughput or context.")]
+Goal = Annotated[
+    str | None, typer.Option("--for", help="What it is for: balanced (the default), latency, throughput or context.")
+]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests at once that are expected.")]
 Gpus = Annotated[str | None, typer.Option(help="GPUs that it may take: all, few, a number, or UUIDs with commas between.")]
 Context = Annotated[int | None, typer.Option(min=1, help="Tokens of context; plans with as many come first.")]
@@ -40,7 +42,7 @@ Hardwares = Annotated[
 def _wished(
     engine: Engines = None,
     image: Image = None,
-    goal: Goal = "balanced",
+    goal: Goal = None,
     concurrency: Concurrency = None,
     gpus: Gpus = None,
     context: Context = None,
@@ -53,8 +55,11 @@ def _wished(
     speculative: Speculative = None,
     revision: Revision = None,
 ) -> dict[str, Any]:
-    """What the options that make a wish say, as fields of a Wish."""
-    given = {
+    """What the options that make a wish say, as fields of a Wish; what was not given is not there."""
+    given: dict[str, Any] = {
+        "engines": engine or None,
+        "args": pairs(arg) or None,
+        "env": variables(env) or None,
         "image": image,
         "goal": goal,
         "concurrency": concurrency,
@@ -67,9 +72,7 @@ def _wished(
         "speculative": speculative,
         "revision": revision,
     }
-    return {"engines": engine or [], "args": pairs(arg), "env": variables(env)} | {
-        name: value for name, value in given.items() if value is not None
-    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _gpus(text: str | None) -> str | int | list[str] | None:

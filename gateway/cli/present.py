@@ -176,6 +176,10 @@ _ABILITIES = {
 }
 
 
+def show_differences(differences: Any) -> None:
+    table(("", "BEFORE", "AFTER"), [(one["what"], one["old"] or "-", one["new"] or "-") for one in differences])
+
+
 def show_model(view: Any) -> None:
     import datetime
 
@@ -183,6 +187,10 @@ def show_model(view: Any) -> None:
     from gateway.domain import Plan, Rejected
 
     say(f"{view['name']}: {status_text(view)}")
+    if change := view["change"]:
+        state = "Being changed" if change["state"] == "underway" else "The last change was given up"
+        print_paragraph(f"{state}: {change['detail']}")
+        show_differences(change["wish"])
     for name, commit in view["wish"]["commits"].items():
         say(f"{name} is pinned to commit {commit}")
     if view["plan"]:

@@ -19,10 +19,11 @@ from gateway.controller.planner import Planner, Room
 from gateway.controller.start_gate import StartGate, WithdrawnError
 from gateway.controller.verify import alive, shown, verify
 from gateway.controller.watcher import Watcher
+from gateway.core.changes import as_good
 from gateway.core.chat import abilities
 from gateway.core.facts.learn import excused, judged, learn, proved
 from gateway.core.reconcile import failures_in_a_row
-from gateway.domain import Asked, Attempt, Cap, EngineRef, Failure, Offer, Plan, Planned, RunningPlan, Sharing
+from gateway.domain import Asked, Attempt, Cap, EngineRef, Failure, Offer, Plan, Planned, RunningPlan, Sharing, Wish
 from gateway.domain.image_name import exact
 from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.machine.gpu_watch import GpuWatch
@@ -37,6 +38,8 @@ _LAST_WORDS, _TURN_S = 10, 0.1
 _PORT_TRIES = 100
 # In which an engine that could not answer for apps has to answer the smallest request.
 _ALIVE_S = 30.0
+# Between two looks at whether requests are in flight.
+_LOOK_S = 0.1
 # Between two looks at whether a pull or a download still moves.
 _STALL_POLL_S = 5.0
 
@@ -73,12 +76,18 @@ class Effects:
         model: ManagedModel,
         replica: ReplicaState,
         room: RoomNow,
+        instead: RoomNow,
         ports: Callable[[], Collection[int]],
     ) -> None:
+        """instead: the room in the place of what serves; what is tried beside has to be as good as a plan for that."""
         try:
             # One at a time: two plans made side by side would count on the same free memory.
             async with self._planning:
                 planned = await self._decide(model, room)
+                if replica is model.trial and not await self._fits_beside(model, planned, room, instead):
+                    replica.no_room = True
+                    replica.block("there is no room beside what serves")
+                    return
                 if planned.takes:
                     replica.wait_for(planned.takes)
                     log.warning("others give", model=replica.model, takes=[take.words for take in planned.takes])
@@ -86,7 +95,7 @@ class Effects:
                 if planned.plan is not None:
                     await self._record(model, replica, planned.plan, ports)
                     return
-            if not model.wish.check or not set(planned.open) - model.not_asked.keys():
+            if not model.wish_of(replica).check or not set(planned.open) - model.not_asked.keys():
                 raise self._no_plan(planned)
             # What the rules refuse, the engines' own code may allow.
             replica.progress = f"checking: {planned.open[0]} is asked about what its rules refuse"
@@ -97,6 +106,15 @@ class Effects:
         except FitserveError as error:
             replica.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
+
+    async def _fits_beside(self, model: ManagedModel, planned: Planned, room: RoomNow, instead: RoomNow) -> bool:
+        if room().claims == instead().claims:
+            return True  # what serves has no GPU
+        other = await self._decide(model, instead)
+        if other.takes or other.plan is None:
+            # In its place others may give, or an engine may allow what the rules refuse.
+            return not other.takes and not other.open
+        return planned.plan is not None and as_good(planned.plan, other.plan)
 
     def _no_plan(self, planned: Planned) -> NoPlan:
         return NoPlan("; ".join([planned.reason, *self._gpus.lost_messages()]))
@@ -111,7 +129,7 @@ class Effects:
         )
         if model.decision is None or not now.copy:
             model.decision = planned.decision
-        if planned.commits.items() - model.wish.commits.items():
+        if model.wanted == model.generation and planned.commits.items() - model.wish.commits.items():
             # A model is added with its commits; this one is older than that, or was added by name alone.
             model.wish = model.wish.evolve(commits={**planned.commits, **model.wish.commits})
             await asyncio.to_thread(self._store.save_wish, model.wish)
@@ -120,8 +138,11 @@ class Effects:
     async def _record(
         self, model: ManagedModel, replica: ReplicaState, plan: Plan, ports: Callable[[], Collection[int]]
     ) -> None:
-        if model.wish.replicas is None:
-            model.replicas += [ReplicaState(replica.model, index) for index in range(len(model.replicas), plan.replicas.value)]
+        if model.wish_of(replica).replicas is None and replica is not model.trial:
+            model.replicas += [
+                ReplicaState(replica.model, index, generation=replica.generation)
+                for index in range(len(model.replicas), plan.replicas.value)
+            ]
         replica.attempt = await self._recorded(replica, plan, ports)
         log.info("planned", model=replica.model, replica=replica.index, engine=str(plan.engine), plan=plan.fingerprint)
 
@@ -132,12 +153,13 @@ class Effects:
             port = await self._launcher.host.allocate_port()
             if port not in ports():
                 break
-        return await asyncio.to_thread(self._store.add_attempt, replica.model, replica.index, plan, port, time.time())
+        made = (replica.model, replica.index, plan, port, time.time(), replica.generation)
+        return await asyncio.to_thread(self._store.add_attempt, *made)
 
     async def try_beside(self, model: ManagedModel, plan: Plan, ports: Callable[[], Collection[int]]) -> None:
         """Start another plan beside what serves. The gateway that dies before `adopt` leaves two live attempts, of which the next one keeps
         the older. Raises HostError, StoreError."""
-        trial = ReplicaState(model.wish.name, model.replicas[0].index)
+        trial = ReplicaState(model.wish.name, model.replicas[0].index, generation=model.replicas[0].generation)
         trial.attempt = await self._recorded(trial, plan, ports)
         model.trial = trial
 
@@ -174,19 +196,19 @@ class Effects:
                 new = await self._smaller(model, old, take, asking, room(), held(model))
             if new is None or new.memory.promised_bytes >= old.plan.memory.promised_bytes:
                 raise NoPlan("no plan of it is smaller")
-            replica.leaving = True
+            replica.left_at = time.monotonic()
             await self._idle(old.instance_name, silent_s)
             attempt = await self._recorded(replica, new, ports)
             if replica.attempt is not old:
                 await asyncio.to_thread(self._store.save_attempt, attempt.evolve(state="stopped", ended_at=time.time()))
                 return
-            replica.attempt = attempt
+            replica.attempt, replica.made_room = attempt, True
             await self._end(replica, old)
         except FitserveError as error:
             model.keeps_until = time.monotonic() + _KEEPS_S
             log.warning("gives no KV cache", model=replica.model, reason=str(error))
         finally:
-            replica.leaving = False
+            replica.left_at = None
 
     async def _smaller(
         self, model: ManagedModel, old: Attempt, take: Offer, asking: str, room: Room, held: dict[str, int]
@@ -211,22 +233,74 @@ class Effects:
 
     async def adopt(self, model: ManagedModel) -> None:
         """What was tried beside serves from now on; what served until now stops when its last answers are given. Raises StoreError."""
-        replica, trial = model.replicas[0], model.trial
-        if trial is None or trial.attempt is None or replica.attempt is None or trial.busy or replica.busy:
+        trial = model.trial
+        if trial is None or trial.attempt is None or trial.busy:
             return
-        old, watcher = replica.attempt, replica.watcher
+        replica = model.replicas[trial.index]
+        if replica.task is not None:
+            replica.task.cancel()  # it comes back by the old plan; nobody needs that any more
+            return
+        old, watcher, generation = replica.attempt, replica.watcher, replica.generation
         replica.attempt, replica.watcher, replica.shown = trial.attempt, trial.watcher, trial.shown
-        trial.attempt, trial.watcher = None, watcher
-        await self._end(trial, old)
+        replica.generation, replica.in_place, replica.left_at, replica.made_room = trial.generation, False, None, False
+        trial.attempt, trial.watcher, trial.generation, trial.seeks = None, watcher, generation, False
+        replica.blocked = None
+        if old is not None:
+            await self._end(trial, old)
 
     async def end_trial(self, model: ManagedModel) -> None:
         """What was tried beside stops. Raises StoreError."""
         trial = model.trial
-        if trial is not None and trial.attempt is not None:
+        if trial is None:
+            return
+        trial.seeks = False
+        if trial.task is not None and not trial.stopping:
+            trial.task.cancel()
+        if trial.attempt is not None:
             attempt, trial.attempt = trial.attempt, None
-            if trial.task is not None:
-                trial.task.cancel()
             await self._end(trial, attempt)
+
+    async def replace(self, replica: ReplicaState, generation: int) -> None:
+        """Its engine stops, and the next one is planned by the wish of this generation. Raises StoreError."""
+        if replica.task is not None and not replica.stopping:
+            replica.task.cancel()
+            return
+        attempt, replica.attempt = replica.attempt, None
+        replica.made_room |= attempt is not None and attempt.state == "ready"
+        if attempt is not None:
+            await self._end(replica, attempt)
+        replica.generation, replica.in_place, replica.left_at, replica.blocked = generation, False, None, None
+        replica.setback.over()
+
+    async def give_up(self, model: ManagedModel, reason: str) -> None:
+        """The wish from before is in force again. Raises StoreError."""
+        if model.change is not None:
+            refused = model.change.evolve(refused=reason)
+            await asyncio.to_thread(self._store.save_change, model.wish, model.generation, refused)
+            model.change = refused
+            log.warning("a change was given up", model=model.wish.name, reason=reason)
+        await self.end_trial(model)
+
+    async def finish(self, model: ManagedModel) -> None:
+        """The new wish is in force. Raises StoreError."""
+        if model.change is not None:
+            await self.enforce(model, model.change.wish, model.change.generation)
+            log.info("changed", model=model.wish.name)
+
+    async def enforce(self, model: ManagedModel, wish: Wish, generation: int) -> None:
+        """This is the wish in force, durably. Raises NotFound, StoreError."""
+        await asyncio.to_thread(self._store.save_change, wish, generation, None)
+        model.wish, model.generation, model.change, model.rival = wish, generation, None, None
+
+    async def drop(self, model: ManagedModel, replica: ReplicaState) -> None:
+        """Fewer replicas are wished for; its engine is stopped as one that belongs to nothing. Raises StoreError."""
+        if replica.task is not None:
+            replica.task.cancel()
+            return
+        attempt, replica.attempt = replica.attempt, None
+        if attempt is not None:
+            await self._end(replica, attempt)
+        model.replicas.remove(replica)
 
     async def _end(self, replica: ReplicaState, attempt: Attempt) -> None:
         """The attempt is none of the replica's any more, and its engine stops."""
@@ -295,18 +369,15 @@ class Effects:
     ) -> None:
         """Check the plan, and start the engine. Raises HostError, BadModel and their kin; NoPlan where the engines refuse every plan."""
         attempt = await self._pin(model, replica, attempt, report)
-        replaced = model.wish.check and await self._replaced(model, attempt.plan.engine)
-        while (
-            model.wish.check
-            and (replaced or attempt.plan.question is not None)
-            and str(attempt.plan.engine) not in model.not_asked
-        ):
+        check = model.wish_of(replica).check
+        replaced = check and await self._replaced(model, attempt.plan.engine)
+        while check and (replaced or attempt.plan.question is not None) and str(attempt.plan.engine) not in model.not_asked:
             attempt, replaced = await self._settle(model, replica, attempt, room, report), False
             attempt = await self._pin(model, replica, attempt, report)
-        entry = RunningEngine(wish=model.wish, created_at=model.created_at, attempt=attempt)
+        entry = RunningEngine(wish=model.wish_of(replica), created_at=model.created_at, attempt=attempt)
         await asyncio.to_thread(self._running.write, attempt.instance_name, entry)
         turn = partial(self._gate.turn, attempt, report)
-        await self._launcher.launch(attempt, report, turn, allow_remote_code=model.wish.policy.allow_remote_code)
+        await self._launcher.launch(attempt, report, turn, allow_remote_code=model.wish_of(replica).policy.allow_remote_code)
 
     async def _replaced(self, model: ManagedModel, engine: EngineRef) -> bool:
         """Whether another image or environment is here than the one that answered about the model: what that one said is forgotten."""
@@ -422,7 +493,7 @@ class Effects:
             moved, taken = await self._gate.since(attempt)
             cache_bytes = replica.watcher.cache_bytes if replica.watcher and not moved else None
         await asyncio.to_thread(self._store.save_attempt, ready, *proved(attempt, now, cache_bytes, taken))
-        replica.attempt = ready
+        replica.attempt, replica.made_room = ready, False
         log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)
 
     async def fail(self, replica: ReplicaState, attempt: Attempt, failure: Failure) -> None:
@@ -446,7 +517,12 @@ class Effects:
             replica.task.cancel()
         await replica.unwatch()
 
-    async def stop(self, name: str, grace_s: float) -> None:
+    async def stop(self, name: str, grace_s: float, idle: Callable[[], bool] | None = None) -> None:
+        """idle: no request is in flight there, which is out of the routes; that is waited for."""
+        for _ in range(round(self._launcher.settings.drain_s / _LOOK_S)):
+            if idle is None or idle():
+                break
+            await asyncio.sleep(_LOOK_S)
         try:
             await self._launcher.host.stop(name, grace_s)
         except FitserveError as error:

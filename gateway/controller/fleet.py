@@ -29,17 +29,26 @@ class Fleet:
         history: dict[tuple[str, int], list[Attempt]] = {}
         for attempt in store.attempts():
             history.setdefault((attempt.model, attempt.replica), []).append(attempt)
+        changes = store.changes()
         for wish, created_at, deleting, forgiven_at in store.models():
-            replicas = []
+            generation, change = changes.get(wish.name, (0, None))
+            model = ManagedModel(wish, created_at, deleting, forgiven_at=forgiven_at, generation=generation, change=change)
+            self.models[wish.name] = model
             known = max((index + 1 for name, index in history if name == wish.name), default=1)
-            for index in range((wish.replicas or known) if wish.source else 0):
+            own = ((index, past) for (name, index), past in history.items() if name == wish.name)
+            alive = max((index + 1 for index, past in own if any(one.live for one in past)), default=0)
+            for index in range(max(wish.replicas or known, alive) if wish.source else 0):
                 past = history.get((wish.name, index), [])
-                live = next((attempt for attempt in past if attempt.live), None)
-                replica = ReplicaState(wish.name, index, live)
-                replica.history = [_ended(store, one) if one.live else one for one in past if one is not live]
-                replicas.append(replica)
-            model = self.models[wish.name] = ManagedModel(wish, created_at, deleting, replicas, forgiven_at=forgiven_at)
-            for attempt in (one for replica in replicas for one in replica.attempts if one.started_at > forgiven_at):
+                live = [attempt for attempt in past if attempt.live]
+                replica = ReplicaState(wish.name, index, live[0] if live else None, generation=_generation(model, past))
+                replica.made_room = _made_room(past)
+                if len(live) > 1 and model.trial is None and live[0].generation != live[1].generation == model.wanted:
+                    model.trial = ReplicaState(wish.name, index, live[1], generation=model.wanted, seeks=True)
+                tried = model.trial.attempt if model.trial is not None else None
+                mine = [one for one in past if one is not replica.attempt and one is not tried]
+                replica.history = [_ended(store, one) if one.live else one for one in mine]
+                model.replicas.append(replica)
+            for attempt in (one for replica in model.replicas for one in replica.attempts if one.started_at > forgiven_at):
                 engine = attempt.plan.engine
                 if engine.image and engine.digest:
                     model.pins[engine.image] = engine.digest
@@ -67,16 +76,23 @@ class Fleet:
             if attempt is replica.attempt or replica.attempt is None or replica.attempt.state != "ready"
         }
 
-    def room(self, model: ManagedModel, asking: ReplicaState) -> Room:
-        """What a replica is planned with now."""
-        wish = model.wish
-        like = next((one.attempt.plan for one in model.replicas if one is not asking and one.attempt is not None), None)
+    def room(self, model: ManagedModel, asking: ReplicaState, *, instead: bool = False) -> Room:
+        """What a replica is planned with now. instead: what is tried is planned in the place of what serves."""
+        wish, claims = model.wish_of(asking), self.claims(asking)
+        # Beside what serves nothing is asked of others: that would be for as long as a change takes.
+        aside = asking is model.trial and not instead
+        if instead:
+            replaced = _promised((one for one in model.replicas if one.index == asking.index), {})
+            claims = {uuid: size - replaced.get(uuid, 0) for uuid, size in claims.items()}
+        alike = (one for one in model.replicas if one is not asking and one.generation == asking.generation)
+        like = next((one.attempt.plan for one in alike if one.attempt is not None), None)
         if like is None:
-            return Room(self.beside(wish), self.claims(asking), self.sharing(model))
+            offers = self.sharing(model) if not aside else self.sharing(model)._replace(offers=())
+            return Room(self.beside(wish), claims, offers)
         # Copies are alike: each takes as many GPUs as the first.
         named = isinstance(wish.gpus, tuple)
-        alike = {"tensor_parallel": like.tensor_parallel.value} if named else {"gpus": max(1, len(like.gpus))}
-        return Room(wish.evolve(replicas=1, **alike), self.claims(asking), self.sharing(model)._replace(offers=()), copy=True)
+        size = {"tensor_parallel": like.tensor_parallel.value} if named else {"gpus": max(1, len(like.gpus))}
+        return Room(wish.evolve(replicas=1, **size), claims, self.sharing(model)._replace(offers=()), copy=True)
 
     def sharing(self, asking: ManagedModel | None) -> Sharing:
         """How a model, or one that is not here yet, shares the GPUs with the others."""
@@ -92,7 +108,7 @@ class Fleet:
 
     def _surplus(self, model: ManagedModel) -> tuple[Offer, ...]:
         """What a model could give of its KV cache now."""
-        if len(model.replicas) != 1 or model.trial is not None or model.keeps_until > time.monotonic():
+        if len(model.replicas) != 1 or model.trial is not None or model.unsettled or model.keeps_until > time.monotonic():
             return ()
         attempt = model.replicas[0].attempt
         return surplus(attempt.plan, model.wish) if attempt is not None else ()
@@ -160,6 +176,18 @@ def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dic
         for uuid in attempt.plan.gpus:
             promised[uuid] = promised.get(uuid, 0) + attempt.plan.memory.promised_bytes
     return promised
+
+
+def _generation(model: ManagedModel, past: list[Attempt]) -> int:
+    """Of a replica, by its attempts."""
+    if not past or _made_room(past):
+        return model.wanted
+    return next((attempt for attempt in past if attempt.live), past[-1]).generation
+
+
+def _made_room(past: list[Attempt]) -> bool:
+    """What served last was stopped, for an engine by the wish that is wanted."""
+    return bool(past) and not any(one.live for one in past) and past[-1].state == "stopped" and past[-1].ready_at is not None
 
 
 def _ended(store: Store, attempt: Attempt) -> Attempt:

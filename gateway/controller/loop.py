@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
+from gateway.controller.change_steps import ChangeSteps
 from gateway.controller.effects import Effects
 from gateway.controller.endpoint_watcher import EndpointWatcher
 from gateway.controller.engine_client import EngineClient
@@ -25,9 +26,10 @@ from gateway.controller.replica_steps import ReplicaSteps
 from gateway.controller.start_gate import StartGate
 from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
-from gateway.domain import Attempt, Hardware, Instance, Offer, Plan, Planned, RunningPlan, Served, Wish
+from gateway.domain import Attempt, Change, Hardware, Instance, Offer, Plan, Planned, RunningPlan, Served, Wish
 from gateway.domain.plan import ALONE
 from gateway.errors import Conflict, HostError, NotFound, StoreError
+from gateway.failpoint import Failpoint
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.routes import Routes
 from gateway.store.running_engines import RunningEngines, restore_running
@@ -76,6 +78,9 @@ class Loop:
         watching = (gpus, signatures, engine_client, self.wake, routes.silent_s)
         self._effects = effects
         self._steps = ReplicaSteps(effects, self._fleet, launcher, *watching)
+        made = launcher.settings
+        failpoint = Failpoint(made.failpoint)
+        self._changes = ChangeSteps(effects, failpoint, routes.silent_s, made.workers, made.drain_s)
         self._strays = Strays(effects.stop, launcher.settings.stop_grace_s, self.wake)
         self._setback = Setback("the control loop")
         self._wake = asyncio.Event()
@@ -98,6 +103,34 @@ class Loop:
         await asyncio.to_thread(self._store.mark_deleting, name)
         self.model(name).deleting = True
         self.wake()
+
+    async def change(self, name: str, wish: Wish, *, anew: bool) -> ManagedModel:
+        """Record another wish for a model durably, then bring its engines to it. anew: other engines may be needed. Raises NotFound, Conflict,
+        StoreError."""
+        self._store.changeable()
+        model = self.model(name)
+        async with model.changing:
+            if model.deleting:
+                raise Conflict(f"The model {name} is being removed.", hint="Add it again when it is gone.")
+            if model.change is not None and not model.change.refused:
+                raise Conflict(
+                    f"The model {name} is being changed already.",
+                    hint=f"`fitserve show {name}` tells how far that is; try again then.",
+                )
+            if not anew:
+                await self._effects.enforce(model, wish, model.generation)
+            elif not model.serving:
+                # There is nothing to go back to.
+                await self._effects.enforce(model, wish, model.newest + 1)
+            else:
+                change = Change(wish=wish, generation=model.newest + 1, at=time.time())
+                await asyncio.to_thread(self._store.save_change, model.wish, model.generation, change)
+                model.change = change
+            if anew:
+                model.problems_of_asking.clear()
+                model.answers = {}
+        self.wake()
+        return model
 
     async def retry(self, name: str) -> ManagedModel:
         """Forget what failed, and start again now. Raises NotFound, StoreError."""
@@ -137,6 +170,14 @@ class Loop:
     async def present_commits(self, wish: Wish) -> dict[str, str]:
         """What `wish.commits` would be if the model were added now. Raises BadModel where the Hub cannot be asked."""
         return dict((await self.plan(wish.evolve(commits={}))).commits)
+
+    async def plan_change(self, model: ManagedModel, wish: Wish) -> Planned:
+        """What would be done for this wish in the place of what the model has now; nothing is recorded."""
+        facts, held = await asyncio.to_thread(self._store.fact_texts), self._fleet.held(model)
+        claims = {uuid: size - held.get(uuid, 0) for uuid, size in self._fleet.claims(None).items()}
+        known = facts, claims, None, model.answers, model.pins
+        sharing = self._fleet.sharing(model)
+        return await self._planner.decide(self._fleet.beside(wish), *known, others=True, sharing=sharing)
 
     async def compared(self, model: ManagedModel, *, beside: bool = False, seen: tuple[Served, ...] = ()) -> Planned | None:
         """With a plan that should be better than what serves now, once something is known of that; `beside`: that can run while it serves.
@@ -295,6 +336,10 @@ class Loop:
             if model.trial is not None:
                 await self._steps.attend(model, model.trial, instances)
                 self._forget_trial(model, model.trial, instances)
+            await self._changes.size(model)
+            # One step in a pass: what leaves the routes has left them before it stops.
+            if await self._changes.attend(model):
+                self.wake()
             if model.deleting:
                 await self._forget(model, instances)
             model.setback.over()
@@ -313,7 +358,7 @@ class Loop:
             return attempt is None and not replica.busy
         if (attempt.plan.cap is not None and attempt.plan.cap.tokens <= take.tokens) or model.keeps_until > time.monotonic():
             return True
-        if model.trial is None:
+        if model.trial is None and not model.unsettled:
             self._steps.shrink(model, take, asking)
         return False
 
@@ -348,8 +393,8 @@ class Loop:
 
     def _forget_trial(self, model: ManagedModel, trial: ReplicaState, instances: list[Instance]) -> None:
         """Once nothing of it runs its attempts are those of the replica."""
-        if trial.attempt is None and not trial.busy and trial.instance_among(instances) is None:
-            replica = model.replicas[0]
+        if trial.attempt is None and not trial.seeks and not trial.busy and trial.instance_among(instances) is None:
+            replica = model.replicas[trial.index]
             replica.history = sorted([*replica.history, *trial.history], key=lambda attempt: attempt.id)
             model.trial = None
 

@@ -12,7 +12,20 @@ from gateway.controller.watcher import Watcher
 from gateway.core.chat.parsers import NONE
 from gateway.core.reconcile import Rest
 from gateway.core.starts import Stage
-from gateway.domain import Abilities, Asked, Attempt, EngineAnswer, Instance, Observation, Offer, Plan, Question, Rival, Wish
+from gateway.domain import (
+    Abilities,
+    Asked,
+    Attempt,
+    Change,
+    EngineAnswer,
+    Instance,
+    Observation,
+    Offer,
+    Plan,
+    Question,
+    Rival,
+    Wish,
+)
 from gateway.routing import table as routing
 from gateway.supervision import Setback
 
@@ -21,6 +34,10 @@ _SHOWN_AWAY = 3
 _ASK_AGAIN_S = 600.0
 # States from which a model comes back by itself, so that it can be waited for.
 _HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
+# So long after a replica left the routes every worker has said what it still has in flight there.
+_WORKERS_SAY_S = 1.5
+# How long a request waits for the next engine of a model that is changed in place.
+_CHANGE_WAIT_S = 1800.0
 
 
 @dataclass
@@ -39,9 +56,19 @@ class ReplicaState:
     blocked_at: float = 0.0
     takes: tuple[Offer, ...] = ()
     """What other models give before it can be planned: it waits for that."""
-    leaving: bool = False
-    """Its engine gets no more requests, for another one takes its place."""
     shown: Rest = Rest("starting")
+    generation: int = 0
+    """Of the wish that it is planned by."""
+    seeks: bool = False
+    """A trial that gets the next plan where one fails: it tries a changed wish."""
+    no_room: bool = False
+    """What it tries does not fit beside what serves."""
+    in_place: bool = False
+    """Another wish takes its place: nothing fits beside it."""
+    left_at: float | None = None
+    """When its engine left the routes, for another one takes its place: it answers what it has, and stops."""
+    made_room: bool = False
+    """What it served with stopped for another engine, which does not serve yet."""
     setback: Setback = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,10 +164,38 @@ class ManagedModel:
     """Until then it gives nothing of its KV cache: the last time came to nothing. Of the monotonic clock."""
     trial: ReplicaState | None = None
     """Another plan, tried beside what runs: no client's request goes there. Once its attempt has ended it only stops."""
+    generation: int = 0
+    """Of the wish in force."""
+    change: Change | None = None
+    """Another wish that takes its place, or that was given up."""
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a change is recorded."""
     setback: Setback = field(init=False)
 
     def __post_init__(self) -> None:
         self.setback = Setback("a model", model=self.wish.name)
+
+    @property
+    def wanted(self) -> int:
+        """The generation that all replicas are to have."""
+        return self.change.generation if self.change is not None and not self.change.refused else self.generation
+
+    @property
+    def newest(self) -> int:
+        """The newest generation of its wishes, of those given up too."""
+        replicas = [*self.replicas, *([self.trial] if self.trial is not None else [])]
+        known = [self.generation, *(attempt.generation for replica in replicas for attempt in replica.attempts)]
+        return max([*known, *([self.change.generation] if self.change is not None else [])])
+
+    def wish_of(self, replica: ReplicaState) -> Wish:
+        """The wish that a replica is planned by."""
+        new = self.change is not None and replica.generation == self.change.generation == self.wanted
+        return self.change.wish if self.change is not None and new else self.wish
+
+    @property
+    def unsettled(self) -> bool:
+        """Some of its engines are to be replaced by engines of another wish."""
+        return self.wanted != self.generation or any(one.generation != self.wanted for one in self.replicas)
 
     def heard(self, asked: Asked) -> None:
         """Remember what came of asking engines about the model."""
@@ -205,6 +260,11 @@ def _status(model: ManagedModel) -> tuple[str, str]:
     return best.shown.state, detail
 
 
+def said_after_s(workers: int) -> float:
+    """How long after a replica left the routes it is known what is in flight there."""
+    return _WORKERS_SAY_S if workers > 1 else 0.0
+
+
 def capacity(plan: Plan) -> int:
     """How many requests an engine gets at once: as many as it runs, and a quarter to take their places without a pause."""
     seqs = plan.max_num_seqs.value
@@ -218,7 +278,7 @@ def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.Model
         for replica in model.replicas
         if replica.attempt is not None
         and replica.attempt.state == "ready"
-        and not replica.leaving
+        and replica.left_at is None
         and (instance := running.get(replica.attempt.instance_name)) is not None
         and instance.url
     ]
@@ -241,6 +301,9 @@ def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.Model
     plan = attempts[0].plan if attempts else None
     shown = model.abilities
     state, detail = status(model)
+    # No request fails for a change: those that come between two engines wait for the next one.
+    between = model.unsettled or any(one.made_room or one.left_at is not None for one in model.replicas)
+    wait_s = max(model.wish.policy.wait_s, _CHANGE_WAIT_S if between else 0.0)
     return routing.ModelRoute(
         name=model.wish.name,
         state=state,
@@ -249,7 +312,7 @@ def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.Model
         replicas=() if model.deleting else tuple(replicas),
         frozen=tuple(sorted(frozen)),
         task=plan.model.task if plan else None,
-        wait_s=model.wish.policy.wait_s if state in _HOPEFUL else 0.0,
+        wait_s=wait_s if state in _HOPEFUL else 0.0,
         card=routing.ModelCard(
             max_model_len=plan.max_model_len.value if plan else None,
             inputs=plan.model.inputs if plan else (),

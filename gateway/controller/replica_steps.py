@@ -10,16 +10,16 @@ from typing import Any
 
 from gateway.controller.effects import Effects
 from gateway.controller.engine_client import EngineClient
-from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet import Fleet
 from gateway.controller.launcher import Launcher
-from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.controller.managed_model import ManagedModel, ReplicaState, said_after_s
 from gateway.controller.watcher import Watcher
 from gateway.core import reconcile
 from gateway.core.failures.signatures import Signatures
 from gateway.core.reconcile import Rest, next_action
 from gateway.domain import Attempt, Instance, Observation, Offer
 from gateway.errors import StoreError
+from gateway.failpoint import Failpoint
 from gateway.machine.gpu_watch import GpuWatch
 
 # How long a "no plan" stands before the planner looks at the machine again: memory may have become free.
@@ -94,14 +94,15 @@ class ReplicaSteps:
         seen = replica.watcher.observation if replica.watcher else Observation(phase=replica.phase)
         if replica.attempt is not None and (loss := self._gpus.failure(replica.attempt.plan.gpus)) is not None:
             seen = seen.evolve(proof=seen.proof or loss)
-        # Another plan that was tried is not started again.
-        wanted = not model.deleting and (replica.attempt is not None or replica is not model.trial)
+        # Another plan that was tried is not started again, unless a changed wish is tried.
+        wanted = not model.deleting and (replica.attempt is not None or replica is not model.trial or replica.seeks)
+        history = [one for one in replica.history if one.generation == replica.generation]
         action = next_action(
             reconcile.ReplicaSnapshot(
                 wanted=wanted,
-                policy=model.wish.policy,
+                policy=model.wish_of(replica).policy,
                 attempt=replica.attempt,
-                history=reconcile.counted(replica.history, model.forgiven_at, time.time()),
+                history=reconcile.counted(history, model.forgiven_at, time.time()),
                 instance=instance,
                 seen=seen,
                 tail=tuple(replica.watcher.tail) if replica.watcher else (),
@@ -114,6 +115,7 @@ class ReplicaSteps:
             backoff_max_s=self._settings.backoff_max_s,
         )
         effects, name, room = self._effects, type(action).__name__, partial(self._fleet.room, model, replica)
+        instead = partial(self._fleet.room, model, replica, instead=True)
         match action:
             case Rest():
                 replica.shown = action
@@ -121,7 +123,7 @@ class ReplicaSteps:
                     replica.setback.over()
             case reconcile.MakePlan():
                 replica.shown = Rest("starting", "planning")
-                self._start(replica, name, effects.plan(model, replica, room, self._fleet.ports))
+                self._start(replica, name, effects.plan(model, replica, room, instead, self._fleet.ports))
             case reconcile.Launch(attempt):
                 replica.shown = Rest("starting", "launching")
                 self._start(replica, name, effects.launch(model, replica, attempt, room))
@@ -139,8 +141,14 @@ class ReplicaSteps:
                 served = not wanted and any(one.ready_at is not None for one in replica.attempts[-1:])
                 grace = self._settings.stop_grace_s if served else _SHORT_GRACE_S
                 replica.stopping = True
-                self._start(replica, name, effects.stop(instance_to_stop, grace))
+                idle = partial(self._idle, model, instance_to_stop, time.monotonic()) if served else None
+                self._start(replica, name, effects.stop(instance_to_stop, grace, idle))
         return False
+
+    def _idle(self, model: ManagedModel, instance: str, since: float) -> bool:
+        """No request is in flight at an engine that left the routes then, as every worker has said; or nobody waits for their ends."""
+        said = time.monotonic() - since >= said_after_s(self._settings.workers)
+        return model.deleting or (said and self._silent_s(instance) is None)
 
     def _start(self, replica: ReplicaState, name: str, effect: Coroutine[Any, Any, None]) -> None:
         replica.task = asyncio.create_task(self._performed(name, effect))

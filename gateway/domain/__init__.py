@@ -55,7 +55,7 @@ from gateway.domain.running import (
     RunningPlan,
 )
 from gateway.domain.value import MOST_BYTES, EngineRef, Grade, Scalar, Task, Value
-from gateway.domain.wish import NAME_PATTERN, Policy, Wish
+from gateway.domain.wish import NAME_PATTERN, Change, Policy, Wish
 
 __all__ = [
     "MOST_BYTES",
@@ -76,6 +76,7 @@ __all__ = [
     "BenchReport",
     "BoolChoice",
     "Cap",
+    "Change",
     "Choice",
     "Decision",
     "Engine",

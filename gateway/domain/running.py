@@ -111,6 +111,7 @@ class Attempt(Value):
     ended_at: float | None = None
     failure: Failure | None = None
     abilities: Abilities | None = Field(None, description="None: the engine was not asked")
+    generation: int = Field(0, description="of the wish that it was planned by: each change of a wish is one more")
 
     @property
     def grade(self) -> Grade:

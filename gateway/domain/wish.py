@@ -103,3 +103,13 @@ class Wish(Value):
         if self.num_speculative_tokens is not None and self.drafter is None and self.speculative in (None, "off"):
             raise ValueError("num_speculative_tokens needs a drafter, or speculative set to auto, mtp or ngram")
         return self
+
+
+class Change(Value):
+    """Another wish for a model that is there, until all its replicas are by it, or until it is given up. generation: that of the new wish;
+    attempts say by which they were planned. refused: why it was given up, and the wish from before is in force again."""
+
+    wish: Wish
+    generation: int
+    at: float = Field(description="when it was asked for, in Unix seconds")
+    refused: str = ""

@@ -23,7 +23,7 @@ from typing import Any
 
 from gateway.errors import StoreError
 
-VERSION = 7
+VERSION = 8
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE models (
@@ -56,8 +56,8 @@ CREATE INDEX benches_of ON benches (model, id)
 # What the engine showed that it does for apps.
 _ABILITIES = "ALTER TABLE attempts ADD COLUMN abilities TEXT"
 _SEALED = {
-    "models": "name, wish, created_at, deleting, forgiven_at",
-    "attempts": "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities",
+    "models": "name, wish, created_at, deleting, forgiven_at, generation, change",
+    "attempts": "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities, generation",
     "facts": "id, fact, attempt, learned_at",
     "keys": "name, digest, may, created_at",
     "benches": "id, model, at, bench",
@@ -78,6 +78,11 @@ UPDATE models SET wish=json_set(wish, '$.commits', json_patch(json_extract(wish,
 """
 # Of the tables that are older than seals.
 _SEALS = ";".join(f"ALTER TABLE {table} ADD COLUMN seal INTEGER" for table in ("models", "attempts", "facts", "keys"))
+# `generation` counts the wishes that a model had; `change` is another wish that takes the place of the one in force, or that was given up.
+_CHANGES = (
+    "ALTER TABLE models ADD COLUMN generation INTEGER NOT NULL DEFAULT 0;ALTER TABLE models ADD COLUMN change TEXT;"
+    "ALTER TABLE attempts ADD COLUMN generation INTEGER NOT NULL DEFAULT 0"
+)
 # What brings a database of an older version to the next one.
 _UPGRADES = {
     1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0",
@@ -86,6 +91,7 @@ _UPGRADES = {
     4: _BENCHES,
     5: _COMMITS,
     6: _ABILITIES,
+    7: _CHANGES,
 }
 # Free bytes without which the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
@@ -179,7 +185,7 @@ class Database:
         self.connection.create_function("seal_of", -1, _seal_of, deterministic=True)
         if version == 0:
             with self._transaction() as db:
-                self._all(_SCHEMA + _KEYS + ";".join((_SEALS, _BENCHES, _ABILITIES)))
+                self._all(_SCHEMA + _KEYS + ";".join((_SEALS, _BENCHES, _ABILITIES, _CHANGES)))
                 db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
                 db.execute(f"PRAGMA user_version={VERSION}")
         for older in range(version or VERSION, VERSION):

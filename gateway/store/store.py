@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gateway.domain import Abilities, Attempt, Bench, Fact, Failure, Plan, Wish
+from gateway.domain import Abilities, Attempt, Bench, Change, Fact, Failure, Plan, Wish
 from gateway.domain.key import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store.database import Database
@@ -64,6 +64,19 @@ class Store:
         rows = self._database.rows("SELECT wish, created_at, deleting, forgiven_at FROM models ORDER BY name")
         return [(Wish.model_validate_json(row[0]), row[1], bool(row[2]), row[3]) for row in rows]
 
+    def changes(self) -> dict[str, tuple[int, Change | None]]:
+        """By the name of a model the generation of its wish, and the wish that takes its place."""
+        rows = self._database.rows("SELECT name, generation, change FROM models")
+        return {row[0]: (row[1], Change.model_validate_json(row[2]) if row[2] else None) for row in rows}
+
+    def save_change(self, wish: Wish, generation: int, change: Change | None) -> None:
+        """The wish in force of a model that is there, and what shall take its place. Raises NotFound where the model is being removed."""
+        texts = wish.model_dump_json(), generation, change.model_dump_json() if change else None
+        with self._database.change() as db:
+            query = "UPDATE models SET wish=?, generation=?, change=? WHERE name=? AND deleting=0"
+            if db.execute(query, (*texts, wish.name)).rowcount == 0:
+                raise NotFound(f"There is no model {wish.name}.", hint="`fitserve ps` lists the models.")
+
     def add_model(self, wish: Wish, now: float) -> None:
         """Raises Conflict when the name is taken."""
         with self._database.change() as db:
@@ -104,13 +117,13 @@ class Store:
         row = (attempt.id, attempt.model, attempt.replica, attempt.plan.model_dump_json(), attempt.fingerprint, attempt.port)
         with self._database.change() as db:
             db.execute(
-                "INSERT OR IGNORE INTO models (name, wish, created_at) VALUES (?, ?, ?)",
-                (wish.name, wish.model_dump_json(), created_at),
+                "INSERT OR IGNORE INTO models (name, wish, created_at, generation) VALUES (?, ?, ?, ?)",
+                (wish.name, wish.model_dump_json(), created_at, attempt.generation),
             )
             db.execute(
-                "INSERT OR IGNORE INTO attempts (id, model, replica, state, plan, fingerprint, port, started_at) "
-                "VALUES (?, ?, ?, 'starting', ?, ?, ?, ?)",
-                (*row, attempt.started_at),
+                "INSERT OR IGNORE INTO attempts (id, model, replica, state, plan, fingerprint, port, started_at, generation) "
+                "VALUES (?, ?, ?, 'starting', ?, ?, ?, ?, ?)",
+                (*row, attempt.started_at, attempt.generation),
             )
 
     def remove_model(self, name: str) -> None:
@@ -125,12 +138,13 @@ class Store:
 
     # --- attempts ---
 
-    def add_attempt(self, model: str, replica: int, plan: Plan, port: int, now: float) -> Attempt:
+    def add_attempt(self, model: str, replica: int, plan: Plan, port: int, now: float, generation: int = 0) -> Attempt:
         """Record a start before it is made, so that a crash leaves no engine that nobody knows."""
         with self._database.change() as db:
             cursor = db.execute(
-                "INSERT INTO attempts (model, replica, state, plan, fingerprint, port, started_at) VALUES (?, ?, 'starting', ?, ?, ?, ?)",
-                (model, replica, plan.model_dump_json(), plan.fingerprint, port, now),
+                "INSERT INTO attempts (model, replica, state, plan, fingerprint, port, started_at, generation) "
+                "VALUES (?, ?, 'starting', ?, ?, ?, ?, ?)",
+                (model, replica, plan.model_dump_json(), plan.fingerprint, port, now, generation),
             )
             db.execute(
                 "DELETE FROM attempts WHERE model=? AND state IN ('failed', 'stopped') AND id NOT IN "
@@ -147,6 +161,7 @@ class Store:
             fingerprint=plan.fingerprint,
             port=port,
             started_at=now,
+            generation=generation,
         )
 
     def save_plan(self, attempt: Attempt) -> None:
@@ -171,10 +186,10 @@ class Store:
     def attempts(self, model: str | None = None) -> list[Attempt]:
         """Attempts of one model, or of all, oldest first."""
         where, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
-        rows = self._database.rows(
-            f"SELECT id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities FROM attempts {where} ORDER BY id",  # noqa: S608
-            values,
+        columns = (
+            "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities, generation"
         )
+        rows = self._database.rows(f"SELECT {columns} FROM attempts {where} ORDER BY id", values)  # noqa: S608
         return [
             Attempt(
                 id=row[0],
@@ -189,6 +204,7 @@ class Store:
                 ended_at=row[9],
                 failure=Failure.model_validate_json(row[10]) if row[10] else None,
                 abilities=Abilities.model_validate_json(row[11]) if row[11] else None,
+                generation=row[12],
             )
             for row in rows
         ]

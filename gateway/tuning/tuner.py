@@ -104,7 +104,7 @@ class Tuner:
                 await self._judge(model, serving[0])
             if serving:
                 await self._learn(model)
-            if self._settings.auto_tune and len(model.replicas) == 1 and not model.deleting:
+            if self._settings.auto_tune and len(model.replicas) == 1 and not model.deleting and not model.unsettled:
                 await self._tune(model)
         self._traffic.forget()
         self._judged = {name: plan for name, plan in self._judged.items() if name in self._loop.models}

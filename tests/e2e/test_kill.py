@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.controller.failpoint import FAILPOINTS
+from gateway.failpoint import FAILPOINTS
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, starts
 from tests.e2e.storm import Storm

@@ -8,15 +8,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from fastapi.routing import APIRoute
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError
 
 from gateway.controller.engine_logs import log_path, read_log
 from gateway.controller.loop import Loop
 from gateway.controller.managed_model import ManagedModel, ReplicaState, status
+from gateway.core.changes import Difference, of_plans, of_wishes, same_start, starts_anew
 from gateway.core.planner.explain import changes
 from gateway.domain import Abilities, Attempt, Decision, Failure, Hardware, Plan, Value, Wish
 from gateway.domain.endpoint_url import endpoint_url
-from gateway.errors import BadRequest, NotFound
+from gateway.errors import BadRequest, Conflict, NoPlan, NotFound
+from gateway.profiles import first_problem
 from gateway.serve.admin import bench_routes
 from gateway.serve.admin.bench_routes import RivalView, rival_view
 from gateway.settings import Settings
@@ -96,7 +98,28 @@ class ModelView(Value):
         None, description="a plan that should be better than what runs, by what was measured of that"
     )
     attempts: tuple[AttemptView, ...] = ()
+    change: ChangeView | None = Field(None, description="another wish for it")
     decision: Decision | None = Field(None, description="the planner's last answer, with what it rejected and why")
+
+
+class ChangeAnswer(Value):
+    """What a change of a model does. anew: engines are started for it. plan: what serves against what will."""
+
+    name: str
+    anew: bool
+    wish: tuple[Difference, ...]
+    plan: tuple[Difference, ...]
+    commits: dict[str, str] = Field(description="of the new wish, by repository")
+    reason: str = Field("", description="why there is no plan for it")
+
+
+class ChangeView(Value):
+    """Another wish for the model: it takes the place of the one in force, or was given up."""
+
+    at: float
+    state: str = Field(description="underway, or refused: then the wish from before is in force")
+    detail: str
+    wish: tuple[Difference, ...]
 
 
 class ModelList(Value):
@@ -173,6 +196,42 @@ async def remove_model(request: Request, name: str) -> dict[str, str]:
     return {"name": name, "state": "stopping"}
 
 
+@router.patch("/models/{name:path}", status_code=202)
+async def change_model(request: Request, name: str, body: dict[str, Any], dry_run: bool = False) -> Response:
+    """Change a model: the fields that are given are its new wish (a JSON merge patch, RFC 7396: null takes a field back to its default). What the change
+    does is said at once; 202 where engines are brought to it now, 200 where nothing is started anew. With `dry_run` nothing is done."""
+    loop: Loop = request.app.state.loop
+    model = loop.model(name)
+    old = model.wish
+    wish = await loop.named(_patched(old, body))
+    anew, planned = starts_anew(old, wish), None
+    if anew and wish.source is not None:
+        planned = await loop.plan_change(model, wish)
+        wish = wish.evolve(commits=dict(planned.commits))
+        running = [attempt.plan for attempt in model.serving]
+        plan = planned.plan
+        anew = not running or plan is None or not all(same_start(plan, one) for one in running)
+        if plan is None and not planned.open and not dry_run:
+            raise NoPlan(f"Nothing was changed: {planned.reason}", hint=f"`fitserve plan` says more; {name} goes on as it is.")
+    else:
+        anew = False
+    answer = ChangeAnswer(
+        name=name,
+        anew=anew,
+        wish=of_wishes(old, wish),
+        commits=wish.commits,
+        plan=of_plans(model.serving[0].plan, planned.plan) if planned and planned.plan and model.serving else (),
+        reason=planned.reason if planned is not None and planned.plan is None else "",
+    )
+    if not dry_run and wish != old:
+        if loop.model(name) is not model or model.wish != old:
+            raise Conflict(f"The model {name} was changed meanwhile.", hint="Nothing was changed; try again.")
+        await loop.change(name, wish, anew=anew)
+    text = answer.model_dump_json().encode()
+    decision = planned.decision if dry_run and planned is not None else b"null"
+    return _json(b'%b,"decision":%b}' % (text.removesuffix(b"}"), decision), 202 if anew and not dry_run else 200)
+
+
 @router.post("/models/{name:path}/retry", status_code=202)
 async def retry_model(request: Request, name: str) -> Any:
     """Lift quarantine and back-off: what failed until now no longer counts, and the next start is made at once, from the images
@@ -234,7 +293,53 @@ async def _view(request: Request, model: ManagedModel, *, full: bool) -> ModelVi
         abilities=model.abilities,
         rival=rival_view(model.wish.name, model.rival),
         attempts=tuple(_attempt(attempt) for attempt in attempts),
+        change=_change(model),
     )
+
+
+def _change(model: ManagedModel) -> ChangeView | None:
+    change, wanted = model.change, model.wanted
+    if change is None:
+        return None
+    if change.refused:
+        state, detail = "refused", change.refused
+        if model.unsettled:
+            detail += "; its replicas are brought back"
+    else:
+        done = sum(replica.generation == wanted for replica in model.replicas)
+        state, detail = "underway", f"{done} of {len(model.replicas)} replicas are changed"
+        if model.trial is not None and model.trial.seeks:
+            detail += f"; the next one starts beside what serves: {model.trial.phase}"
+    return ChangeView(at=change.at, state=state, detail=detail, wish=of_wishes(model.wish, change.wish))
+
+
+def _patched(wish: Wish, patch: dict[str, Any]) -> Wish:
+    """The wish with what a JSON merge patch says. Raises BadRequest."""
+    if patch.get("name", wish.name) != wish.name:
+        raise BadRequest("A model keeps its name.", hint="Add it under the other name, then remove this one.", param="name")
+    fields = _merged(wish.model_dump(mode="json"), patch)
+    try:
+        changed = ModelRequest.model_validate(fields).wish()
+    except ValidationError as error:
+        raise BadRequest(f"{first_problem(error)}.", hint="Nothing was changed.") from None
+    if bool(changed.source) != bool(wish.source):
+        raise BadRequest(
+            "A model cannot become an endpoint, nor an endpoint a model.", hint="Remove it, and add the other.", param="source"
+        )
+    return changed
+
+
+def _merged(old: Any, patch: Any) -> Any:
+    """As RFC 7396 has it."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(old) if isinstance(old, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merged(merged.get(name), value)
+    return merged
 
 
 def _plan(model: ManagedModel, live: Attempt) -> Plan:

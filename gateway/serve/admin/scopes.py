@@ -38,6 +38,7 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("GET", "/admin/models/{name:path}/bench"): "read",
     ("POST", "/admin/models/{name:path}/bench"): "admin",
     ("POST", "/admin/models/{name:path}/retry"): "admin",
+    ("PATCH", "/admin/models/{name:path}"): "admin",
     ("DELETE", "/admin/models/{name:path}"): "admin",
     ("POST", "/admin/plan"): "admin",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.domain import Bench, Fact, Failure
+from gateway.domain import Bench, Change, Fact, Failure
 from gateway.domain.key import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store.database import Damaged
@@ -159,12 +159,18 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     assert {f"m{number}" for number in range(last + 1)} <= names
 
 
+def without_changes(db: sqlite3.Connection) -> None:
+    for table, column in (("models", "generation"), ("models", "change"), ("attempts", "generation")):
+        db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+
+
 def set_back(store: Store, version: int) -> None:
     """Closes the store, and leaves its database as that version would have written it."""
     store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         for table in ("models", "attempts", "facts", "keys"):
             db.execute(f"ALTER TABLE {table} DROP COLUMN seal")
+        without_changes(db)
         db.execute("DROP TABLE benches")
         db.execute("ALTER TABLE attempts DROP COLUMN abilities")
         if version < 3:
@@ -212,6 +218,7 @@ def test_a_database_of_the_fifth_version_pins_each_model_to_the_commits_that_it_
     store.add_attempt("c", 0, plain, 1, 2.0)
     store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        without_changes(db)
         db.execute("ALTER TABLE attempts DROP COLUMN abilities")
         db.execute("PRAGMA user_version=5")
     again = Store(store.path)
@@ -302,3 +309,22 @@ def test_what_is_forgiven_may_be_tried_again_and_what_was_learnt_stays(store: St
     assert store.models()[0][3] == 4.0
     with pytest.raises(NotFound):
         store.forgive("b", 5.0)
+
+
+def test_a_change_is_kept_until_it_is_over(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    assert store.changes() == {"a": (0, None)}
+    change = Change(wish=wish(name="a", min_context=5), generation=1, at=2.0)
+    store.save_change(wish(name="a"), 0, change)
+    made = store.add_attempt("a", 0, plan(), 8000, 3.0, 1)
+    store.close()
+    again = Store(store.path)
+    assert again.changes() == {"a": (0, change)}
+    assert again.attempts() == [made]
+    again.save_change(change.wish, 1, None)
+    assert again.changes() == {"a": (1, None)}
+    assert again.models()[0][0] == change.wish
+    again.mark_deleting("a")
+    with pytest.raises(NotFound):
+        again.save_change(change.wish, 2, None)
+    again.close()

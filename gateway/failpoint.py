@@ -1,6 +1,6 @@
 """Failpoints: places where a test lets the gateway kill itself, to show that the next start recovers.
 
-There is a failpoint before and after every effect of the loop; the list is made from the actions.
+There is a failpoint before and after every effect of the loop; the lists are made from its actions, and from the steps of a changed wish.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ import os
 import signal
 from typing import get_args
 
+from gateway.core.changes import Step
 from gateway.core.reconcile import Action, Rest
 
 FAILPOINTS = tuple(
     f"{action.__name__}.{moment}" for action in get_args(Action) if action is not Rest for moment in ("before", "after")
 )
+CHANGE_FAILPOINTS = tuple(f"{step.__name__}.{moment}" for step in get_args(Step) for moment in ("before", "after"))
 
 
 class Failpoint:
-    """`name` is one of FAILPOINTS, or empty: then nothing ever happens."""
+    """`name` is one of FAILPOINTS or CHANGE_FAILPOINTS, or empty: then nothing ever happens."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,0 +1,117 @@
+"""The next step of a changed wish: looks at the replicas of its model, asks `next_step`, and acts. Nothing of it takes long: plans and starts are
+steps of replicas."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gateway.controller.effects import Effects
+from gateway.controller.managed_model import ManagedModel, ReplicaState, said_after_s
+from gateway.core import changes
+from gateway.core.changes import ReplicaNow, TrialNow, next_step
+from gateway.core.reconcile import counted
+from gateway.failpoint import Failpoint
+
+
+class ChangeSteps:
+    """silent_s: seconds since an instance gave its clients a byte; None: no client waits."""
+
+    def __init__(
+        self, effects: Effects, failpoint: Failpoint, silent_s: Callable[[str], float | None], workers: int, drain_s: float
+    ) -> None:
+        self._effects = effects
+        self._failpoint = failpoint
+        self._silent_s = silent_s
+        self._settle_s = said_after_s(workers)
+        self._drain_s = drain_s
+
+    async def attend(self, model: ManagedModel) -> bool:
+        """What is to be done for the model now. Returns whether anything was done. Raises StoreError."""
+        if model.deleting or not (model.unsettled or (model.trial is not None and model.trial.seeks)):
+            return False
+        new = model.wanted != model.generation
+        replicas = [self._replica(model, replica) for replica in model.replicas]
+        step = next_step(model.wanted, new, replicas, _trial(model))
+        if step is None:
+            return False
+        name = type(step).__name__
+        self._failpoint.reach(name, "before")
+        match step:
+            case changes.TryBeside(index):
+                model.trial = ReplicaState(model.wish.name, index, generation=model.wanted, seeks=True)
+            case changes.Adopt():
+                await self._effects.adopt(model)
+            case changes.EndTrial():
+                await self._effects.end_trial(model)
+            case changes.GoInPlace(index):
+                model.replicas[index].in_place = True
+                await self._effects.end_trial(model)
+            case changes.Leave(index):
+                model.replicas[index].left_at = time.monotonic()
+            case changes.Replace(index):
+                await self._effects.replace(model.replicas[index], model.wanted)
+            case changes.GiveUp(reason):
+                await self._effects.give_up(model, reason)
+            case changes.Finish():
+                await self._effects.finish(model)
+        self._failpoint.reach(name, "after")
+        return True
+
+    async def size(self, model: ManagedModel) -> None:
+        """As many replicas as are wished for: those beyond leave the routes, and stop when their last answers are given. Raises StoreError."""
+        count = model.wish.replicas
+        if count is None or model.wish.source is None or model.unsettled or model.trial is not None or model.deleting:
+            return
+        indices = range(len(model.replicas), count)
+        model.replicas += [ReplicaState(model.wish.name, index, generation=model.generation) for index in indices]
+        for replica in model.replicas[count:]:
+            if replica.left_at is None:
+                replica.left_at = time.monotonic()
+            elif not self._replica(model, replica).answers:
+                await self._effects.drop(model, replica)
+
+    def _replica(self, model: ManagedModel, replica: ReplicaState) -> ReplicaNow:
+        left_s = time.monotonic() - replica.left_at if replica.left_at is not None else None
+        attempt = replica.attempt
+        serves = attempt is not None and attempt.state == "ready"
+        answers = attempt is not None and self._silent_s(attempt.instance_name) is not None
+        return ReplicaNow(
+            replica.index,
+            replica.generation,
+            serves=serves,
+            comes=not serves and replica.shown.state in ("starting", "verifying", "backing_off"),
+            in_place=replica.in_place,
+            left=left_s is not None,
+            answers=left_s is not None and left_s < self._drain_s and (answers or left_s < self._settle_s),
+            failed=_failed(model, replica),
+        )
+
+
+def _failed(model: ManagedModel, replica: ReplicaState) -> str:
+    """Why no engine of the replica starts by its wish; "" where one did, or still may."""
+    own = [one for one in replica.attempts if one.generation == replica.generation]
+    if replica.attempt is not None or any(one.ready_at is not None for one in own):
+        return ""
+    failures = [one.failure for one in counted(own, model.forgiven_at, time.time()) if one.failure is not None]
+    if failures:
+        return f"{failures[-1].kind}: {failures[-1].message}"
+    return replica.blocked or ""
+
+
+def _trial(model: ManagedModel) -> TrialNow | None:
+    trial = model.trial
+    if trial is None:
+        return None
+    if not trial.seeks:
+        return TrialNow(trial.index, trial.generation, "others" if trial.attempt is not None else "stops")
+    if trial.no_room and trial.attempt is None:
+        failure = next((one.failure for one in reversed(trial.history) if one.failure is not None), None)
+        if failure is not None:
+            return TrialNow(trial.index, trial.generation, "failed", f"{failure.kind}: {failure.message}")
+        return TrialNow(trial.index, trial.generation, "no_room")
+    if trial.attempt is not None:
+        return TrialNow(trial.index, trial.generation, "ready" if trial.attempt.state == "ready" else "starts")
+    if not trial.busy and trial.shown.state in ("quarantined", "no_plan"):
+        return TrialNow(trial.index, trial.generation, "failed", trial.shown.reason)
+    return TrialNow(trial.index, trial.generation, "starts")

