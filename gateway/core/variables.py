@@ -30,6 +30,9 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _LONGEST_NAME = 128
 _LONGEST_VALUE = 2048
+# By kind of engine, which stage of a pipeline has how many layers: get_pp_indices in distributed/utils.py of both.
+STAGES = {"vllm": "VLLM_PP_LAYER_PARTITION", "sglang": "SGLANG_PP_LAYER_PARTITION"}
+_LAYERS = re.compile(r"[1-9]\d{0,3}(,[1-9]\d{0,3}){1,31}", re.ASCII)
 # Numbers, words and lists of them; a slash is in none, so no value names a file or an address.
 _PLAIN = re.compile(r"[\w.,:;=^+%{}|-]*", re.ASCII)
 _SWITCH = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?|true|false|yes|no|on|off|", re.IGNORECASE | re.ASCII)
@@ -50,6 +53,7 @@ _OPEN: dict[str, tuple[re.Pattern[str], str]] = {
     "TORCH_CUDA_ARCH_LIST FLASHINFER_CUDA_ARCH_LIST": (_ARCHITECTURES, "GPU architectures, such as 9.0a 10.0+PTX"),
     " ".join(PROXIES): (_PROXY, "the address of a proxy, without a user or a password"),
     " ".join(NO_PROXY): (_NO_PROXY, "names and addresses with commas between"),
+    "SGLANG_PP_LAYER_PARTITION": (_LAYERS, "the layers of each stage with commas between"),
     "HF_HUB_DISABLE_XET HF_HUB_DISABLE_PROGRESS_BARS HF_HUB_DISABLE_SYMLINKS_WARNING HF_HUB_ENABLE_HF_TRANSFER HF_HUB_ETAG_TIMEOUT "
     "HF_HUB_DOWNLOAD_TIMEOUT NVIDIA_TF32_OVERRIDE USE_TRITON_W8A8_FP8_KERNEL": (_SWITCH, "a number or a switch"),
     "CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING CUDA_DEVICE_MAX_CONNECTIONS CUDA_DEVICE_MAX_COPY_CONNECTIONS CUDA_SCALE_LAUNCH_QUEUES "

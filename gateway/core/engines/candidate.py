@@ -6,7 +6,7 @@ Candidate -> Footprint (its bytes and its batch) -> Budget -> Memory
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Protocol
@@ -16,7 +16,7 @@ from gateway.core.engines.planning_input import PlanningInput, available_bytes
 from gateway.core.engines.variant import Variant
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
-from gateway.core.layers.built_model import BuiltModel, stage
+from gateway.core.layers.built_model import BuiltModel, dealt, stage
 from gateway.core.memory.asked_cache import CountedCache
 from gateway.core.memory.kv_cache import KvCache
 from gateway.core.model.rank import Rank
@@ -34,7 +34,8 @@ _HEADROOM = 256 * MIB
 
 @dataclass(frozen=True)
 class Candidate:
-    """`args` are the user's flags by canonical names; `evidence` has the kernels and backends of its layers."""
+    """`args` are the user's flags by canonical names; `evidence` has the kernels and backends of its layers. part: which stage of `whole` this
+    is, where stages are on unlike GPUs and are sized and timed one by one."""
 
     given: PlanningInput
     engine: Engine
@@ -46,6 +47,8 @@ class Candidate:
     args: Mapping[str, Scalar]
     speculation: Speculation
     evidence: Evidence
+    part: int = 0
+    whole: Candidate | None = None
 
     @property
     def source(self) -> str:
@@ -73,6 +76,8 @@ class Candidate:
     @cached_property
     def through_host(self) -> bool:
         """As was read, no two of its GPUs reach each other but through the host's memory."""
+        if self.whole is not None:
+            return self.whole.through_host
         links = {frozenset((link.a, link.b)): link for link in self.given.hardware.links}
         pairs = [links.get(frozenset((a.index, b.index))) for a, b in combinations(self.group, 2)]
         return bool(pairs) and all(link is not None and link.p2p is False and not link.nvlinks for link in pairs)
@@ -80,19 +85,31 @@ class Candidate:
     @cached_property
     def stage(self) -> BuiltModel:
         """What one rank's stage has of the model; all of it without pipeline parallelism."""
+        if self.whole is not None:
+            layers = self.variant.layers or (1,) * self.variant.pp
+            return dealt(self.built, layers[self.part], sum(layers))
         return stage(self.built, self.variant.pp)
+
+    @cached_property
+    def parts(self) -> tuple[Candidate, ...]:
+        """Its stages one by one, each on its GPU, where these are unlike; none elsewhere."""
+        if self.whole is not None or self.variant.tp > 1 or len({(gpu.name, gpu.total_bytes) for gpu in self.group}) < 2:
+            return ()
+        return tuple(replace(self, group=(gpu,), part=part, whole=self) for part, gpu in enumerate(self.group))
 
     @cached_property
     def cache(self) -> KvCache:
         """What one rank keeps of sequences: as the engine itself counted, or by the rules. Raises Refused."""
         answer = self.evidence.answer
-        if answer is None:
+        if answer is None or self.whole is not None:
             return self.rules.cache(self)
         return CountedCache(answer.kv or AskedCache(block_bytes=1, needed=()))
 
     @cached_property
     def scope(self) -> dict[str, str]:
         """What a fact about its sizes is about, but for the budget."""
+        if self.whole is not None:
+            return self.whole.scope
         spec, variant, group = self.given.spec, self.variant, self.group
         scope = {
             "engine": self.engine.ref,
@@ -105,6 +122,7 @@ class Candidate:
             "quantization": variant.quantization or "as stored",
         }
         scope |= {"capability": group[0].capability} if group and group[0].capability else {}
+        scope |= {"layers": ",".join(map(str, variant.layers))} if variant.layers else {}
         return scope | ({"env": words(env)} if (env := self.given.wish.env) else {})
 
 

@@ -16,7 +16,7 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 
 # How destructive each change is; a plan's changes add up, and of two plans that else are equal the smaller sum wins.
 _COST = {"disabled": 1, "backends": 1, "ep": 1, "pp": 1, "small": 1, "eager": 2, "dtype": 2, "kv_dtype": 3, "conservative": 4}
-_COST |= {"quantization": 8}
+_COST |= {"quantization": 8, "layers": 0}
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,12 @@ class Variant:
     """tp, pp: ranks of tensor and pipeline parallelism; ep: experts are split whole over the tensor parallel ranks.
 
     dtype, quantization: "" as the checkpoint has them. disabled: kernels for VLLM_DISABLED_KERNELS. backends: engine flags
-    that force a kernel. small: few sequences and tokens at once. eager: no graphs. conservative: both, and memory left free. because: why each of these differs from the plain variant.
+    that force a kernel. layers: of each stage, where the engine is told; () as the engine deals them out. small: few sequences and tokens at once. eager: no graphs. conservative: both, and memory left free. because: why each of these differs from the plain variant.
     """
 
     tp: int = 1
     pp: int = 1
+    layers: tuple[int, ...] = ()
     ep: bool = False
     dtype: str = ""
     kv_dtype: str = "auto"
@@ -43,6 +44,11 @@ class Variant:
     @property
     def cost(self) -> int:
         return sum(_COST[name] for name in self.because)
+
+    @property
+    def changes(self) -> int:
+        """How many things were changed in it. Which stage has how many layers is no choice of its own."""
+        return len(self.because.keys() - {"layers"})
 
     @property
     def gives_up(self) -> bool:

@@ -1,6 +1,6 @@
 """What one engine version builds of a model: every layer with its quantization scheme, whole, on one rank, on one stage. Pure.
 
-per_rank(linear, tp) -> (k, n)      stage(built, stages) -> the part of one stage of pipeline parallelism
+per_rank(linear, tp) -> (k, n)      stage(built, stages) -> the part of one stage of pipeline parallelism      dealt(built, layers, of)
 """
 
 from __future__ import annotations
@@ -85,20 +85,25 @@ def padded_vocab(rows: int) -> int:
 _LANGUAGE = "language_model."
 
 
-@lru_cache(maxsize=64)
 def stage(built: BuiltModel, stages: int) -> BuiltModel:
-    """The fullest of `stages` stages: its share of the language model's layers rounded up, what sees or hears whole, and one of
-    embedding and output head.
+    """The fullest of `stages` stages. Source: get_pp_indices in vllm/distributed/utils.py deals the layers out evenly."""
+    return dealt(built, 1, stages)
 
-    Source: get_pp_indices in vllm/distributed/utils.py deals the layers out evenly; the embedding is on the first rank, the
-    head on the last. Of Qwen3-Next and Qwen3.5 every rank has the embedding (qwen3_next.py, qwen3_5.py).
+
+@lru_cache(maxsize=256)
+def dealt(built: BuiltModel, layers: int, of: int) -> BuiltModel:
+    """A stage that has so many `layers` of `of`: of each kind of the language model's layers its share rounded up, what sees or hears
+    whole, and one of embedding and output head.
+
+    The embedding is on the first rank, the head on the last. Of Qwen3-Next and Qwen3.5 every rank has the embedding (qwen3_next.py,
+    qwen3_5.py).
     """
-    if stages == 1:
+    if layers == of:
         return built
     within = any(layer.name.startswith(_LANGUAGE) for layer in built.linears)
 
     def share(name: str, count: int) -> int:
-        return count if within and not name.startswith(_LANGUAGE) else -(-count // stages)
+        return count if within and not name.startswith(_LANGUAGE) else -(-count * layers // of)
 
     heads = [tensor for tensor in built.others if tensor.shard == "vocab"]
     repeated = any(".linear_attn." in layer.name for layer in built.linears)
@@ -108,6 +113,7 @@ def stage(built: BuiltModel, stages: int) -> BuiltModel:
         linears=tuple(replace(layer, count=share(layer.name, layer.count)) for layer in built.linears),
         others=tuple(t.evolve(count=share(t.name, t.count)) for t in built.others if t.shard != "vocab") + tuple(kept),
         attention=tuple(
-            group if group.kind == "vision" else group.evolve(layers=-(-group.layers // stages)) for group in built.attention
+            group if group.kind == "vision" else group.evolve(layers=-(-group.layers * layers // of))
+            for group in built.attention
         ),
     )

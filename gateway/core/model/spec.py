@@ -181,6 +181,14 @@ def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) ->
     return next((name for name, code in _DTYPES.items() if code in stored), "float32")
 
 
+def stacked(spec: ModelSpec) -> int | None:
+    """The layers that stages of a pipeline are made of; None: config.json does not say it in one number."""
+    try:
+        return general.layers_of(general.text_of(Fields(spec.config, spec.source)).fields)
+    except BadModel:
+        return None
+
+
 def quant_of(top: Fields, fields: Fields) -> Quant | None:
     """The checkpoint's quantization block, from wherever config.json has it."""
     for config in (top, fields):

@@ -5,6 +5,8 @@ copies(candidate, sizes) -> (how many and why, how fast they all are)
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.core.engines.candidate import Candidate
 from gateway.core.planner.parallel import spare_groups
 from gateway.core.planner.sizes import Sizes, needed_tokens
@@ -55,6 +57,12 @@ def _clock(candidate: Candidate, *, eager: bool, direct: bool) -> Clock | None:
     given, group, pace, rows = candidate.given, candidate.group, candidate.given.pace, candidate.evidence.kernels
     if not pace or given.spec.task != "generate":
         return None
+    if parts := [_clock(part, eager=eager, direct=direct) for part in candidate.parts]:
+        known = [clock for clock in parts if clock is not None]
+        if len(known) < len(parts):
+            return None
+        sources = " and ".join(dict.fromkeys(clock.machine.source for clock in known))
+        return replace(known[0], machine=replace(known[0].machine, source=sources), beside=tuple(known[1:]))
     work = work_with(given.spec, candidate.stage, candidate.rank, rows, given.gpus, candidate.engine.traits)
     kind = candidate.engine.kind
     key = work, tuple(gpu.index for gpu in group), eager, direct, kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 from gateway.core.engines.planning_input import available_bytes
@@ -108,6 +108,18 @@ def peers_without_p2p(links: Mapping[frozenset[int], Link], group: Iterable[Gpu]
         if link is None or not (link.nvlinks or link.p2p):
             return a.index, b.index
     return None
+
+
+def dealt_layers(layers: int, shares: Sequence[float], most: Sequence[float]) -> tuple[int, ...] | None:
+    """How many of so many layers each stage has: by `shares`, and none more than `most` of it. None: they do not hold all."""
+    found = [1] * len(shares)
+    for _ in range(layers - len(shares)):
+        free = [stage for stage, count in enumerate(found) if count + 1 <= most[stage]]
+        if not free:
+            return None
+        next_ = min(free, key=lambda stage: (found[stage] + 1) / shares[stage])
+        found[next_] += 1
+    return tuple(found) if len(shares) <= layers and min(shares) > 0 else None
 
 
 class GpuGroups:

@@ -16,7 +16,7 @@ from gateway.core.planner.copies import copies
 from gateway.core.planner.flags import spelled
 from gateway.core.planner.parallel import peers_without_p2p
 from gateway.core.planner.sizes import Batch, Sizes
-from gateway.core.variables import NO_PROXY
+from gateway.core.variables import NO_PROXY, STAGES
 from gateway.domain import (
     BoolChoice,
     Choice,
@@ -212,10 +212,10 @@ def _warnings(candidate: Candidate) -> list[str]:
         warnings.append(f"The weights are quantized to {quantization} while they load, which costs some accuracy.")
     if len({gpu.name for gpu in candidate.group}) > 1:
         names = ", ".join(gpu.name for gpu in candidate.group)
-        warnings.append(
-            f"Its stages are on unlike GPUs ({names}): each has as many layers, and the smallest and slowest sets the pace. Kernels are "
-            f"told of {candidate.group[0].name}."
-        )
+        told = "each has as many layers, and the smallest and slowest sets the pace"
+        if layers := candidate.variant.layers:
+            told = f"they have {', '.join(map(str, layers))} layers"
+        warnings.append(f"Its stages are on unlike GPUs ({names}): {told}. Kernels are told of {candidate.group[0].name}.")
     warnings += _widened(candidate)
     return warnings
 
@@ -289,7 +289,9 @@ def _variables(
             value=P2P_OFF[1], reason=f"the GPUs could not talk to each other: {silent[P2P].source}", source="fact"
         )
     for name, value in env.items():
-        if own.get(name) != value:
+        if name == STAGES.get(engine.kind) and candidate.variant.layers:
+            reason, source = candidate.variant.because["layers"]
+        elif own.get(name) != value:
             reason, source = candidate.variant.because.get("disabled", ("kernels that the engine is kept from", "planner"))
         elif everywhere.get(name) == value:
             reason, source = "set for all engines", "FITSERVE_ENGINE_ENV"

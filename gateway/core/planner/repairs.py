@@ -39,7 +39,7 @@ def repairs(
 
     The caller tries them through the same gates, so a repair that does not help is refused like any other variant.
     """
-    if len(variant.because) >= _MOST_CHANGES:
+    if variant.changes >= _MOST_CHANGES:
         return
     why = str(refusal)
     experts = bool(refusal.layer and ".experts" in refusal.layer)
@@ -111,7 +111,7 @@ def lengthened(
     variant: Variant, context: int, wanted: int, engine: Engine, gpus: int, args: Collection[str]
 ) -> Iterator[Variant]:
     """Variants that differ in one thing, which may have a longer context than this one, whose `context` is less than `wanted`."""
-    if context >= wanted or len(variant.because) >= _MOST_CHANGES:
+    if context >= wanted or variant.changes >= _MOST_CHANGES:
         return
     why = f"{context} tokens of context fit otherwise"
     yield from smaller(variant, engine, args, why)

@@ -15,6 +15,7 @@ from gateway.core.layers.build import asked, build, loaded_as
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.model.experts import expert_traits
 from gateway.core.model.rank import Rank
+from gateway.core.model.spec import stacked
 from gateway.core.planner.asked import evidence_of, gaps
 from gateway.core.planner.flags import canonical
 from gateway.core.planner.gates import (
@@ -32,7 +33,7 @@ from gateway.core.planner.gates import (
     without_media,
 )
 from gateway.core.planner.layer_kernels import Seen, layer_kernels
-from gateway.core.planner.parallel import GpuGroups
+from gateway.core.planner.parallel import GpuGroups, dealt_layers
 from gateway.core.planner.propose import propose, question
 from gateway.core.planner.repairs import lengthened, repairs
 from gateway.core.planner.sizes import wanted_context
@@ -42,6 +43,8 @@ from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.speculation import Speculation
 from gateway.core.speculative.speculative import Target, left_out, speculate
 from gateway.core.speed.correction import measured
+from gateway.core.speed.machine import machine_of
+from gateway.core.variables import STAGES
 from gateway.domain import (
     AttentionGroup,
     Engine,
@@ -49,6 +52,7 @@ from gateway.domain import (
     Fact,
     LayerAttention,
     LayerKernel,
+    Memory,
     Plan,
     Rejected,
     RuleGap,
@@ -140,6 +144,7 @@ class Search:
                     self._take(plan)
                 enough |= context >= wanted and not plan.halved and not variant.conservative
                 changed += lengthened(variant, context, wanted, engine, gpus, users)
+                changed += self._uneven(variant, plan.memory, wanted)
                 reached.update(dict.fromkeys(changed, max(context, reached.get(variant, 0))))
             except Refused as refusal:
                 if self._known_way(variant, refusal.evidence.kernels, refusal.evidence.attention):
@@ -149,6 +154,7 @@ class Search:
                     self.rejected.append(rejection(engine, variant, refusal))
                 changed += repairs(variant, refusal, engine, rules, gpus, users, quantized=given.spec.quant is not None)
                 changed += self._whole_cache(variant, refusal, users)
+                changed += self._uneven(variant, refusal.evidence.memory, wanted)
                 if refusal.verdict == "known_bad" and (memory := refusal.evidence.memory):
                     enough |= memory.kv_tokens >= wanted and not (variant.conservative or "quantization" in variant.because)
                     # What failed with a short context says nothing of what has a longer one.
@@ -173,6 +179,35 @@ class Search:
         dtype = self._laid_out(variant).dtype.value
         why = f"the checkpoint declares {variant.kv_dtype}, which no attention backend takes here: {refusal}"
         return [variant.changed("kv_dtype", dtype, why, refusal.source)]
+
+    def _uneven(self, variant: Variant, memory: Memory | None, wanted: int) -> list[Variant]:
+        """The same with unlike stages for unlike GPUs: by what each holds, and by how fast each is. memory: with as many layers on each."""
+        name = STAGES.get(self.engine.kind)
+        settable = name is not None and name not in self.env and (name in self.engine.user_env or self.engine.kind == "sglang")
+        if variant.pp == 1 or variant.tp > 1 or variant.layers or memory is None or not settable:
+            return []
+        layers, parts = stacked(self.given.spec), self._laid_out(variant).parts
+        if layers is None or not parts:
+            return []
+        gpus = [part.group[0] for part in parts]
+        fixed = memory.activation_bytes + memory.overhead_bytes
+        room = [(gpu.total_bytes or 0) * memory.budget_bytes / memory.gpu_bytes - fixed for gpu in gpus]
+        if min(room) <= 0:
+            return []
+        held = -(-layers // variant.pp)
+        each = (memory.weights_bytes + memory.kv_bytes_per_token * wanted) / held
+        found = {dealt_layers(layers, room, [layers] * len(room)): "by what each GPU holds"}
+        if self.given.pace is not None:
+            known = (machine_of((gpu,), self.given.links, self.given.pace, self.given.measured, direct=True) for gpu in gpus)
+            speeds = [one.memory if one else 0.0 for one in known]
+            if min(speeds) > 0:
+                found.setdefault(dealt_layers(layers, speeds, [size / each for size in room]), "by how fast each GPU is")
+        names = " and ".join(gpu.name for gpu in gpus)
+        return [
+            variant.changed("layers", dealt, f"{' and '.join(map(str, dealt))} layers on {names}, {why}", "planner")
+            for dealt, why in found.items()
+            if dealt is not None and len(set(dealt)) > 1
+        ]
 
     def _take(self, plan: Plan) -> None:
         """One more plan; of two with the same command the one that counts as changed less."""
@@ -362,10 +397,13 @@ class Search:
         return self._backends[key]
 
     def _environment(self, variant: Variant) -> dict[str, str]:
+        env = self.env
+        if variant.layers:
+            env = {**env, STAGES[self.engine.kind]: ",".join(map(str, variant.layers))}
         if not variant.disabled:
-            return self.env
-        users = [name for name in self.env.get("VLLM_DISABLED_KERNELS", "").split(",") if name]
-        return {**self.env, "VLLM_DISABLED_KERNELS": ",".join([*users, *variant.disabled])}
+            return env
+        users = [name for name in env.get("VLLM_DISABLED_KERNELS", "").split(",") if name]
+        return {**env, "VLLM_DISABLED_KERNELS": ",".join([*users, *variant.disabled])}
 
     def _judged(self, plan: Plan) -> Plan:
         """The plan as it is safe to start, with what facts say of it. Raises Refused for a plan that failed here before."""

@@ -34,12 +34,14 @@ _FEW_SEQS = 16
 def sizes(candidate: Candidate) -> Sizes:
     """Within the engine's usual share, or within all that is free where that holds no context that is wanted. Raises Refused, whose
     evidence has the memory that was missing."""
-    rules, batch = candidate.rules, batch_of(candidate)
-    footprint = _footprint(candidate, batch)
+    batch = batch_of(candidate)
+    if candidate.parts:
+        return _staged(candidate, batch)
+    rules, footprint = candidate.rules, _footprint(candidate, batch)
     wanted = wanted_context(candidate.given.spec, candidate.given.wish, candidate.args)
     found: Sizes | None = None
     refusal: Refused | None = None
-    usual = rules.budget(footprint, min(_limit(candidate), max(COMFORTABLE_CONTEXT, candidate.given.wish.min_context or 0)))
+    usual = rules.budget(footprint, _content(candidate))
     cap = _cap(candidate)
     if cap is not None and (less := _capped(footprint, batch, usual, cap.tokens)) is not None:
         try:
@@ -89,6 +91,50 @@ def _capped(footprint: Footprint, batch: Batch, bounds: Budget, tokens: int) -> 
     return rules.narrowed(footprint, bounds, count) if count < bounds.bytes else None
 
 
+def _content(candidate: Candidate) -> int:
+    """Tokens that a user would be content with."""
+    return min(_limit(candidate), max(COMFORTABLE_CONTEXT, candidate.given.wish.min_context or 0))
+
+
+def _staged(candidate: Candidate, batch: Batch) -> Sizes:
+    """Of stages on unlike GPUs each takes the same part of its own, and the one with room for the fewest tokens decides for all: engines
+    keep the same tokens on every rank (get_kv_cache_configs, vllm/v1/core/kv_cache_utils.py). Raises Refused."""
+    rules, context = candidate.rules, _content(candidate)
+    footprints = [_footprint(part, batch) for part in candidate.parts]
+    usual = [rules.budget(footprint, context) for footprint in footprints]
+    most = [rules.most(footprint, one) or one for footprint, one in zip(footprints, usual, strict=True)]
+    wanted, cap = wanted_context(candidate.given.spec, candidate.given.wish, candidate.args), _cap(candidate)
+    shares = [min(usual, key=_share), min(most, key=_share)]
+    if cap is not None:
+        less = [_capped(one, batch, bounds, cap.tokens) or bounds for one, bounds in zip(footprints, usual, strict=True)]
+        shares.insert(0, min(shares[0], max(less, key=_share), key=_share))
+    found: Sizes | None = None
+    for told in shares:
+        try:
+            each = [_within(one, batch, replace(told, bytes=_taken(one, told, context))) for one in footprints]
+        except Refused:
+            if told is shares[-1] and found is None:
+                raise
+            continue
+        found = min(each, key=lambda one: (one.memory.kv_tokens, one.context.value))
+        if found.context.value >= wanted:
+            return replace(found, cap=cap) if cap is not None and told is shares[0] else found
+    assert found is not None  # noqa: S101 - else the last refusal was raised
+    return found
+
+
+def _share(budget: Budget) -> float:
+    return float(budget.flags.get("gpu-memory-utilization", 0))
+
+
+def _taken(footprint: Footprint, told: Budget, context: int) -> int:
+    """Bytes that the engine takes of this stage's GPU where it is told of each what `told` says; without that, what the user set."""
+    candidate = footprint.candidate
+    return candidate.rules.budget(
+        replace(footprint, candidate=replace(candidate, args={**candidate.args, **told.flags})), context
+    ).bytes
+
+
 def _within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     """The sizes within this budget. Raises Refused."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
@@ -128,6 +174,8 @@ def weights(candidate: Candidate) -> int:
     answer = candidate.evidence.answer
     # Of weights that are quantized while they load, the engine has said how large they are before.
     shrunk = bool(candidate.variant.quantization) and candidate.given.spec.quant is None
+    # What the engine counted is of stages that have as many layers each.
+    answer = answer if candidate.whole is None else None
     if answer is not None and not shrunk:
         return answer.weights + candidate.speculation.weights_bytes
     rows = {(row.layer, row.scheme): row.padded_to for row in candidate.evidence.kernels if row.padded_to}

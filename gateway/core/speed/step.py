@@ -17,12 +17,13 @@ from gateway.core.speed.work import Product, Work
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """How long the work of a rank takes on a machine. eager: without CUDA graphs."""
+    """How long the work of a rank takes on a machine. eager: without CUDA graphs. beside: of the other stages, where stages are unlike."""
 
     work: Work
     machine: Machine
     table: SpeedTable
     eager: bool = False
+    beside: tuple[Clock, ...] = ()
     _known: dict[tuple[float, ...], float] = field(default_factory=dict, init=False, repr=False)
 
     def decode_s(self, requests: float, context: float) -> float:
@@ -40,27 +41,44 @@ class Clock:
         return self._known[key]
 
     def _decode_s(self, requests: float, context: float) -> float:
-        stages, table = self.work.pp, self.table
+        stages = self.work.pp
         part = max(1.0, requests / stages)
+        each = [clock.step_s(part, context) for clock in (self, *self.beside)]
+        # One request passes through all stages; of several that are at work at once the slowest sets the pace.
+        alone = sum(each) if self.beside else stages * each[0]
+        passed = stages * max(each) * self._waiting if requests > 1 else alone
+        return passed + (stages - 1) * self.table.stage_s
+
+    def step_s(self, requests: float, context: float) -> float:
+        """Of this stage alone, for so many requests."""
         memory, flops = self._attention_rates
-        seconds = self._products_s(part, part)
+        seconds = self._products_s(requests, requests)
         for reading in self.work.readings:
             read = reading.token_bytes * reading.seen(context) + reading.state_bytes
-            seconds += part * max(read / memory, reading.flops * reading.seen(context) / flops)
+            seconds += requests * max(read / memory, reading.flops * reading.seen(context) / flops)
         # The engine's own programs prepare a step while the GPU computes the one before.
-        each = max(seconds, table.step_s + table.request_s * part) * (self._waiting if requests > 1 else 1)
-        return stages * each + (stages - 1) * table.stage_s
+        return max(seconds, self.table.step_s + self.table.request_s * requests)
 
     def _prompts_s(self, count: float, length: float, most: int) -> float:
         tokens = count * length
         batch = min(float(most), tokens)
         batches = tokens / batch
         logits = max(1.0, batch / length)
-        each = max(self._products_s(batch, logits), self.table.step_s)
-        pairs = sum((reading.prompt_flops or reading.flops) * reading.pairs(length) for reading in self.work.readings)
-        fill = (self.work.pp - 1) * (each + self.table.stage_s)
-        computed = batches * each + count * pairs / self._attention_rates[1]
+        clocks = (self, *self.beside)
+        each = [clock.batch_s(batch, logits) for clock in clocks]
+        computed = max(batches * one + count * clock.pairs_s(length) for one, clock in zip(each, clocks, strict=True))
+        others = sum(each) - max(each) if self.beside else (self.work.pp - 1) * each[0]
+        fill = others + (self.work.pp - 1) * self.table.stage_s
         return computed * (self._waiting if batches > 1 else 1) + fill
+
+    def batch_s(self, tokens: float, logits: float) -> float:
+        """Of a batch of prompts in this stage alone, but for attention."""
+        return max(self._products_s(tokens, logits), self.table.step_s)
+
+    def pairs_s(self, length: float) -> float:
+        """Of a whole prompt's attention in this stage alone."""
+        pairs = sum((reading.prompt_flops or reading.flops) * reading.pairs(length) for reading in self.work.readings)
+        return pairs / self._attention_rates[1]
 
     def total_per_s(self, requests: float, read: float, written: float, most: int) -> float:
         """Tokens/s of so many requests at once, each of which reads a prompt of `read` tokens and writes `written`.

@@ -102,7 +102,11 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
         command=[*spec.argv[1:]],
         name=container_name(spec.name, owner),
         detach=True,
-        environment=spec.env | kept | ({spec.key_env: key} if spec.key_env is not None else {}),
+        # CUDA would number unlike GPUs by speed; stages are dealt out in the order of the bus.
+        environment=spec.env
+        | kept
+        | ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if spec.gpus else {})
+        | ({spec.key_env: key} if spec.key_env is not None else {}),
         # Proxies in the Docker client's configuration may carry passwords.
         use_config_proxy=False,
         labels={

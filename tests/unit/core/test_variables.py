@@ -166,6 +166,8 @@ def test_a_refusal_says_why(name: str, why: str) -> None:
         ("HTTP_PROXY", "file:///etc/passwd"),
         ("NO_PROXY", "a;b"),
         ("SGLANG_USE_DEEPGEMM_BMM", "x.py"),
+        ("SGLANG_PP_LAYER_PARTITION", "a,b"),
+        ("SGLANG_PP_LAYER_PARTITION", "64"),
     ],
 )
 def test_values_do_no_more_than_choose(name: str, value: str) -> None:

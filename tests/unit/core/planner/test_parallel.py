@@ -12,7 +12,7 @@ from gateway.core.engines.planning_input import available_bytes
 from gateway.core.layers.build import build
 from gateway.core.model.spec import read_model
 from gateway.core.planner import parallel
-from gateway.core.planner.parallel import best_group, peers_without_p2p
+from gateway.core.planner.parallel import best_group, dealt_layers, peers_without_p2p
 from gateway.domain import Gpu, Hardware, Link, ModelSpec
 from gateway.errors import BadModel
 from tests.support.published import CONFIGS, TENSORS, config, published, tensors
@@ -153,3 +153,13 @@ def test_pairs_without_nvlink_or_proven_peer_access_are_named() -> None:
     assert peers_without_p2p(pairs(three), three.gpus[:1]) is None
     denied = three.evolve(links=(Link(a=0, b=1, nvlinks=0, p2p=False),))
     assert peers_without_p2p(pairs(denied), denied.gpus[:2]) == (0, 1)
+
+
+def test_layers_are_dealt_by_shares_as_far_as_they_fit() -> None:
+    assert dealt_layers(64, (2, 1), (64, 64)) == (43, 21)
+    assert dealt_layers(64, (2, 1), (40, 64)) == (40, 24)
+    assert dealt_layers(65, (1, 1), (64, 64)) == (33, 32)
+    # Every stage has one, and none has more than there is room for.
+    assert dealt_layers(3, (100, 1, 1), (9, 9, 9)) == (1, 1, 1)
+    assert dealt_layers(64, (2, 1), (40, 20)) is None
+    assert dealt_layers(1, (2, 1), (40, 20)) is None

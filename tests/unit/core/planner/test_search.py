@@ -8,9 +8,10 @@ import pytest
 
 from gateway.core.engines.evidence import Evidence
 from gateway.core.engines.refusal import Refused
+from gateway.core.planner.command import check_environment
 from gateway.core.planner.decide import decide
 from gateway.core.planner.gates import gate_alike
-from gateway.domain import Decision, Fact, LayerAttention
+from gateway.domain import Decision, Fact, LayerAttention, Plan
 from gateway.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
@@ -215,6 +216,46 @@ def test_a_model_too_large_for_the_larger_of_unlike_gpus_is_shared_by_stages() -
     assert best.memory.gpu_bytes == 24 << 30
     alone = searched("qwen3-8b", "5090+3090", "vllm==0.33.0").plans[0]
     assert (alone.pipeline_parallel.value, len(alone.gpus)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("ref", "name", "model", "quant", "layers"),
+    [
+        ("vllm==0.33.0", "VLLM_PP_LAYER_PARTITION", "seed-oss-36b", "awq", 64),
+        ("sglang==0.5.23", "SGLANG_PP_LAYER_PARTITION", "qwen3-30b-a3b", "w8a16", 48),
+    ],
+)
+def test_unlike_gpus_get_unlike_stages_by_what_they_hold_and_how_fast_they_are(
+    ref: str, name: str, model: str, quant: str, layers: int
+) -> None:
+    """The 5090 holds a third more and reads twice as fast."""
+    engine = PROFILES.engine(ref)
+    spec, pair = published(model, quantization_config=QUANTS[quant]), PROFILES.hardware("5090+3090")
+    asked: dict[str, Any] = {"rules": PROFILES.rules([engine]), "pace": PROFILES.pace, "gpus": PROFILES.gpus}
+    plans = decide(spec, pair, [engine], wish(), **asked).plans
+    staged = [plan for plan in plans if plan.pipeline_parallel.value == 2]
+    even = next(plan for plan in staged if name not in plan.env)
+    uneven = [plan for plan in staged if name in plan.env]
+    assert len({plan.env[name] for plan in uneven}) == 2
+    for plan in uneven:
+        large, small = map(int, plan.env[name].split(","))
+        assert large + small == layers
+        assert large > small
+        assert (plan.variables[name].source, plan.scope["layers"]) == ("planner", plan.env[name])
+        assert (
+            f"{large} and {small} layers on NVIDIA GeForce RTX 5090 and NVIDIA GeForce RTX 3090" in plan.variables[name].reason
+        )
+        check_environment(engine, plan.env)
+    assert max(map(_total, uneven)) > 1.2 * _total(even)
+    assert max(plan.max_model_len.value for plan in uneven) > 1.2 * even.max_model_len.value
+    assert plans[0] in uneven
+    # Who deals them out himself is not overruled.
+    own = decide(spec, pair, [engine], wish(env={name: f"{layers - 20},20"}), **asked).plans
+    assert {plan.env[name] for plan in own} == {f"{layers - 20},20"}
+
+
+def _total(plan: Plan) -> float:
+    return plan.speed.total.value if plan.speed else 0.0
 
 
 def test_of_unlike_gpus_the_fullest_bounds_the_share_and_each_must_compute_its_stage() -> None:

@@ -88,3 +88,14 @@ def test_a_window_is_all_that_a_long_context_costs() -> None:
     assert sliding.seen(10) == 10
     assert sliding.seen(100_000) == sliding.window == 128
     assert sliding.pairs(100_000) == pytest.approx(128 * 100_000, rel=0.01)
+
+
+def test_of_unlike_stages_one_request_takes_the_sum_and_many_the_pace_of_the_slowest() -> None:
+    whole = work("llama-3.1-8b", pp=2)
+    slow = replace(H100, memory=H100.memory / 2, flops={name: peak / 2 for name, peak in H100.flops.items()})
+    quick, late = (Clock(whole, machine, TABLE) for machine in (H100, slow))
+    both = Clock(whole, H100, TABLE, beside=(late,))
+    assert both.decode_s(1, 0) == pytest.approx((quick.decode_s(1, 0) + late.decode_s(1, 0)) / 2)
+    assert both.decode_s(64, 0) == pytest.approx(late.decode_s(64, 0))
+    assert quick.first_token_s(2048, 2048) < both.first_token_s(2048, 2048) < late.first_token_s(2048, 2048)
+    assert Clock(whole, H100, TABLE, beside=(quick,)).decode_s(1, 0) == pytest.approx(quick.decode_s(1, 0))
