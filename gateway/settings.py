@@ -31,7 +31,10 @@ class Settings(BaseSettings):
         1, ge=1, le=64, description="processes that answer inference, one per core; above 1, one more process has the state"
     )
     data_dir: Path = Field(Path("~/.local/share/fitserve"), description="database, engine environments, logs")
-    models_dir: Path | None = Field(None, description="where downloaded models go; default: DATA_DIR/models")
+    models_dir: Path | None = Field(
+        None,
+        description="the cache of models, in the layout of the Hugging Face Hub; default: HF_HUB_CACHE, HF_HOME/hub, or ~/.cache/huggingface/hub",
+    )
     models_source: str | None = Field(
         None, description="volume or host folder behind models_dir, when the gateway itself runs in a container"
     )
@@ -154,7 +157,7 @@ class Settings(BaseSettings):
 
     @property
     def models(self) -> Path:
-        return (self.models_dir or self.data / "models").expanduser().absolute()
+        return (self.models_dir or _hub_cache()).expanduser().absolute()
 
     @property
     def agent(self) -> Path:
@@ -213,3 +216,16 @@ def listed() -> list[tuple[str, str]]:
         default = "" if field.default in (None, "", {}) else f" [{field.default}]"
         found.append((f"FITSERVE_{name.upper()}", f"{field.description}{default}"))
     return found
+
+
+def _hub_cache() -> Path:
+    """The cache that all programs of this user share. Source: huggingface_hub/constants.py, which takes longer to import than a command may."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    return Path(os.path.expandvars(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"))
+
+
+def _unknown_variables() -> str | None:
+    known = {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} | {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
+    unknown = sorted(name for name in os.environ if name.startswith("FITSERVE_") and name not in known)
+    return unknown[0] if unknown else None

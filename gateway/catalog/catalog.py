@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.catalog.files import Files, Folder, Repository, printable
-from gateway.catalog.hub import COMMIT, REPOSITORY, Hub
+from gateway.catalog.hub import REPOSITORY, Hub
+from gateway.catalog.hub_cache import COMMIT
 from gateway.catalog.safetensors import MOST_TENSORS
 from gateway.core.model.spec import TOKENIZER_CODE, Tensor, read_model
 from gateway.core.speculative.drafter import Drafter

@@ -1,9 +1,9 @@
-"""Download a Hugging Face repository at a commit into ROOT/org--name/COMMIT/, ready to be mounted into an engine.
+"""Bring a Hugging Face repository at a commit into the Hub's cache of this machine, ready to be mounted into an engine.
 
 The transfer runs in a child process: the library's cannot be stopped from within the process (its workers go on after
 Ctrl-C, and Xet transfers ignore their callbacks), and a gateway must be able to stop and to give up a model at once.
 The child is gateway.catalog.fetch; it reads the listing and the index too, which may be anything. An interrupted download goes
-on with the files that are not whole yet.
+on with the files that are not whole yet. What is here is asked of nobody.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ import asyncio
 import json
 import os
 import sys
+import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from gateway.catalog.hub import COMMIT, REPOSITORY, Hub
+from gateway.catalog.hub import REPOSITORY, Hub
+from gateway.catalog.hub_cache import COMMIT
 from gateway.domain.units import GIB, MIB
 from gateway.errors import BadModel
 
-MARKER = ".complete"
 # Not imported: what reads models stays out of the gateway.
 _PROGRAM = "gateway.catalog.fetch"
+# Lines of progress, which come every second.
+_RATE_OF = 10
 
 
 class Job(NamedTuple):
@@ -31,54 +35,53 @@ class Job(NamedTuple):
 
     endpoint: str | None
     token: str | None
-    cache: str
+    notes: str
+    models: str
     repo: str
     commit: str
-    folder: str
     remote_code: bool
 
 
 class Said(NamedTuple):
-    """A line of the answer: bytes that are there, of how many. `failure`, `hint`: what went wrong, in the last line alone (`ended`)."""
+    """A line of the answer: bytes that are there, of how many; or bytes that were looked at (`checking`). `failure`, `hint`: what went wrong, in the
+    last line alone (`ended`)."""
 
     done: int
     total: int
     ended: bool = False
     failure: str | None = None
     hint: str = ""
+    checking: bool = False
 
 
 def words(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
 
 
-async def download(
-    hub: Hub, repo: str, commit: str, target_root: Path, report: Callable[[str], None], *, allow_remote_code: bool = False
-) -> Path:
+async def download(hub: Hub, repo: str, commit: str, report: Callable[[str], None], *, allow_remote_code: bool = False) -> Path:
     """The folder with the model's files, fetched as far as they are not there. `report` gets progress in words.
 
     Code (*.py) comes along only when remote code is allowed. Raises BadModel saying what to do.
     """
-    folder = _folder(target_root, repo, commit)
-    if await asyncio.to_thread(_is_complete, folder, remote_code=allow_remote_code):
-        return folder
-    job = Job(hub.endpoint, hub.token, str(hub.cache), repo, commit, str(folder), allow_remote_code)
-    report(f"Downloaded {repo}: {words(await _run_child(job, report))}")
-    return folder
-
-
-def _folder(root: Path, repo: str, commit: str) -> Path:
-    if not REPOSITORY.fullmatch(repo) or not COMMIT.fullmatch(commit):
+    if not REPOSITORY.fullmatch(repo) or not COMMIT.fullmatch(commit) or hub.disk.folder is None:
         raise BadModel(f"{repo!r} at {commit!r} cannot be downloaded.", hint="Give org/name and a commit of 40 digits.")
-    return root.absolute() / repo.replace("/", "--") / commit
+    if not await asyncio.to_thread(hub.disk.is_whole, repo, commit, remote_code=allow_remote_code):
+        disk = hub.disk
+        job = Job(hub.endpoint, hub.token, str(disk.notes), str(disk.folder), repo, commit, allow_remote_code)
+        report(f"Downloaded {repo}: {words(await _run_child(job, report))}")
+    return hub.disk.snapshot(repo, commit)
 
 
-def _is_complete(folder: Path, *, remote_code: bool) -> bool:
-    try:
-        marker = json.loads((folder / MARKER).read_bytes())
-        return isinstance(marker, dict) and (marker["remote_code"] is True or not remote_code)
-    except (OSError, ValueError, KeyError):
-        return False
+class Rate:
+    """Bytes a second, of the last seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_RATE_OF)
+
+    def words(self, done: int) -> str:
+        self._seen.append((time.monotonic(), done))
+        (began, first), (ended, last) = self._seen[0], self._seen[-1]
+        return f" at {words(round((last - first) / (ended - began)))}/s" if last > first and ended > began else ""
 
 
 async def _run_child(job: Job, report: Callable[[str], None]) -> int:
@@ -86,7 +89,7 @@ async def _run_child(job: Job, report: Callable[[str], None]) -> int:
     environment = os.environ | {
         # So that the child finds this very package, installed or not.
         "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep),
-        "HF_HOME": job.cache,
+        "HF_HOME": job.notes,
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         # The library's warnings hold signed addresses.
         "HF_HUB_VERBOSITY": "error",
@@ -99,12 +102,14 @@ async def _run_child(job: Job, report: Callable[[str], None]) -> int:
         # Away from the terminal's Ctrl-C: the gateway decides when it ends.
         start_new_session=True,
     )
+    rate = Rate()
     assert child.stdin is not None and child.stdout is not None  # noqa: S101, PT018
     try:
         child.stdin.write(json.dumps(job).encode() + b"\n")
         while (said := _said(await child.stdout.readline())) is not None and not said.ended:
             share = 100 * said.done // max(said.total, 1)
-            report(f"Downloading {job.repo}: {words(said.done)} of {words(said.total)} ({share} %)")
+            doing, speed = ("Checking", "") if said.checking else ("Downloading", rate.words(said.done))
+            report(f"{doing} {job.repo}: {words(said.done)} of {words(said.total)} ({share} %){speed}")
         code = await child.wait()
     finally:
         with suppress(ProcessLookupError):

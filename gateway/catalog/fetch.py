@@ -1,13 +1,15 @@
 """The program that downloads: it gets a job on stdin, and says on stdout how far it is, and at the end what went wrong (`Said`).
 
-It ends when its stdin closes, so it never outlives the gateway. `.complete` is written last and says what is there. What a Hub lists is foreign:
-reading it has a limit of memory, and no file may become longer than the longest that is listed.
+It ends when its stdin closes, so it never outlives the gateway. That a commit is whole is noted last. What a Hub lists is foreign: reading it has
+a limit of memory, and no file may become longer than the longest that is listed. Every file is compared with its digest, once, also one that another
+program has brought here.
 """
 
 from __future__ import annotations
 
 import fcntl
 import glob
+import hashlib
 import json
 import os
 import re
@@ -16,15 +18,16 @@ import shutil
 import stat
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gateway.catalog.catalog import weight_files
-from gateway.catalog.download import MARKER, Job, Said, words
+from gateway.catalog.download import Job, Said, words
 from gateway.catalog.files import Repository
 from gateway.catalog.hub import Hub
+from gateway.catalog.hub_cache import HubCache, Listing
 from gateway.domain.units import GIB, MIB
 from gateway.errors import BadModel
 
@@ -37,6 +40,7 @@ _SLACK_BYTES = 64 * MIB
 # Below the gateway, whose streams go first.
 _NICE = 10
 _WORDS = 4000
+_DIGESTS_AT_ONCE = 4
 
 _SMALL = re.compile(r"[^/]+\.(json|txt|jinja|model|tiktoken)|tokenizer[^/]*")
 # The parts of a sentence-transformers model: 1_Pooling/config.json, 2_Dense/model.safetensors.
@@ -59,13 +63,13 @@ def main() -> None:
     os.nice(_NICE)
     total, failure, hint = 0, None, ""
     try:
+        hub = Hub(job.endpoint, job.token, Path(job.notes), models=Path(job.models))
         with _little_memory():
-            files = wanted(job)
-        total = sum(files.values())
-        make_room(Path(job.folder), files)
-        _lower(resource.RLIMIT_FSIZE, max(files.values()) + _SLACK_BYTES)
-        threading.Thread(target=_tell_progress, args=(Path(job.folder), files), daemon=True).start()
-        fetch(job, files)
+            wanted = needed(job, hub)
+        total = sum(wanted.files.values())
+        make_room(hub.disk, wanted)
+        _lower(resource.RLIMIT_FSIZE, max(wanted.files.values()) + _SLACK_BYTES)
+        fetch(job, hub, wanted)
     except BadModel as error:
         failure, hint = error.message[:_WORDS], error.hint[:_WORDS]
     except MemoryError:
@@ -79,15 +83,28 @@ def _say(said: Said) -> None:
     os.write(1, json.dumps(said).encode() + b"\n")
 
 
-def _tell_progress(folder: Path, files: dict[str, int]) -> None:
-    total, before = sum(files.values()), -1
-    while True:
-        time.sleep(REPORT_EVERY_S)
-        unfinished = folder.glob(".cache/huggingface/download/**/*.incomplete")
-        done = min(sum(size_of(path) or 0 for path in (*(folder / name for name in files), *unfinished)), total)
-        if done != before:
-            _say(Said(done, total))
-        before = done
+@contextmanager
+def _telling_progress(disk: HubCache, wanted: Listing) -> Iterator[None]:
+    """What other programs are bringing into the cache does not count."""
+    ended, blobs = threading.Event(), disk.repository(wanted.repo) / "blobs"
+    others = set(blobs.glob("*.incomplete"))
+
+    def tell() -> None:
+        folder, total, before = disk.snapshot(wanted.repo, wanted.commit), sum(wanted.files.values()), -1
+        while not ended.wait(REPORT_EVERY_S):
+            unfinished = set(blobs.glob("*.incomplete")) - others
+            done = min(sum(size_of(path) or 0 for path in (*(folder / name for name in wanted.files), *unfinished)), total)
+            if done != before:
+                _say(Said(done, total))
+            before = done
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager
@@ -113,93 +130,166 @@ def _end_with_the_gateway() -> None:
     os._exit(1)
 
 
-def wanted(job: Job) -> dict[str, int]:
-    """Path -> bytes of what an engine needs of the repository."""
-    hub = Hub(job.endpoint, job.token, Path(job.cache))
+def needed(job: Job, hub: Hub) -> Listing:
+    """What an engine needs of the repository."""
     listing = hub.resolve(job.repo, job.commit)
     weights = weight_files(Repository(hub, listing))
     if not weights:
         raise BadModel(f"{job.repo} holds no weights.", hint="Take a repository that has safetensors files.")
 
-    def needed(path: str) -> bool:
+    def wanted(path: str) -> bool:
         if path in weights:
             return True
         if path.endswith(_NEVER):
             return False
         return bool(_SMALL.fullmatch(path) or _MODULE.fullmatch(path) or (job.remote_code and _CODE.fullmatch(path)))
 
-    return {path: size for path, size in listing.files.items() if needed(path)}
+    return listing._replace(files={path: size for path, size in listing.files.items() if wanted(path)})
 
 
-def make_room(folder: Path, files: dict[str, int]) -> None:
+def make_room(disk: HubCache, wanted: Listing) -> None:
+    """Raises BadModel where the disk has no room for what is not there yet; files that did not change since another commit are."""
+    folder, blobs, cache = (
+        disk.snapshot(wanted.repo, wanted.commit),
+        disk.repository(wanted.repo) / "blobs",
+        disk.repository(wanted.repo).parent,
+    )
+
+    def is_here(path: str, size: int) -> bool:
+        blob = wanted.blobs.get(path)
+        return size_of(folder / path) == size or (blob is not None and size_of(blobs / blob) == size)
+
+    missing = sum(size for path, size in wanted.files.items() if not is_here(path, size))
+    if not missing:
+        return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
+        cache.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(cache).free
     except OSError as error:
         raise BadModel(
-            f"{folder} cannot be made: {error.strerror}.", hint="Set FITSERVE_MODELS_DIR to a folder that can."
+            f"{cache} cannot be made: {error.strerror}.", hint="Set FITSERVE_MODELS_DIR to a folder that can."
         ) from None
-    needed = sum(size for path, size in files.items() if size_of(folder / path) != size) + MARGIN_BYTES
-    if needed > free:
+    if missing + MARGIN_BYTES > free:
         raise BadModel(
-            f"The download needs {words(needed)} (1 GiB of it as a margin), and {words(free)} are free at {folder}.",
-            hint="Make room there, or set FITSERVE_MODELS_DIR to a larger disk.",
+            f"The download needs {words(missing + MARGIN_BYTES)} (1 GiB of it as a margin), and {words(free)} are free at {cache}.",
+            hint="Make room there (`fitserve df` says what nothing uses), or set FITSERVE_MODELS_DIR to a larger disk.",
         )
 
 
-def fetch(job: Job, files: dict[str, int]) -> None:
-    from huggingface_hub import snapshot_download
-
-    folder = Path(job.folder)
-    hub = Hub(job.endpoint, job.token, Path(job.cache))
-    with hub.explained(job.repo, job.commit), (folder / ".lock").open("w") as lock:
+def fetch(job: Job, hub: Hub, wanted: Listing) -> None:
+    disk = hub.disk
+    lock_file = disk.lock_file(job.repo, job.commit)
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    with hub.explained(job.repo, job.commit), lock_file.open("w") as lock:
         # Two models with the same source share the folder: the second waits, then finds everything there.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for orphan in folder.glob(".cache/huggingface/download/**/*.incomplete"):
-            orphan.unlink()
-        _drop_wrong(folder, files)
+        if disk.is_whole(job.repo, job.commit, remote_code=job.remote_code):
+            return
+        _drop_orphans(disk.repository(job.repo))
+        if _drop_wrong(disk, wanted):
+            _bring(job, disk, wanted)
+            if wrong := _drop_wrong(disk, wanted):
+                raise BadModel(f"The download of {job.repo} is not whole: {', '.join(wrong[:5])}.", hint="Start it again.")
+        _check(disk, wanted)
+        _share(disk, wanted)
+        _protect(disk, wanted)
+        disk.note_whole(job.repo, job.commit, wanted.files, remote_code=job.remote_code)
+
+
+def _bring(job: Job, disk: HubCache, wanted: Listing) -> None:
+    from huggingface_hub import snapshot_download
+
+    with _telling_progress(disk, wanted):
         snapshot_download(
             job.repo,
             revision=job.commit,
-            local_dir=folder,
-            cache_dir=job.cache,
+            cache_dir=job.models,
             endpoint=job.endpoint,
             token=job.token or False,
             library_name="fitserve",
-            allow_patterns=[glob.escape(path) for path in files],
+            allow_patterns=[glob.escape(path) for path in wanted.files],
         )
-        if wrong := _drop_wrong(folder, files):
-            raise BadModel(f"The download of {job.repo} is not whole: {', '.join(wrong[:5])}.", hint="Start it again.")
-        _share(folder, files)
-        draft = folder / f"{MARKER}.tmp"
-        draft.write_text(json.dumps({"remote_code": job.remote_code, "files": files}))
-        draft.replace(folder / MARKER)
 
 
-def _share(folder: Path, files: dict[str, int]) -> None:
-    """Let all users read the files, and pass the folders on the way from ROOT: an engine's container runs as another user, without the
-    right to read what is closed to that user. On the host itself DATA_DIR around the files keeps others out; a folder that FITSERVE_MODELS_DIR
-    names is the operator's to guard."""
-    passed = {
-        folder.parent,
-        folder,
-        *(parent for name in files for parent in (folder / name).parents if folder in parent.parents),
-    }
-    for path, wanted in (*((path, 0o755) for path in passed), *((folder / name, 0o644) for name in files)):
-        mode = stat.S_IMODE(path.lstat().st_mode)
-        if mode & wanted != wanted and not path.is_symlink():
-            path.chmod(mode | wanted)
+def _check(disk: HubCache, wanted: Listing) -> None:
+    """Every file has the digest that its blob is named for, or that the Hub listed. Raises BadModel; a wrong file is removed."""
+    folder, total, done = disk.snapshot(wanted.repo, wanted.commit), sum(wanted.files.values()), 0
+    with ThreadPoolExecutor(_DIGESTS_AT_ONCE) as pool:
+        names = sorted(wanted.files)
+        for name, right in zip(
+            names, pool.map(lambda name: is_right(folder / name, wanted.blobs.get(name)), names), strict=True
+        ):
+            if not right:
+                _drop(disk, wanted, name)
+                raise BadModel(
+                    f"{wanted.repo}/{name} is not what its digest says: it was changed on its way or on the disk.",
+                    hint="It was removed, and is downloaded again with the next start.",
+                )
+            done += wanted.files[name]
+            _say(Said(done, total, checking=True))
 
 
-def _drop_wrong(folder: Path, files: dict[str, int]) -> list[str]:
+def is_right(path: Path, digest: str | None) -> bool:
+    """A blob is named by SHA-256, or as git names it. What says neither is taken as it is."""
+    digest = digest or (path.readlink().name if path.is_symlink() else "")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if len(digest) == len(hashlib.sha256().hexdigest()):
+            return hashlib.file_digest(file, "sha256").hexdigest() == digest
+        if len(digest) == len(hashlib.sha1(usedforsecurity=False).hexdigest()):
+            start = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+            return hashlib.file_digest(file, lambda: start).hexdigest() == digest
+    return True
+
+
+def _share(disk: HubCache, wanted: Listing) -> None:
+    """Let all users read the files, and pass the folders on the way from the repository's: an engine's container runs as another user, without the
+    right to read what is closed to that user. On the host itself the cache's folder keeps others out, or is its owner's to guard."""
+    repository, folder = disk.repository(wanted.repo), disk.snapshot(wanted.repo, wanted.commit)
+    passed = {repository, repository / "blobs", folder.parent, folder}
+    passed |= {parent for name in wanted.files for parent in (folder / name).parents if folder in parent.parents}
+    for path, mode in (*((path, 0o755) for path in passed), *((folder / name, 0o644) for name in wanted.files)):
+        # What another user of the cache owns has that user's rights.
+        with suppress(OSError):
+            had = stat.S_IMODE(path.stat().st_mode)
+            if had & mode != mode:
+                path.chmod(had | mode)
+
+
+def _protect(disk: HubCache, wanted: Listing) -> None:
+    """A commit without a name is removed by `hf cache prune`."""
+    ref = disk.repository(wanted.repo) / "refs" / "fitserve" / wanted.commit
+    with suppress(OSError):
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(wanted.commit)
+
+
+def _drop_wrong(disk: HubCache, wanted: Listing) -> list[str]:
     """Remove files of a wrong size, because the library takes each file that exists for a whole one. Returns a line for each, and for each missing file."""
     wrong = []
-    for path, size in files.items():
-        there = size_of(folder / path)
+    for path, size in wanted.files.items():
+        there = size_of(disk.snapshot(wanted.repo, wanted.commit) / path)
         if there != size:
-            (folder / path).unlink(missing_ok=True)
+            _drop(disk, wanted, path)
             wrong.append(f"{path} has {there or 0} of {size} bytes")
     return wrong
+
+
+def _drop(disk: HubCache, wanted: Listing, name: str) -> None:
+    """The file of the commit, and its blob."""
+    path, blobs = disk.snapshot(wanted.repo, wanted.commit) / name, disk.repository(wanted.repo) / "blobs"
+    with suppress(OSError):
+        (blobs / path.readlink().name).unlink()
+    path.unlink(missing_ok=True)
+
+
+def _drop_orphans(repository: Path) -> None:
+    """Remove what killed downloads left, which no later one goes on with. The library holds a lock of the cache while it writes one."""
+    for orphan in (repository / "blobs").glob("*.incomplete"):
+        lock = repository.parent / ".locks" / repository.name / f"{orphan.name.partition('.')[0]}.lock"
+        with suppress(OSError), lock.open("a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            orphan.unlink()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from gateway.catalog.hub import MOST_FILES, Hub, Listing
+from gateway.catalog.hub import MOST_FILES, Hub
+from gateway.catalog.hub_cache import Listing
 from gateway.catalog.model_folder import check_opened
 from gateway.catalog.safetensors import read_header
 from gateway.core.model.spec import Tensor
@@ -102,8 +103,8 @@ class Repository:
     def __init__(self, hub: Hub, listing: Listing) -> None:
         self.hub = hub
         self.listing = listing
-        folder = hub.folder(listing.repo, listing.commit)
-        self._folder = Folder(folder) if folder is not None and folder.is_dir() else None
+        folder = hub.disk.here(listing.repo, listing.commit)
+        self._folder = Folder(folder) if folder is not None else None
         self.names = frozenset(path.partition("/")[0] for path in listing.files)
 
     def where(self, name: str) -> str:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
-import msgspec
-
+from gateway.catalog.hub_cache import COMMIT, HubCache, Listing, put, stays_inside
 from gateway.domain.units import MIB
 from gateway.domain.wish import pinned
 from gateway.errors import BadModel
@@ -26,28 +24,25 @@ from gateway.version import __version__
 T = TypeVar("T")
 
 REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
-COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 # A listing of all files that the Hub allows to a repository takes 20 MB.
 LISTING_BYTES = 64 * MIB
 MOST_FILES = 100_000
-_LONGEST_PATH = 1024
 
 _TIMEOUT_S = 30
+_CONNECT_S = 10
 _TRIES = 3
 
 
-class Listing(NamedTuple):
-    """A repository at a commit: path -> bytes of every file."""
-
-    repo: str
-    commit: str
-    files: dict[str, int]
+class HubAway(BadModel):
+    """The Hub cannot be asked now; what is on the disk may do."""
 
 
 class Hub:
     """`endpoint` None is the public Hub. Listings and small files that were read are kept in `cache`, by commit: that what was read
-    once needs no network any more. `models`: the folder of downloads. `commits`: what the names of revisions mean here (`Wish.commits`); a name is asked for once."""
+    once needs no network any more. `models`: the Hub's cache of this user. `commits`: what the names of revisions mean here (`Wish.commits`); a name is asked for once.
+    `unasked`: names whose meaning could not be asked."""
 
     def __init__(
         self,
@@ -60,50 +55,40 @@ class Hub:
     ) -> None:
         self.endpoint = endpoint.rstrip("/") if endpoint else None
         self.token = token
-        self.cache = cache
-        self.models = models
+        self.disk = HubCache(models, cache)
         self.commits = dict(commits or {})
+        self.unasked: set[str] = set()
 
     def at(self, commits: Mapping[str, str]) -> Hub:
         """The same Hub, where names of revisions mean these commits."""
-        return Hub(self.endpoint, self.token, self.cache, models=self.models, commits=commits)
-
-    def folder(self, repo: str, commit: str) -> Path | None:
-        """Where the files of a commit are, as far as they were downloaded; None: nothing is kept here."""
-        return self.models / repo.replace("/", "--") / commit if self.models is not None else None
+        return Hub(self.endpoint, self.token, self.disk.notes, models=self.disk.folder, commits=commits)
 
     def resolve(self, repo: str, revision: str | None) -> Listing:
-        """The commit that `revision` (None: the default branch) names, and its files. A commit whose listing is kept is not asked for."""
+        """The commit that `revision` (None: the default branch) names, and its files. A commit whose listing is known is not asked for; where
+        the Hub cannot be asked, the name means what it meant to the program that last asked, if that commit is here (`unasked`)."""
+        if not REPOSITORY.fullmatch(repo):
+            raise BadModel(f"{repo!r} is not a Hugging Face repository.", hint="It is written org/name.")
         name = pinned(repo, revision)
         commit = self.commits.get(name) or (revision if COMMIT.fullmatch(revision or "") else None)
-        listing = self._kept(repo, commit) if commit is not None else None
+        listing = self.disk.listing(repo, commit) if commit is not None else None
         if listing is None:
-            listing = self._asked(repo, commit or revision)
-            self._keep(listing)
+            try:
+                listing = self._asked(repo, commit or revision)
+                self.disk.keep(listing)
+            except HubAway:
+                here = commit or self.disk.named(repo, revision)
+                listing = self.disk.listing(repo, here) or self.disk.found(repo, here) if here is not None else None
+                if listing is None or self.disk.here(repo, listing.commit) is None:
+                    raise
+                if commit is None:
+                    self.unasked.add(name)
         self.commits[name] = listing.commit
         return listing
-
-    def _kept(self, repo: str, commit: str) -> Listing | None:
-        try:
-            files = msgspec.json.decode(self._listing_file(repo, commit).read_bytes(), type=dict[str, int])
-        except (OSError, ValueError):
-            return None
-        return Listing(repo, commit, files)
-
-    def _keep(self, listing: Listing) -> None:
-        """What cannot be written is asked for again."""
-        with suppress(OSError):
-            _put(self._listing_file(listing.repo, listing.commit), msgspec.json.encode(listing.files))
-
-    def _listing_file(self, repo: str, commit: str) -> Path:
-        return self.cache / "listings" / repo.replace("/", "--") / f"{commit}.json"
 
     def _asked(self, repo: str, revision: str | None) -> Listing:
         from huggingface_hub import constants
         from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-        if not REPOSITORY.fullmatch(repo):
-            raise BadModel(f"{repo!r} is not a Hugging Face repository.", hint="It is written org/name.")
         with self.explained(repo, revision):
             validate_repo_id(repo)
             # Not the library's model_info: it keeps the whole answer in memory, however long it is.
@@ -117,11 +102,14 @@ class Hub:
         try:
             told = json.loads(answer) if len(answer) <= LISTING_BYTES else {}
             sizes = {sibling["rfilename"]: sibling["size"] for sibling in told["siblings"]}
+            digests = {
+                one["rfilename"]: str((one.get("lfs") or {}).get("sha256") or one.get("blobId")) for one in told["siblings"]
+            }
             commit, kinds = COMMIT.fullmatch(told["sha"]), {type(size) for size in sizes.values()}
-        except (ValueError, KeyError, TypeError, RecursionError):
-            commit, sizes, kinds = None, {}, set()
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            commit, sizes, digests, kinds = None, {}, {}, set()
         if commit is None or kinds - {int} or len(sizes) > MOST_FILES or min(sizes.values(), default=0) < 0:
-            raise BadModel(
+            raise HubAway(
                 f"{self.place} does not answer as a Hugging Face Hub does.",
                 hint="Correct FITSERVE_HF_ENDPOINT, or give a model folder on this machine.",
             )
@@ -129,18 +117,18 @@ class Hub:
             raise BadModel(
                 f"{self.place} has {repo} at {commit[0]} in place of {revision}.", hint="Take a Hub that keeps its commits."
             )
-        strange = [path for path in sizes if not _stays_inside(path)]
+        strange = [path for path in sizes if not stays_inside(path)]
         if strange:
             raise BadModel(
                 f"{self.place} lists a file {str(strange[0])[:200]!a} of {repo}, which could stand outside of its folder.",
                 hint="Nothing of it was fetched. Take another repository, or another Hub.",
             )
-        return Listing(repo, commit[0], sizes)
+        return Listing(repo, commit[0], sizes, {path: one for path, one in digests.items() if _DIGEST.fullmatch(one)})
 
     def fetch(self, listing: Listing, name: str) -> bytes:
         """A whole small file, of as many bytes as are listed."""
         size = listing.files[name]
-        kept = self.cache / "files" / listing.repo.replace("/", "--") / listing.commit / name
+        kept = self.disk.small_file(listing.repo, listing.commit, name)
         with suppress(OSError):
             if len(data := kept.read_bytes()) == size:
                 return data
@@ -152,7 +140,7 @@ class Hub:
                 f"{self.place} lists {listing.repo}/{name} with {size} bytes and sends {sent}.", hint="Try again later."
             )
         with self.explained(listing.repo, listing.commit):
-            _put(kept, data)
+            put(kept, data)
         return data
 
     def part(self, listing: Listing, name: str, offset: int, length: int) -> bytes:
@@ -167,11 +155,14 @@ class Hub:
         """At most `length` bytes of the answer, from `offset` on."""
         # Not the library's parse_safetensors_file_metadata: it keeps the whole answer in memory, which is all the
         # weights where a mirror ignores Range, and it refuses headers over 25 MB.
+        import httpx2
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
         headers = build_hf_headers(token=self._auth, library_name="fitserve", library_version=__version__)
         headers |= {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
-        with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_S) as response:
+        with get_session().stream(
+            "GET", url, headers=headers, timeout=httpx2.Timeout(_TIMEOUT_S, connect=_CONNECT_S)
+        ) as response:
             hf_raise_for_status(response)
             skip = 0 if response.status_code == 206 else offset
             received = bytearray()
@@ -227,15 +218,15 @@ class Hub:
         if isinstance(error, errors.HfHubHTTPError):
             return self._explain_status(error.response.status_code, error, repo)
         if isinstance(error, errors.OfflineModeIsEnabled):
-            return BadModel(f"{self.place} is not asked, as HF_HUB_OFFLINE is set.", hint="Unset it, or give a model folder.")
+            return HubAway(f"{self.place} is not asked, as HF_HUB_OFFLINE is set.", hint="Unset it, or give a model folder.")
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             return BadModel(f"{self.place} sends more of {repo} than it lists.", hint="Take another Hub, or try again later.")
         if isinstance(error, OSError) and error.errno is not None:
-            where = error.filename or self.cache
+            where = error.filename or self.disk.notes
             return BadModel(
                 f"{where} cannot be written: {error.strerror}.", hint="Make room, or let the gateway's user write there."
             )
-        return BadModel(
+        return HubAway(
             f"The Hugging Face Hub at {self.place} cannot be reached, or broke off ({type(error).__name__}).",
             hint="Check the network, or give a model folder on this machine: that needs no network.",
         )
@@ -256,24 +247,8 @@ class Hub:
             )
         if status == 429:
             return BadModel(f"{self.place} says that we ask too often.", hint="Wait some minutes, or set FITSERVE_HF_TOKEN.")
-        return BadModel(f"{self.place} answered {status} for {repo}.", hint="Try again later, or give a model folder.")
-
-
-def _put(path: Path, data: bytes) -> None:
-    """A file that is whole or not there. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_bytes(data)
-    beside.replace(path)
-
-
-def _stays_inside(path: Any) -> bool:
-    """Whether a path of a listing is a plain one below the folder into which a repository is fetched."""
-    try:
-        plain = isinstance(path, str) and len(path.encode()) <= _LONGEST_PATH and "\0" not in path and "\\" not in path
-    except UnicodeEncodeError:
-        return False
-    return plain and not any(part in ("", ".", "..") for part in path.split("/"))
+        kind = HubAway if status >= 500 else BadModel
+        return kind(f"{self.place} answered {status} for {repo}.", hint="Try again later, or give a model folder.")
 
 
 def _retried(call: Callable[[], T]) -> T:
@@ -284,6 +259,8 @@ def _retried(call: Callable[[], T]) -> T:
     for _ in range(_TRIES - 1):
         try:
             return call()
+        except httpx2.ConnectTimeout:
+            raise
         except httpx2.TransportError:
             continue
         except HfHubHTTPError as error:

@@ -4,16 +4,19 @@ A folder is all of itself. A snapshot in a cache of the Hugging Face Hub is link
 
     models--ORG--NAME/blobs/HASH
     models--ORG--NAME/snapshots/COMMIT/config.json -> ../../blobs/HASH
+    blobs/XX/HASH                                     where several repositories share a blob, theirs are links to this one
 
-Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache; huggingface_hub/utils/_shared_blobs.py of 2.4.0
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.catalog.hub import COMMIT
+from gateway.catalog.hub_cache import COMMIT
 from gateway.errors import BadModel
+
+_SHARED = ".huggingface-shared-blobs"
 
 
 def reach(folder: Path) -> Path:
@@ -21,6 +24,13 @@ def reach(folder: Path) -> Path:
     repository = folder.parent.parent
     layout = folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name) and repository.name.startswith("models--")
     return repository if layout and _is_own(repository / "blobs") else folder
+
+
+def shared_blobs(folder: Path) -> Path | None:
+    """The blobs that the repositories of the same cache share, where there are any."""
+    repository = reach(folder)
+    shared = repository.parent / "blobs"
+    return shared if repository != folder and _is_own(shared) and (shared / _SHARED).is_file() else None
 
 
 def _is_own(blobs: Path) -> bool:
@@ -32,8 +42,9 @@ def check_opened(descriptor: int, folder: Path, where: str) -> None:
 
     The kernel is asked where the file is that was opened: a link that is changed meanwhile changes nothing.
     """
-    root = reach(folder)
-    if not Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(root):
+    root, shared = reach(folder), shared_blobs(folder)
+    opened = Path(f"/proc/self/fd/{descriptor}").readlink()
+    if not (opened.is_relative_to(root) or (shared is not None and opened.is_relative_to(shared))):
         raise BadModel(
             f"{where} is a link to a file outside of {root}, which an engine does not see.", hint="Put the file itself there."
         )

@@ -165,7 +165,8 @@ def _tiny() -> str:
     from gateway.demo.checkpoint import make_model
     from gateway.settings import load_settings
 
-    folder = load_settings().models / _WARM
+    settings = load_settings()
+    folder = (settings.models if settings.shared_models else settings.data / "models") / _WARM
     make_model(folder, hidden=256, heads=4, kv_heads=4, head_dim=64)
     return str(folder)
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from gateway.catalog.model_folder import check_unmoved, reach
+from gateway.catalog.model_folder import check_unmoved, reach, shared_blobs
 from gateway.core.planner.flags import launch_spec
 from gateway.domain import Attempt, Engine, EngineRef, LaunchSpec, ModelRef, Mount
 from gateway.errors import BadModel
@@ -26,9 +26,7 @@ Report = Callable[[str], None]
 class Download(Protocol):
     """`gateway.catalog.download.download` from one Hub."""
 
-    async def __call__(
-        self, repo: str, commit: str, target_root: Path, report: Report, /, *, allow_remote_code: bool = False
-    ) -> Path: ...
+    async def __call__(self, repo: str, commit: str, report: Report, /, *, allow_remote_code: bool = False) -> Path: ...
 
 
 @dataclass(frozen=True)
@@ -59,15 +57,15 @@ class Launcher:
             folder = Path(model.source)
             await asyncio.to_thread(check_unmoved, folder)
             return folder
-        root = self.settings.models
-        return await self.download(model.source, model.revision, root, report, allow_remote_code=allow_remote_code)
+        return await self.download(model.source, model.revision, report, allow_remote_code=allow_remote_code)
 
     def _spec(self, attempt: Attempt, weights: Path, drafter: Path | None, *, remote_code: bool) -> LaunchSpec:
         engine = self.profile_of(attempt.plan.engine)
         mounts: tuple[Mount, ...] = ()
         environment: str | None = str(engine_dir(self.settings.data, engine))
         if self.host.kind == "docker":
-            mounts = tuple(dict.fromkeys(self._mount(folder) for folder in (weights, drafter) if folder is not None))
+            folders = [folder for folder in (weights, drafter) if folder is not None]
+            mounts = tuple(dict.fromkeys(mount for folder in folders for mount in self._mounts(folder)))
             environment = None
         return launch_spec(
             attempt.plan,
@@ -83,8 +81,8 @@ class Launcher:
             remote_code=remote_code,
         )
 
-    def _mount(self, weights: Path) -> Mount:
-        """The mount that shows an engine's container the weights at the path where we see them."""
+    def _mounts(self, weights: Path) -> list[Mount]:
+        """The mounts that show an engine's container the weights at the path where we see them."""
         settings = self.settings
         if settings.shared_models is not None:
             if not weights.is_relative_to(settings.models):
@@ -92,6 +90,6 @@ class Launcher:
                     f"{weights} is not below {settings.models}, the only folder that engines see.",
                     hint="Put the model there.",
                 )
-            return Mount(source=settings.shared_models, target=str(settings.models))
-        root = reach(weights)
-        return Mount(source=str(root), target=str(root))
+            return [Mount(source=settings.shared_models, target=str(settings.models))]
+        folders = [folder for folder in (reach(weights), shared_blobs(weights)) if folder is not None]
+        return [Mount(source=str(folder), target=str(folder)) for folder in folders]

@@ -28,7 +28,7 @@ from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
 from gateway.domain import Attempt, Change, Hardware, Instance, Offer, Plan, Planned, RunningPlan, Served, Wish
 from gateway.domain.plan import ALONE
-from gateway.errors import Conflict, HostError, NotFound, StoreError
+from gateway.errors import BadModel, Conflict, HostError, NotFound, StoreError
 from gateway.failpoint import Failpoint
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.routes import Routes
@@ -169,7 +169,13 @@ class Loop:
 
     async def present_commits(self, wish: Wish) -> dict[str, str]:
         """What `wish.commits` would be if the model were added now. Raises BadModel where the Hub cannot be asked."""
-        return dict((await self.plan(wish.evolve(commits={}))).commits)
+        planned = await self.plan(wish.evolve(commits={}))
+        if planned.unasked:
+            raise BadModel(
+                f"The Hub could not be asked what {', '.join(planned.unasked)} is now.",
+                hint="Try again when it can be reached.",
+            )
+        return dict(planned.commits)
 
     async def plan_change(self, model: ManagedModel, wish: Wish) -> Planned:
         """What would be done for this wish in the place of what the model has now; nothing is recorded."""

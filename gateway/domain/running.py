@@ -198,7 +198,7 @@ class RunningPlan(NamedTuple):
 class Planned(NamedTuple):
     """What a gateway that runs keeps of a decision: the best plan, or the reason why there is none; and the whole `decision` as JSON,
     which is only passed on: it may be megabytes. open: engines whose own answers could change it, by name. rival: of the plan that runs.
-    commits: as `Wish.commits`, of all repositories that were read.
+    commits: as `Wish.commits`, of all repositories that were read; unasked: those whose Hub was away, so that they are what they were here before.
     takes: what others have to give before the plan can be started. learned: from what the plan that runs gave its clients."""
 
     plan: Plan | None
@@ -209,3 +209,4 @@ class Planned(NamedTuple):
     commits: Mapping[str, str] = {}
     takes: tuple[Offer, ...] = ()
     learned: tuple[Fact, ...] = ()
+    unasked: tuple[str, ...] = ()

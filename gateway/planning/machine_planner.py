@@ -139,6 +139,6 @@ class MachinePlanner:
         rival = Rival.model_validate_json(frames.rival) if frames.rival else None
         takes = TAKES.validate_json(frames.takes) if frames.takes else ()
         asked = tuple(str(one.engine) for one in found)
-        learned = FACTS.validate_json(frames.learned)
-        planned = Planned(plan, answer.reason, frames.decision, asked, rival, answer.commits, takes, learned)
+        learned, unasked = FACTS.validate_json(frames.learned), tuple(answer.unasked)
+        planned = Planned(plan, answer.reason, frames.decision, asked, rival, answer.commits, takes, learned, unasked)
         return Forecast(planned, found, GAPS.validate_json(frames.gaps)), frames

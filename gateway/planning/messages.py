@@ -56,12 +56,13 @@ class Request(NamedTuple):
 
 class Answer(NamedTuple):
     """The head of an answer, before its `Frames`. `error` is a FitserveError: its class and fields. `reason`: why there is no plan. `last`:
-    the process ends after it. `commits`: as those of `Planned`."""
+    the process ends after it. `commits`, `unasked`: as those of `Planned`."""
 
     error: dict[str, str | None] | None = None
     reason: str = ""
     last: bool = False
     commits: Mapping[str, str] = {}
+    unasked: tuple[str, ...] = ()
 
 
 class Frames(NamedTuple):

@@ -15,7 +15,7 @@ import resource
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -82,6 +82,7 @@ class Decided(NamedTuple):
     rival: Rival | None = None
     commits: Mapping[str, str] = {}
     learned: tuple[Fact, ...] = ()
+    unasked: tuple[str, ...] = ()
 
 
 class Planner:
@@ -137,6 +138,7 @@ class Planner:
             )
 
         decision = shared(sharing.offers, partial(decided, engines), wanted_context(spec, wish, {}))
+        decision = _told_of(hub.unasked, decision)
         if not decision.plans:
             decision = decision.evolve(holders=held_by(sharing.holders, machine))
         if tell:
@@ -145,7 +147,7 @@ class Planner:
         if running is not None:
             better = rival(measured(running, KnownFacts(learned).about_plan(running.fingerprint)), decision.plans, wish)
         files = model_files(read.config, read.tensors) if fields["asking"] else None
-        return Decided(decision, files, better, hub.commits, taught)
+        return Decided(decision, files, better, hub.commits, taught, tuple(sorted(hub.unasked)))
 
     def _taught(
         self, running: Plan, spec: ModelSpec, machine: Hardware, seen: Sequence[Served], known: Sequence[Fact]
@@ -157,10 +159,21 @@ class Planner:
         return served.learned(running, seen, clock, known, time.time()) if clock is not None else ()
 
 
+def _told_of(unasked: Collection[str], decision: Decision) -> Decision:
+    words = [
+        f"The Hub could not be asked: {name} is taken as it was when a program of this machine last asked."
+        for name in sorted(unasked)
+    ]
+    if not words:
+        return decision
+    told: Decision = decision.evolve(plans=tuple(plan.evolve(warnings=(*plan.warnings, *words)) for plan in decision.plans))
+    return told
+
+
 def answered(planner: Planner, request: Request) -> list[bytes]:
     """The answer, and its frames."""
     try:
-        decision, files, better, commits, taught = planner.decide(request)
+        decision, files, better, commits, taught, unasked = planner.decide(request)
         plan = decision.plans[0].model_dump_json(by_alias=True).encode() if decision.plans else b""
         whole = decision.model_dump_json(by_alias=True).encode()
         frames = Frames(plan, whole, OPEN.dump_json(open_questions(decision)), GAPS.dump_json(decision.gaps))
@@ -178,7 +191,8 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
             )
     except FitserveError as error:
         told = {
-            "class": type(error).__name__,
+            # As the gateway knows it, which does not have what reads models.
+            "class": next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == FitserveError.__module__),
             "message": error.message[:_WORDS],
             "hint": error.hint[:_WORDS],
             "param": error.param,
@@ -198,7 +212,7 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
         }
         answer, frames = Answer(told), Frames()
     else:
-        answer = Answer(reason="" if decision.plans else why_no_plan(decision)[:_WORDS], commits=commits)
+        answer = Answer(reason="" if decision.plans else why_no_plan(decision)[:_WORDS], commits=commits, unasked=unasked)
     # Not the peak that getrusage tells: Linux has it begin with that of the gateway, whose memory the process had until its program was here.
     if int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() > _KEPT_BYTES:
         answer = answer._replace(last=True)

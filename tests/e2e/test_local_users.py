@@ -67,6 +67,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(gateway: Gateway,
     try:
         with FakeHub({"org/name": FakeRepo(files)}) as hub, contextlib.closing(gateway):
             gateway.environment |= {"FITSERVE_HF_ENDPOINT": hub.url(), "NO_PROXY": "127.0.0.1"}
+            gateway.environment["FITSERVE_MODELS_DIR"] = str(gateway.data / "models")
             gateway.start()
             assert gateway.cli("keys", "add", "somebody").returncode == 0
             assert gateway.cli("plan", "org/name", "--engine", ENGINE).returncode == 0
@@ -86,7 +87,8 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(gateway: Gateway,
     finally:
         os.umask(before)
     assert stat.S_IMODE(gateway.data.stat().st_mode) == 0o700
-    weights = f"models/org--name/{COMMIT}"
+    weights = f"models/models--org--name/snapshots/{COMMIT}"
+    found[f"{weights}/config.json"] = oct(stat.S_IMODE((gateway.data / weights / "config.json").stat().st_mode))
     # That all of these are there shows that the run has made what it was to make.
     for made in (
         *(
@@ -115,7 +117,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(gateway: Gateway,
     locks = {path for path in opened if path.startswith("hub/.locks/") and not (gateway.data / path).stat().st_size}
     assert not {path for path in opened - locks if path.split("/")[0] not in ("engines", "models")}, found
     # Engines in containers are another user, so the weights, and the folders on the way to them, are readable behind the closed folder.
-    for path, wanted in ((weights.rpartition("/")[0], "0o755"), (weights, "0o755"), (f"{weights}/config.json", "0o644")):
+    for path, wanted in (("models/models--org--name", "0o755"), (weights, "0o755"), (f"{weights}/config.json", "0o644")):
         assert found[path] == wanted, path
     assert "other users could open the data folder" in gateway.log.read_text()
     if taken is not None:

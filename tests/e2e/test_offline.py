@@ -35,7 +35,8 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def gateway(tmp_path: Path, hub: FakeHub) -> Iterator[Gateway]:
-    with contextlib.closing(scripted_gateway(tmp_path, FITSERVE_HF_ENDPOINT=hub.url(), NO_PROXY="127.0.0.1")) as made:
+    own = {"FITSERVE_HF_ENDPOINT": hub.url(), "NO_PROXY": "127.0.0.1", "HF_HOME": str(tmp_path / "hf")}
+    with contextlib.closing(scripted_gateway(tmp_path, **own)) as made:
         made.start()
         yield made
 
@@ -64,6 +65,7 @@ def test_a_model_stays_at_its_commit_and_starts_without_a_question(gateway: Gate
     view = gateway.until("m", "ready")
     assert view["plan"]["model"]["revision"] == COMMIT
     assert hub.requests == []
+    assert (gateway.data.parent / "hf/hub/models--org--name/snapshots" / COMMIT / "config.json").is_file()
 
     # Another name has the branch as it is now.
     planned = gateway.client.post("/admin/models?dry_run=true", json={"name": "other", "source": "org/name"})

@@ -106,6 +106,19 @@ class _Server(ThreadingHTTPServer):
         self.server_close()
 
 
+def _sibling(name: str, size: int, data: bytes) -> dict[str, Any]:
+    lfs = (
+        {"lfs": {"sha256": hashlib.sha256(data).hexdigest(), "size": size, "pointerSize": 134}}
+        if name.endswith(".safetensors")
+        else {}
+    )
+    return {"rfilename": name, "size": size, "blobId": git_id(data), **lfs}
+
+
+def git_id(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 20
@@ -157,11 +170,11 @@ class _Handler(BaseHTTPRequestHandler):
         answer: Any
         if kind == "tree":
             answer = [
-                {"type": "file", "path": name, "size": repo.sizes.get(name, len(data)), "oid": hashlib.sha1(data).hexdigest()}
+                {"type": "file", "path": name, "size": repo.sizes.get(name, len(data)), "oid": git_id(data)}
                 for name, data in repo.files.items()
             ]
         else:
-            siblings = [{"rfilename": name, "size": repo.sizes.get(name, len(data))} for name, data in repo.files.items()]
+            siblings = [_sibling(name, repo.sizes.get(name, len(data)), data) for name, data in repo.files.items()]
             answer = {
                 "id": repo_id,
                 "sha": repo.listed_commit or repo.commit,
@@ -185,7 +198,8 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.server.hub.redirects:
             self._send(302, b"", {"Location": self.server.hub.redirects[name]})
             return
-        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": repo.commit, "Accept-Ranges": "bytes"}
+        digest = hashlib.sha256(data).hexdigest() if name.endswith(".safetensors") else git_id(data)
+        headers = {"ETag": f'"{digest}"', "X-Repo-Commit": repo.commit, "Accept-Ranges": "bytes"}
         if name.endswith(".safetensors") and self.server.name == "hub":
             headers |= {"X-Linked-Size": str(len(data)), "X-Linked-Etag": headers["ETag"]}
             self._send(302, b"", headers | {"Location": self.server.hub.url("cdn") + self.path})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from gateway.catalog.catalog import load
 from gateway.catalog.download import download
 from gateway.catalog.hub import Hub
+from gateway.catalog.hub_cache import HubCache
 from gateway.errors import BadModel
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.model_files import layer, model, safetensors, sharded_model
@@ -43,14 +43,24 @@ async def fetch(
     token: str | None = None,
     allow_remote_code: bool = False,
 ) -> Path:
-    hub = Hub(server.url(), token, tmp_path / "cache")
     said = [] if reports is None else reports
-    return await download(hub, "org/name", COMMIT, tmp_path / "models", said.append, allow_remote_code=allow_remote_code)
+    return await download(hub_of(server, tmp_path, token), "org/name", COMMIT, said.append, allow_remote_code=allow_remote_code)
+
+
+def hub_of(server: FakeHub, tmp_path: Path, token: str | None = None) -> Hub:
+    return Hub(server.url(), token, tmp_path / "notes", models=tmp_path / "cache")
+
+
+def snapshot(tmp_path: Path, commit: str = COMMIT) -> Path:
+    return tmp_path / "cache" / "models--org--name" / "snapshots" / commit
+
+
+def whole(tmp_path: Path, *, remote_code: bool = False) -> bool:
+    return HubCache(tmp_path / "cache", tmp_path / "notes").is_whole("org/name", COMMIT, remote_code=remote_code)
 
 
 def present(folder: Path) -> set[str]:
-    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return {name for name in files if not name.startswith((".cache/", ".lock"))}
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def children(pid: int) -> list[int]:
@@ -73,8 +83,8 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_a_download_is_a_folder_that_reads_as_the_repository_does(server: FakeHub, tmp_path: Path) -> None:
     reports: list[str] = []
     folder = await fetch(server, tmp_path, reports=reports)
-    assert folder == tmp_path / "models" / "org--name" / COMMIT
-    hub = Hub(server.url(), None, tmp_path / "cache")
+    assert folder == snapshot(tmp_path)
+    hub = Hub(server.url(), None, tmp_path / "other")
     there, here = load("org/name", hub=hub), load(str(folder), hub=hub)
     assert here.evolve(source=there.source, revision=there.revision) == there
     assert reports[-1] == "Downloaded org/name: 0.1 MiB"
@@ -102,11 +112,11 @@ async def test_only_what_an_engine_needs_is_fetched(server: FakeHub, tmp_path: P
     server.repos["org/name"].files |= wanted | unwanted
     folder = await fetch(server, tmp_path)
     expected = wanted.keys() | {"config.json", "model.safetensors.index.json", *SHARDS}
-    assert present(folder) == expected | {".complete"}
+    assert present(folder) == expected
     # With leave for code the code comes too; what is there is not fetched again.
     server.requests.clear()
     await fetch(server, tmp_path, allow_remote_code=True)
-    assert present(folder) == expected | {".complete", "modeling_x.py"}
+    assert present(folder) == expected | {"modeling_x.py"}
     assert not server.gets(SHARDS[0])
 
 
@@ -135,7 +145,7 @@ async def test_cancelling_ends_the_transfer_at_once_and_the_next_download_keeps_
     server.stalls[SHARDS[1]] = 12 * 1024 * 1024
     reports: list[str] = []
     task = asyncio.create_task(fetch(server, tmp_path, reports=reports))
-    folder = tmp_path / "models" / "org--name" / COMMIT
+    folder = snapshot(tmp_path)
     await until(server.stalled.is_set)
     await until((folder / SHARDS[0]).exists)
     await until(lambda: any("name: 10." in said for said in reports))
@@ -144,15 +154,15 @@ async def test_cancelling_ends_the_transfer_at_once_and_the_next_download_keeps_
         with pytest.raises(asyncio.CancelledError):
             await task
     assert children(os.getpid()) == []
-    assert ".complete" not in present(folder)
+    assert not whole(tmp_path)
     assert SHARDS[1] not in present(folder)
-    assert list(folder.glob(".cache/**/*.incomplete")), "what the killed child left"
+    assert list((tmp_path / "cache").rglob("*.incomplete")), "what the killed child left"
     server.resume.set()
     server.requests.clear()
     assert await fetch(server, tmp_path) == folder
     assert server.gets(SHARDS[0]) == []
     assert (folder / SHARDS[1]).read_bytes() == big
-    assert list(folder.glob(".cache/**/*.incomplete")) == []
+    assert list((tmp_path / "cache").rglob("*.incomplete")) == []
 
 
 async def test_the_child_ends_when_the_gateway_dies(server: FakeHub, tmp_path: Path) -> None:
@@ -160,8 +170,8 @@ async def test_the_child_ends_when_the_gateway_dies(server: FakeHub, tmp_path: P
     server.stalls[SHARDS[1]] = 1024 * 1024
     gateway = (
         "import asyncio, sys; from pathlib import Path; from gateway.catalog.download import download; from gateway.catalog.hub import Hub\n"
-        f"hub = Hub({server.url()!r}, None, Path({str(tmp_path / 'cache')!r}))\n"
-        f"asyncio.run(download(hub, 'org/name', {COMMIT!r}, Path({str(tmp_path / 'models')!r}), print))"
+        f"hub = Hub({server.url()!r}, None, Path({str(tmp_path / 'notes')!r}), models=Path({str(tmp_path / 'cache')!r}))\n"
+        f"asyncio.run(download(hub, 'org/name', {COMMIT!r}, print))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", gateway, stdout=subprocess.DEVNULL)
     try:
@@ -199,9 +209,8 @@ async def test_a_file_without_end_does_not_fill_the_disk(server: FakeHub, tmp_pa
     server.endless.add(SHARDS[1])
     with pytest.raises(BadModel, match=r"sends more of org/name than it lists|is not whole|broke off"):
         await fetch(server, tmp_path)
-    folder = tmp_path / "models" / "org--name" / COMMIT
-    assert ".complete" not in present(folder)
-    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 2**27
+    assert not whole(tmp_path)
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) < 2**27
 
 
 def test_neither_planning_nor_downloading_loads_the_library_before_it_is_needed() -> None:
@@ -217,34 +226,37 @@ async def test_two_downloads_of_the_same_at_once_are_one(server: FakeHub, tmp_pa
 
 async def test_a_file_of_a_wrong_size_on_disk_is_fetched_again(server: FakeHub, tmp_path: Path) -> None:
     folder = await fetch(server, tmp_path)
-    (folder / ".complete").unlink()
+    assert whole(tmp_path)
     (folder / SHARDS[0]).write_bytes(b"cut off")
+    assert not whole(tmp_path)
     await fetch(server, tmp_path)
     assert (folder / SHARDS[0]).read_bytes() == server.repos["org/name"].files[SHARDS[0]]
 
 
-async def test_a_marker_that_says_nothing_counts_as_none(server: FakeHub, tmp_path: Path) -> None:
-    folder = await fetch(server, tmp_path)
-    for marker in ("", "{}"):
-        (folder / ".complete").write_text(marker)
+async def test_a_note_that_says_nothing_counts_as_none(server: FakeHub, tmp_path: Path) -> None:
+    await fetch(server, tmp_path)
+    (note,) = (tmp_path / "notes" / "whole").rglob("*.json")
+    for text in ("", "{}"):
+        note.write_text(text)
+        assert not whole(tmp_path)
         await fetch(server, tmp_path)
-        assert json.loads((folder / ".complete").read_text())["remote_code"] is False
+        assert whole(tmp_path)
+        assert not whole(tmp_path, remote_code=True)
 
 
 async def test_too_little_room_is_said_before_anything_is_fetched(server: FakeHub, tmp_path: Path) -> None:
     server.repos["org/name"].sizes[SHARDS[1]] = 2**60
     with pytest.raises(BadModel) as caught:
         await fetch(server, tmp_path)
-    folder = tmp_path / "models" / "org--name" / COMMIT
     assert "The download needs 1073741825.0 GiB (1 GiB of it as a margin), and " in caught.value.message
-    assert f" GiB are free at {folder}." in caught.value.message
+    assert f" GiB are free at {tmp_path / 'cache'}." in caught.value.message
     assert "FITSERVE_MODELS_DIR" in caught.value.hint
     assert server.gets(SHARDS[0]) == []
 
 
 async def test_a_folder_that_cannot_be_made_is_named(server: FakeHub, tmp_path: Path) -> None:
-    (tmp_path / "models").touch()
-    with pytest.raises(BadModel, match="cannot be made: Not a directory"):
+    (tmp_path / "cache").touch()
+    with pytest.raises(BadModel, match="cannot be made: File exists"):
         await fetch(server, tmp_path)
 
 
@@ -257,7 +269,7 @@ async def test_a_repository_without_weights_is_refused(server: FakeHub, tmp_path
 @pytest.mark.parametrize(("repo", "commit"), [("org/name", "main"), ("org/name", "../" * 13 + "x"), ("name", COMMIT)])
 async def test_only_a_repository_at_a_commit_can_be_downloaded(tmp_path: Path, repo: str, commit: str) -> None:
     with pytest.raises(BadModel, match="cannot be downloaded"):
-        await download(Hub(None, None, tmp_path), repo, commit, tmp_path, print)
+        await download(Hub(None, None, tmp_path, models=tmp_path), repo, commit, print)
     assert present(tmp_path) == set()
 
 
@@ -285,5 +297,6 @@ async def test_a_repository_that_is_not_served_as_listed_is_not_complete(server:
         await fetch(server, tmp_path)
     expected = {"gone": "A file of org/name is gone", "short": f"is not whole: {SHARDS[1]} has 33"}
     assert expected[fault] in caught.value.message
-    folder = tmp_path / "models" / "org--name" / COMMIT
-    assert present(folder).isdisjoint({".complete", SHARDS[1]})
+    folder = snapshot(tmp_path)
+    assert not whole(tmp_path)
+    assert SHARDS[1] not in present(folder)

@@ -31,7 +31,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def hub_of(server: FakeHub, tmp_path: Path) -> Hub:
-    return Hub(server.url(), TOKEN, tmp_path / "cache")
+    return Hub(server.url(), TOKEN, tmp_path / "cache", models=tmp_path / "models")
 
 
 def planned(server: FakeHub, tmp_path: Path, revision: str | None = None) -> BadModel:
@@ -42,7 +42,7 @@ def planned(server: FakeHub, tmp_path: Path, revision: str | None = None) -> Bad
 
 async def fetched(server: FakeHub, tmp_path: Path) -> BadModel:
     with pytest.raises(BadModel) as caught:
-        await download(hub_of(server, tmp_path), "org/name", COMMIT, tmp_path / "models", lambda _: None)
+        await download(hub_of(server, tmp_path), "org/name", COMMIT, lambda _: None)
     return told(caught.value)
 
 

@@ -31,7 +31,7 @@ async def test_a_docker_that_is_long_in_answering_is_not_done_without(tmp_path: 
 async def test_with_an_agent_docker_itself_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No socket of Docker is looked at, and engines share one models folder, for the agent mounts no other."""
     monkeypatch.setenv("DOCKER_HOST", "tcp://nowhere:1")
-    settings = Settings(data_dir=tmp_path, host_kind="agent")
+    settings = Settings(data_dir=tmp_path, models_dir=tmp_path / "models", host_kind="agent")
     host = await choose_host(settings, "me", AllowedImages(()))
     with pytest.raises(HostError, match=f"The agent does not answer: there is no socket {tmp_path}/agent.sock"):
         await host.list()
