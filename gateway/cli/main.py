@@ -21,7 +21,7 @@ from gateway.cli.fact_commands import app as facts_app
 from gateway.cli.key_commands import app as keys_app
 from gateway.cli.options import Json, absolute, wishing
 from gateway.cli.plan_commands import matrix, plan
-from gateway.cli.present import show_decision, show_model, status_text, table
+from gateway.cli.present import detail_text, show_decision, show_model, status_text, table
 from gateway.cli.terminal import pour, say, told
 from gateway.domain.visible import visible_line
 from gateway.errors import FitserveError
@@ -284,7 +284,7 @@ def _detail(view: Any) -> str:
     said = f"the last change was given up: {change['detail']}" if change and change["state"] == "refused" else ""
     if change and not said:
         said = f"being changed: {change['detail']}"
-    return "; ".join(filter(None, (view["detail"], said))) or _rival_hint(view)
+    return "; ".join(filter(None, (detail_text(view), said))) or _rival_hint(view)
 
 
 def _rival_hint(view: Any) -> str:

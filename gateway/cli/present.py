@@ -20,6 +20,23 @@ def status_text(view: Any) -> str:
     return f"{view['state']} ({visible_line(view['detail'])})" if view["detail"] else str(view["state"])
 
 
+def following_text(follows: Any) -> str:
+    """What was started after a failure, in words."""
+    named = {one["what"] for one in follows["differs"]}
+    # A flag that only says what a choice has said already is left out.
+    told = [one for one in follows["differs"] if one["what"].removeprefix("--").replace("-", " ") not in named - {one["what"]}]
+    words = [f"{one['what']} {one['old'] or 'unset'} -> {one['new'] or 'unset'}" for one in told]
+    return f"attempt {follows['attempt']}, {'; '.join(words) or 'the same plan again'}"
+
+
+def detail_text(view: Any) -> str:
+    """What is to say of a model in its line: its state's reason, and what follows a failure while it does not serve yet."""
+    after = [one["follows"] for one in view["replicas"] if one["follows"] and one["busy_with"]]
+    words = [view["detail"]] if view["detail"] else []
+    words += [f"after {follows['failure']}: {following_text(follows)}" for follows in after[:1]]
+    return "; ".join(words)
+
+
 def _width() -> int | None:
     """Columns to keep to. In a pipe there are none, unless COLUMNS says so: lines must not break."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
@@ -229,3 +246,5 @@ def show_model(view: Any) -> None:
                 say(f"     done: {DONE[failure['proves']]}")
                 for number, step in enumerate(failure["steps"], 1):
                     say(f"     {number}. {visible_line(step)}")
+                if follows := attempt["follows"]:
+                    print_paragraph(f"next: {following_text(follows)}", indent=11, first="     ")

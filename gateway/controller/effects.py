@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -19,11 +19,12 @@ from gateway.controller.planner import Planner, Room
 from gateway.controller.start_gate import StartGate, WithdrawnError
 from gateway.controller.verify import alive, shown, verify
 from gateway.controller.watcher import Watcher
-from gateway.core.changes import as_good
+from gateway.core.changes import as_good, of_plans
 from gateway.core.chat import abilities
 from gateway.core.facts.learn import excused, judged, learn, proved
+from gateway.core.failures.signatures import Signatures
 from gateway.core.reconcile import failures_in_a_row
-from gateway.domain import Asked, Attempt, Cap, EngineRef, Failure, Offer, Plan, Planned, RunningPlan, Sharing, Wish
+from gateway.domain import Asked, Attempt, Cap, EngineRef, Failure, Offer, Plan, Planned, RunningPlan, Scalar, Sharing, Wish
 from gateway.domain.image_name import exact
 from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.machine.gpu_watch import GpuWatch
@@ -62,13 +63,16 @@ class Effects:
         launcher: Launcher,
         gpus: GpuWatch,
         gate: StartGate,
+        signatures: Callable[[], Signatures],
     ) -> None:
+        """signatures: gives what is known of failures, and their cures."""
         self._store = store
         self._running = running
         self._planner = planner
         self._launcher = launcher
         self._gpus = gpus
         self._gate = gate
+        self._signatures = signatures
         self._planning = asyncio.Lock()
 
     async def plan(
@@ -144,7 +148,14 @@ class Effects:
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
         replica.attempt = await self._recorded(replica, plan, ports)
-        log.info("planned", model=replica.model, replica=replica.index, engine=str(plan.engine), plan=plan.fingerprint)
+        log.info(
+            "planned",
+            model=replica.model,
+            replica=replica.index,
+            engine=str(plan.engine),
+            plan=plan.fingerprint,
+            **_after(replica.history, plan),
+        )
 
     async def _recorded(self, replica: ReplicaState, plan: Plan, ports: Callable[[], Collection[int]]) -> Attempt:
         """The start of a plan, on the disk. Raises HostError, StoreError."""
@@ -434,6 +445,7 @@ class Effects:
     async def _give_up(self, replica: ReplicaState, attempt: Attempt, error: NoPlan) -> None:
         """The engines refuse every plan, before a start was made: none has failed that could be tried again."""
         failure = Failure(kind="engine_refuses", phase="checking", message=error.message, advice=error.hint, proves="nothing")
+        failure = await self._cured(attempt, failure)
         ended = attempt.evolve(state="stopped", ended_at=time.time(), failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended)
         replica.attempt = None
@@ -451,7 +463,8 @@ class Effects:
         def report(progress: str) -> None:
             replica.progress = progress
 
-        failure = await verify(watcher.client, watcher.url, attempt.model, attempt.plan, patience_s, report)
+        asked = watcher.client, watcher.url, attempt.model, attempt.plan
+        failure = await verify(*asked, patience_s, report, watcher.proved)
         if failure is None:
             report("verifying: tool calls, thoughts and answers by a schema")
             failure = await self._shown(replica, attempt, watcher, forgiven_at)
@@ -505,6 +518,7 @@ class Effects:
         if abilities.ended_by_asking(attempt):
             failure = failure.evolve(proves="nothing")  # its plan serves whoever does not ask for that
         failure = judged(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
+        failure = await self._cured(attempt, failure)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))
         self._running.remove(attempt.instance_name)
@@ -516,6 +530,11 @@ class Effects:
         if replica.task is not None and replica.task is not asyncio.current_task():
             replica.task.cancel()
         await replica.unwatch()
+
+    async def _cured(self, attempt: Attempt, failure: Failure) -> Failure:
+        """With the steps that cure it, and the numbers of this case in them."""
+        signatures = await asyncio.to_thread(self._signatures)
+        return signatures.cured(failure, _case(attempt, self._launcher.settings.start_timeout_s))
 
     async def stop(self, name: str, grace_s: float, idle: Callable[[], bool] | None = None) -> None:
         """idle: no request is in flight there, which is out of the routes; that is waited for."""
@@ -535,6 +554,27 @@ def _pinned(plan: Plan, pins: Mapping[str, str]) -> Plan:
     engine = exact(plan.engine, pins)
     found: Plan = plan.evolve(engine=engine, under={**plan.under, "digest": engine.digest}) if engine.digest else plan
     return found
+
+
+def _after(history: Sequence[Attempt], plan: Plan) -> dict[str, str]:
+    """For the log: which failure a plan follows, and what is other in it."""
+    if not history or (failure := history[-1].failure) is None:
+        return {}
+    return {
+        "after": failure.kind,
+        "differs": ", ".join(one.what for one in of_plans(history[-1].plan, plan)) or "the same plan again",
+    }
+
+
+def _case(attempt: Attempt, patience_s: float) -> dict[str, Scalar]:
+    """What the cure of a failure may speak of."""
+    plan = attempt.plan
+    known: dict[str, Scalar] = {"model": attempt.model, "engine": str(plan.engine), "patience": round(patience_s)}
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel"):
+        known[name] = getattr(plan, name).value
+    if plan.engine.image is not None:
+        known["image"] = plan.engine.image
+    return known | ({"ranks": len(plan.gpus)} if len(plan.gpus) > 1 else {})
 
 
 def _not_started(error: FitserveError, progress: str) -> Failure:

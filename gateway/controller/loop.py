@@ -74,7 +74,7 @@ class Loop:
         # Apart, so that no number of endpoints that are away keeps the engines of this machine waiting.
         engine_client, self._endpoint_client = EngineClient(_CALLS_AT_ONCE), EngineClient(_CALLS_AT_ONCE)
         self._gate = StartGate(self._fleet, planner.hardware, launcher.settings.start_timeout_s)
-        effects = Effects(store, self._running, planner, launcher, gpus, self._gate)
+        effects = Effects(store, self._running, planner, launcher, gpus, self._gate, signatures)
         watching = (gpus, signatures, engine_client, self.wake, routes.silent_s)
         self._effects = effects
         self._steps = ReplicaSteps(effects, self._fleet, launcher, *watching)

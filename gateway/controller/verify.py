@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -107,16 +108,23 @@ class _Refuted(Exception):
 
 
 async def verify(
-    client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float, report: Callable[[str], None] = lambda _: None
+    client: EngineClient,
+    url: str,
+    name: str,
+    plan: Plan,
+    timeout_s: float,
+    report: Callable[[str], None] = lambda _: None,
+    measured: Callable[[int, float], None] = lambda *_: None,
 ) -> Failure | None:
-    """None when the engine at `url` (without /v1) really serves `name` as planned; otherwise the failure."""
+    """None when the engine at `url` (without /v1) really serves `name` as planned; otherwise the failure. measured: hears of so many tokens of a
+    prompt and how many seconds they took."""
     try:
         if plan.model.task == "embed":
             await _embeds(client, url, name, timeout_s)
         elif plan.model.task == "rerank":
             await _ranks(client, url, name, timeout_s)
         else:
-            await _generates(client, url, name, plan, timeout_s, report)
+            await _generates(client, url, name, plan, timeout_s, report, measured)
     except _Refuted as refuted:
         return refuted.failure
     return None
@@ -150,7 +158,8 @@ async def alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s
     """Whether the engine is at work: it answers the smallest request in time, be it with an error, or its KV cache fills.
 
     While an engine reads a long prompt, the prompt takes all tokens of every step, and the smallest request waits for its end."""
-    path, body = "/v1/completions", _completion(name, "1", 1)
+    # Its prompt is a token already: a tokenizer may be busy with a prompt of megabytes.
+    path, body = "/v1/completions", _completion(name, _ids(plan, 1, 0), 1)
     if plan.model.task != "generate":
         path, body = "/v1/embeddings", {"model": name, "input": "1"}
     before = await _cache_usage(client, url)
@@ -182,7 +191,13 @@ async def _cache_usage(client: EngineClient, url: str) -> list[bytes]:
 
 
 async def _generates(
-    client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float, report: Callable[[str], None]
+    client: EngineClient,
+    url: str,
+    name: str,
+    plan: Plan,
+    timeout_s: float,
+    report: Callable[[str], None],
+    measured: Callable[[int, float], None],
 ) -> None:
     path, context = f"{url}/v1/completions", plan.max_model_len.value
     tokens = min(TOKENS, max(1, context // 2))
@@ -201,7 +216,9 @@ async def _generates(
     long = min(plan.max_num_batched_tokens.value, context - 2)
     if long > 0:
         report(f"verifying: a prompt of {long} tokens")
+        began = time.monotonic()
         await _post(client, path, _completion(name, _ids(plan, long, 0), 2), timeout_s, Completion)
+        measured(long, time.monotonic() - began)
     many, length = _burst(plan)
     if many > 1:
         report(f"verifying: {many} requests at once")

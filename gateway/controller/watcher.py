@@ -18,7 +18,7 @@ from gateway.core.failures.diagnose import PHASES
 from gateway.core.failures.log_lines import clean
 from gateway.core.failures.log_reader import LogReader
 from gateway.core.failures.signatures import Signatures
-from gateway.core.pulse import Pulse
+from gateway.core.pulse import Pulse, longest_step_s
 from gateway.domain import Attempt, EngineProcess, Failure, Observation
 from gateway.errors import FitserveError, HostError
 from gateway.hosts.host import Host
@@ -101,6 +101,10 @@ class Watcher:
         """Change the observation and wake the loop."""
         self.observation = self.observation.evolve(**changes)
         self._wake()
+
+    def proved(self, tokens: int, seconds: float) -> None:
+        """A prompt of so many tokens was answered in so many seconds."""
+        self._pulse.step_s = longest_step_s(self.attempt.plan, tokens, seconds)
 
     def fail(self, failure: Failure) -> None:
         """The first proof stands: what comes after it are its consequences."""
@@ -241,13 +245,15 @@ class Watcher:
         if (waited_s is None and not mute) or not self.observation.verified:
             return self._settings.health_interval_s
         self._pulse.counted(time.monotonic(), await metrics_of(self.client, self.url, self._probe_s))
-        stands_s = self._pulse.core_stands(time.monotonic(), waited_s)
-        if mute or (not self.observation.frozen and stands_s >= self._settings.silent_after_s - self._probe_s):
+        doubtful = not self.observation.frozen and self._pulse.doubtful(time.monotonic(), waited_s, self._probe_s)
+        if mute or doubtful:
+            asked = time.monotonic()
             lives = await alive(self.client, self.url, self.attempt.model, self.attempt.plan, self._probe_s)
-            self._pulse.asked(time.monotonic(), alive=lives)
+            self._pulse.asked(asked, alive=lives)
             self._answered = time.monotonic() if lives else self._answered
             self._judge()
-        await self._progress()
+        if not self._pulse.mute_s(time.monotonic()):
+            await self._progress()
         return min(_SOON_S, self._settings.health_interval_s)
 
     def _judge(self) -> None:
@@ -263,9 +269,7 @@ class Watcher:
                 f"Processes of the engine were stopped for {round(stopped_s)} seconds, as by SIGSTOP or `docker pause`."
             )
         if mute_s > self._settings.hang_after_s:
-            self._hangs(
-                f"The engine gave nothing for {round(mute_s)} seconds, not even to the smallest request, and did nothing."
-            )
+            self._hangs(f"For {round(mute_s)} seconds and longer {self._pulse.frozen(now)}.")
 
     def _hangs(self, message: str) -> None:
         phase = self.observation.phase

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -215,7 +216,10 @@ class MemoryHost:
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
         engine = self.world.engines.get(name)
-        return tuple(EngineProcess(pid=pid + 1) for pid in range(engine.members)) if engine is not None else ()
+        if engine is None:
+            return ()
+        taken_s = time.monotonic() if engine.script.spins else 0.0
+        return tuple(EngineProcess(pid=pid + 1, cpu_s=taken_s) for pid in range(engine.members))
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         self.world.check("follow")

@@ -53,6 +53,8 @@ class EngineScript:
     """No token at all."""
     hang_after: int | None = None
     """After so many inference requests the next ones are never answered; /health goes on saying 200."""
+    spins: bool = False
+    """Its core takes all of a processor, whatever it does (in the memory twin of the host)."""
     crash_batch: int | None = None
     """A request of so many prompts at once breaks every connection, and all that follow."""
     crash_prompt: int | None = None

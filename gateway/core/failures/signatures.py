@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gateway.core.failures import remedy
 from gateway.core.failures.signature import Signature
 from gateway.core.failures.structure import Shape, Structure
-from gateway.domain import Scalar
+from gateway.domain import Failure, Scalar
 
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"([\d.]+) ?(B|[KMGT]iB)")
@@ -61,6 +61,16 @@ class Signatures:
         )
         advice = own or remedy.filled(kind.advice, known) or next(iter(steps), "")
         return message, advice, steps or ((advice,) if advice else ())
+
+    def cured(self, failure: Failure, known: Mapping[str, Scalar]) -> Failure:
+        """The failure with the steps of its kind, where it has none: those that the gateway finds itself, beside a log. Its advice goes first."""
+        if failure.steps:
+            return failure
+        own = (failure.advice,) if failure.advice else ()
+        kind = self._remedies.get(failure.kind, _NO_WORDS)
+        steps = dict.fromkeys(own + remedy.steps(kind.steps, {**known, **failure.culprit}))
+        cured: Failure = failure.evolve(steps=tuple(steps))
+        return cured
 
     def progress(self, text: str) -> Iterator[tuple[Signature, dict[str, Scalar]]]:
         """What a line says of a start that goes on: its phase, or a kernel that the engine chose."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -54,6 +55,14 @@ class ModelRequest(Wish):
         return Wish.model_validate(fields | {"endpoints": endpoints})
 
 
+class Follows(Value):
+    """What was started after a failure, and how that plan differs from the one that failed."""
+
+    attempt: int
+    failure: str = Field(description="the kind of failure before it")
+    differs: tuple[Difference, ...] = Field(description="every choice that is another one now; empty: the same plan again")
+
+
 class AttemptView(Value):
     """One start, as it is shown: the plan, how it ended, and the line that proves it."""
 
@@ -71,6 +80,7 @@ class AttemptView(Value):
     ready_at: float | None
     ended_at: float | None
     failure: Failure | None
+    follows: Follows | None = Field(description="what its replica started next, where it failed")
 
 
 class ReplicaView(Value):
@@ -79,6 +89,7 @@ class ReplicaView(Value):
     detail: str
     attempt: int | None
     busy_with: str | None
+    follows: Follows | None = Field(description="where the attempt follows a failure")
 
 
 class ModelView(Value):
@@ -292,7 +303,7 @@ async def _view(request: Request, model: ManagedModel, *, full: bool) -> ModelVi
         plan=_plan(model, live) if live and full else None,
         abilities=model.abilities,
         rival=rival_view(model.wish.name, model.rival),
-        attempts=tuple(_attempt(attempt) for attempt in attempts),
+        attempts=tuple(_attempt(attempt, attempts[place + 1 :]) for place, attempt in enumerate(attempts)),
         change=_change(model),
     )
 
@@ -357,10 +368,18 @@ def _replica(replica: ReplicaState) -> ReplicaView:
         detail=replica.shown.reason,
         attempt=replica.attempt.id if replica.attempt else None,
         busy_with=replica.phase if replica.shown.state in ("starting", "verifying") else None,
+        follows=_follows(replica.history[-1], [replica.attempt]) if replica.attempt and replica.history else None,
     )
 
 
-def _attempt(attempt: Attempt) -> AttemptView:
+def _follows(failed: Attempt, later: Iterable[Attempt]) -> Follows | None:
+    following = next((one for one in later if one.replica == failed.replica), None)
+    if failed.failure is None or following is None:
+        return None
+    return Follows(attempt=following.id, failure=failed.failure.kind, differs=of_plans(failed.plan, following.plan))
+
+
+def _attempt(attempt: Attempt, later: Iterable[Attempt]) -> AttemptView:
     return AttemptView(
         id=attempt.id,
         replica=attempt.replica,
@@ -376,4 +395,5 @@ def _attempt(attempt: Attempt) -> AttemptView:
         ready_at=attempt.ready_at,
         ended_at=attempt.ended_at,
         failure=attempt.failure,
+        follows=_follows(attempt, later),
     )

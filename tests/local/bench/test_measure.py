@@ -8,7 +8,7 @@ from gateway.bench.measure import Load
 from gateway.bench.streamed_answer import Target
 from gateway.domain import BenchReport
 from gateway.errors import NotReady
-from tests.support.dataplane import Gateway, model
+from tests.support.dataplane import Gateway, model, until
 from tests.support.scripted_engine import EngineScript, FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +21,11 @@ async def measured(
         with Gateway() as gateway:
             gateway.routes.table = type(gateway.routes.table)({"m": model(f"http://127.0.0.1:{engine.port}")})
             load = Load(Target(gateway.url, "m", vocabulary=500), context)
-            return await load.measure(levels, seconds), load, engine
+            try:
+                return await load.measure(levels, seconds), load, engine
+            finally:
+                # The gateway is waited for in this loop, which has to close what the load has let go of.
+                await until(lambda: not gateway.plane.connections)
 
 
 async def test_it_finds_the_pace_of_the_engine_and_asks_for_whole_answers() -> None:

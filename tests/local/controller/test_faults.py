@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.present import show_model
+from gateway.cli.present import following_text, show_model
 from gateway.domain import LaunchSpec
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
@@ -67,6 +67,11 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
         show_model(view)
         shown = " ".join(capsys.readouterr().out.split())
         assert shown.endswith("weights in fp8") is halved
+        # Beside the failure stands the plan that followed, by what is other in it.
+        follows = view["attempts"][0]["follows"]
+        assert (follows["attempt"], view["attempts"][1]["follows"]) == (view["attempts"][1]["id"], None)
+        assert f"next: {' '.join(following_text(follows).split())}" in shown
+        assert ("quantization" in {one["what"] for one in follows["differs"]}) is halved
         assert ("weights are halved while they load: 24.45 GiB were needed here beside the KV cache" in shown) is halved
         learned = [one["fact"] for one in (await gateway.client.get("/admin/facts")).json()["data"] if one["id"]]
         assert learned[0]["kind"] in ("spare_memory", "needs_memory")

@@ -109,14 +109,56 @@ async def test_clients_of_the_only_engine_hear_that_it_stopped_and_it_is_replace
             os.kill(leader, 0)
 
 
-async def test_an_engine_whose_core_stands_though_its_health_is_good_gets_no_requests(tmp_path: Path) -> None:
-    def deadlocked(spec: LaunchSpec) -> EngineScript:
+@pytest.mark.parametrize(("spins", "does"), [(False, "does nothing"), (True, "computes without an end")])
+async def test_an_engine_whose_core_stands_or_spins_though_its_health_is_good_gets_no_requests(
+    tmp_path: Path, spins: bool, does: str
+) -> None:
+    def mute(spec: LaunchSpec) -> EngineScript:
         # Verification asks three times; nothing is answered after that.
-        return EngineScript(model=spec.model, hang_after=3)
+        return EngineScript(model=spec.model, hang_after=3, spins=spins)
 
-    async with running(tmp_path, deadlocked, silent_after_s=2, hang_after_s=HANG_S) as gateway:
+    async with running(tmp_path, mute, silent_after_s=2, hang_after_s=HANG_S) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         answer = await gateway.client.post("/v1/completions", json=ASK)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
-        assert (await gateway.until("m", "unreachable"))["detail"].startswith("the engine gives its clients nothing")
+        assert (await gateway.until("m", "unreachable"))["detail"].startswith(f"the engine gives its clients nothing, {does}")
+
+
+async def test_an_engine_that_spins_is_replaced_once_it_was_mute_for_long(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def spinning(spec: LaunchSpec) -> EngineScript:
+        made.append(spec.name)
+        return EngineScript(model=spec.model, hang_after=3 if len(made) == 1 else None, spins=True)
+
+    async with running(tmp_path, spinning, silent_after_s=1, hang_after_s=3) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        assert (await gateway.client.post("/v1/completions", json=ASK)).status_code == 503
+        async with asyncio.timeout(HANG_S):
+            while len(made) < 2:
+                await asyncio.sleep(0.02)
+        view = await gateway.until("m", "ready")
+        assert view["attempts"][0]["failure"]["kind"] == "hang"
+        assert "computes without an end" in view["attempts"][0]["failure"]["message"]
+
+
+async def test_a_prompt_that_is_read_for_long_at_full_load_costs_no_engine_its_place(tmp_path: Path) -> None:
+    """Nobody is answered meanwhile, the smallest request neither; the metrics move."""
+
+    def slow(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, spins=True, prefill_tokens_per_second=1200)
+
+    async with running(tmp_path, slow, silent_after_s=1, hang_after_s=HANG_S) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        (engine,) = gateway.world.engines.values()
+        asking = asyncio.create_task(gateway.client.post("/v1/completions", json={**ASK, "prompt": [1] * 3500}))
+        states = set()
+        while not asking.done():
+            states.add((await gateway.show("m"))["state"])
+            await asyncio.sleep(0.02)
+        assert (await asking).status_code == 200
+        assert states == {"ready"}
+        assert any(b"/metrics" in line for line in engine.log)

@@ -8,6 +8,7 @@ from gateway.core.failures.remedy import DONE, filled, groups, steps
 from gateway.core.failures.signature import Signature
 from gateway.domain import Failure
 from gateway.profiles import Profiles
+from tests.support.paths import ROOT
 
 SIGNATURES = Profiles().signatures
 NAMED = [row for row in SIGNATURES.rows if row.kind is not None]
@@ -36,6 +37,42 @@ def test_every_text_is_whole_with_and_without_each_value(row: Signature) -> None
 def test_every_kind_of_a_row_has_a_cure() -> None:
     cured = {row.kind for row in NAMED if row.is_remedy}
     assert {row.kind for row in NAMED} <= cured
+
+
+def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
+    sources = [
+        *(ROOT / "gateway/controller").glob("*.py"),
+        ROOT / "gateway/machine/gpu_watch.py",
+        ROOT / "gateway/core/failures/diagnose.py",
+    ]
+    text = "".join(path.read_text() for path in sources)
+    found = {*re.findall(r'(?:Failure\(\s*kind=|_Refuted\(|kind = |, )"([a-z]+(?:_[a-z]+)*)"(?: if| else|,)', text)}
+    made = {
+        "start_timeout",
+        "stalled",
+        "hang",
+        "withdrawn",
+        "gibberish",
+        "verification_failed",
+        "host_error",
+        "engine_refuses",
+        "gpu_lost",
+    }
+    assert made <= found
+    cured = {row.kind for row in NAMED if row.is_remedy}
+    assert {*made, "download", "exited", "killed", "unknown", "host_oom"} <= cured
+
+
+def test_a_failure_without_steps_gets_those_of_its_kind_with_the_numbers_of_its_case() -> None:
+    failure = Failure(kind="start_timeout", phase="loading weights", message="It printed nothing.", advice="Read the log.")
+    known = {"model": "m", "engine": "vllm==0.26.0", "patience": 600, "ranks": 2}
+    steps = SIGNATURES.cured(failure, known).steps
+    assert steps[0] == "Read the log."
+    assert "raise FITSERVE_START_TIMEOUT_S above 600, then `fitserve retry m`" in steps[2]
+    assert "Its 2 ranks may wait" in steps[-1]
+    assert not any("ranks" in step for step in SIGNATURES.cured(failure, {"engine": "vllm==0.26.0"}).steps)
+    told = failure.evolve(steps=("Do this.",))
+    assert SIGNATURES.cured(told, known) is told
 
 
 def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:
