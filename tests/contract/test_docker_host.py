@@ -764,11 +764,38 @@ async def test_what_an_image_compiled_is_kept_for_it_and_for_starts_that_may_sha
             harness.docker.remove_volume(volume["Name"], force=True)
 
 
+@pytest.mark.parametrize("user", ["65532:65532", "nobody", "nobody:nogroup"])
+async def test_an_image_that_does_not_run_as_root_keeps_what_it_compiled(harness: DockerHarness, user: str) -> None:
+    image = f"{harness.instance}:other-user"
+    made = harness.docker.create_container(BASE_IMAGE, ["true"])["Id"]
+    harness.docker.commit(made, harness.instance, "other-user", changes=[f"USER {user}"])
+    harness.docker.remove_container(made)
+    script = "import os; at = os.environ['KERNELS']; print(os.getuid() > 0, os.listdir(at)); open(at + '/kernel', 'w')"
+    spec = program(harness, script, cache="a" * 16, caches={"KERNELS": "kernels"})
+    spec = spec.evolve(engine=spec.engine.evolve(image=image), scratch=("/tmp",))
+    try:
+        for seen in ("True []", "True ['kernel']"):
+            assert await output(harness, spec) == [seen]
+            await harness.host.stop(spec.name, 0)
+    finally:
+        await harness.host.stop(spec.name, 0)
+        for volume in harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})["Volumes"] or []:
+            harness.docker.remove_volume(volume["Name"], force=True)
+        harness.docker.remove_image(image)
+
+
+@pytest.mark.parametrize("sizes", ["told", "not told"])
 async def test_the_oldest_cache_that_nothing_uses_makes_room_for_a_new_one(
-    harness: DockerHarness, monkeypatch: pytest.MonkeyPatch
+    harness: DockerHarness, monkeypatch: pytest.MonkeyPatch, sizes: str
 ) -> None:
-    monkeypatch.setattr("gateway.hosts.docker.container.MOST_CACHES", 1)
-    spec = program(harness, "pass", caches={"KERNELS": "kernels"})
+    """By its bytes where Docker tells them, else by their number."""
+    if sizes == "told":
+        monkeypatch.setattr("gateway.hosts.docker.cache_volumes.MOST_BYTES", 999)
+    else:
+        monkeypatch.setattr("gateway.hosts.docker.cache_volumes._sizes", lambda _: {})
+        monkeypatch.setattr("gateway.hosts.docker.cache_volumes.MOST_UNMEASURED", 1)
+    compiled = "import os; open(os.environ['KERNELS'] + '/kernel', 'w').write('x' * 1000)"
+    spec = program(harness, compiled, caches={"KERNELS": "kernels"})
 
     def names() -> list[str]:
         return [

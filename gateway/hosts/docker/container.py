@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.domain import EngineRef, Instance, LaunchSpec, Mount
 from gateway.domain.image_name import repository
 from gateway.errors import HostError
+from gateway.hosts.docker.cache_volumes import FOLDER, cache_volume, give_folders
 
 if TYPE_CHECKING:
     from docker.api import APIClient
@@ -51,40 +52,6 @@ def digest_of(found: Attributes, image: str) -> str:
     return next((name for name in names if repository(name) == repository(image)), str(found["Id"]))
 
 
-CACHE_FOLDER = "/var/cache/fitserve"
-# Of one installation: image, kind of GPU and trust make one each.
-MOST_CACHES = 16
-
-
-def cache_volume(client: APIClient, spec: LaunchSpec, owner: str) -> str | None:
-    """The volume with what this image compiled for such starts; None where it keeps nothing. Its name follows from the image itself, not from the
-    image's name: nobody but who may start this very image can write what its next engine runs.
-
-    A new volume belongs to root: an image whose user is another one could not write there, and keeps nothing.
-    """
-    image = client.inspect_image(image_of(spec.engine))  # type: ignore[no-untyped-call]
-    if not spec.cache or (image["Config"].get("User") or "root").split(":")[0] not in ("root", "0"):
-        return None
-    key = f"{image['Id']} {spec.cache}"
-    name = f"fitserve-cache-{owner}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    mine = client.volumes(filters={"label": f"fitserve.cache={owner}"})["Volumes"] or []
-    if name not in (one["Name"] for one in mine):
-        _make_room(client, mine)
-        client.create_volume(name, labels={"fitserve.cache": owner, "fitserve.engine": str(spec.engine)})
-    return name
-
-
-def _make_room(client: APIClient, mine: list[Attributes]) -> None:
-    from docker.errors import APIError
-
-    for one in sorted(mine, key=lambda one: str(one["CreatedAt"]))[: max(0, len(mine) + 1 - MOST_CACHES)]:
-        try:
-            client.remove_volume(one["Name"])
-        except APIError as error:
-            if error.status_code not in (404, 409):  # gone, or used by a container
-                raise
-
-
 def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str:
     """Create the container, not started, and return its id. Raises docker's APIError (409: the name is taken)."""
     from docker.types import LogConfig
@@ -92,9 +59,9 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
     info = client.info()
     # Any process of the machine reaches the network of containers; who may read the label may command Docker.
     key = secrets.token_hex(32)
-    cache = cache_volume(client, spec, owner)
-    kept = {name: f"{CACHE_FOLDER}/{folder}" for name, folder in spec.caches.items()} if cache is not None else {}
-    volumes = (Mount(source=cache, target=CACHE_FOLDER, read_only=False),) if cache is not None else ()
+    cache = cache_volume(client, client.inspect_image(image_of(spec.engine)), spec, owner)  # type: ignore[no-untyped-call]
+    kept = {name: f"{FOLDER}/{folder}" for name, folder in spec.caches.items()} if cache is not None else {}
+    volumes = (Mount(source=cache, target=FOLDER, read_only=False),) if cache is not None else ()
     made = client.create_container(
         image_of(spec.engine),
         # argv is the whole command: the image's own entry point is replaced.
@@ -141,6 +108,8 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
             log_config=LogConfig(type="json-file", config={"max-size": "64m", "max-file": "2"}),
         ),
     )
+    if cache is not None:
+        give_folders(client, made["Id"], cache, spec)
     return str(made["Id"])
 
 

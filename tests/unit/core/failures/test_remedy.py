@@ -6,7 +6,7 @@ import pytest
 
 from gateway.core.failures.remedy import DONE, filled, groups, steps
 from gateway.core.failures.signature import Signature
-from gateway.domain import Failure
+from gateway.domain import Failure, Scalar
 from gateway.profiles import Profiles
 from tests.support.paths import ROOT
 
@@ -65,7 +65,7 @@ def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
 
 def test_a_failure_without_steps_gets_those_of_its_kind_with_the_numbers_of_its_case() -> None:
     failure = Failure(kind="start_timeout", phase="loading weights", message="It printed nothing.", advice="Read the log.")
-    known = {"model": "m", "engine": "vllm==0.26.0", "patience": 600, "ranks": 2}
+    known: dict[str, Scalar] = {"model": "m", "engine": "vllm==0.26.0", "patience": 600, "ranks": 2}
     steps = SIGNATURES.cured(failure, known).steps
     assert steps[0] == "Read the log."
     assert "raise FITSERVE_START_TIMEOUT_S above 600, then `fitserve retry m`" in steps[2]

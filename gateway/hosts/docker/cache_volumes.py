@@ -1,0 +1,120 @@
+"""What engines in containers compile, kept for their next start: a volume for each image and each kind of start that may share it (`LaunchSpec.cache`).
+
+Its name follows from the image itself, not from the image's name: nobody but who may start this very image can write what its next engine runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+from gateway.domain import LaunchSpec
+from gateway.domain.units import GIB
+
+if TYPE_CHECKING:
+    from docker.api import APIClient
+
+FOLDER = "/var/cache/fitserve"
+# Of one installation, as on the process host.
+MOST_BYTES = 32 * GIB
+# Where Docker does not say how large its volumes are.
+MOST_UNMEASURED = 16
+_PASSWD = "/etc/passwd"  # noqa: S105 - the names of users
+_MOST_PASSWD = 2**20
+
+Attributes = dict[str, Any]
+
+
+def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: str) -> str | None:
+    """The volume for such starts, made where there is none; None where nothing is kept: for a start that shares with none, or an image whose user
+    is not known. Others, of this installation, that were made first make room where all are too large."""
+    if not spec.cache:
+        return None
+    key = f"{image['Id']} {spec.cache}"
+    name = f"fitserve-cache-{owner}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    mine = client.volumes(filters={"label": f"fitserve.cache={owner}"})["Volumes"] or []
+    others = [one for one in mine if one["Name"] != name]
+    if len(others) == len(mine):
+        user = _user(client, image)
+        if user is None:
+            return None
+        labels = {"fitserve.cache": owner, "fitserve.engine": str(spec.engine), "fitserve.user": str(user)}
+        client.create_volume(name, labels=labels)
+    _make_room(client, name, others)
+    return name
+
+
+def give_folders(client: APIClient, container: str, volume: str, spec: LaunchSpec) -> None:
+    """The folders in the volume, before the container starts, for the user whom its image runs as: a new volume belongs to root."""
+    labels = client.inspect_volume(volume)["Labels"] or {}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as folders:
+        for folder in sorted({*spec.caches.values()}):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode, entry.uid = tarfile.DIRTYPE, 0o700, int(labels.get("fitserve.user", "0"))
+            folders.addfile(entry)
+    client.put_archive(container, FOLDER, packed.getvalue())
+
+
+def _make_room(client: APIClient, kept: str, others: list[Attributes]) -> None:
+    """Of the others, those that were made first and that no container uses go, until all are small enough together."""
+    from docker.errors import APIError
+
+    sizes = _sizes(client) if others else {}
+    left = [one["Name"] for one in sorted(others, key=lambda one: str(one["CreatedAt"]))]
+    for name in (*left,):
+        if sum(sizes.get(one, 0) for one in (kept, *left)) <= MOST_BYTES if sizes else len(left) < MOST_UNMEASURED:
+            return
+        try:
+            client.remove_volume(name)
+            left.remove(name)
+        except APIError as error:
+            if error.status_code not in (404, 409):  # gone, or used by a container
+                raise
+
+
+def _sizes(client: APIClient) -> dict[str, int]:
+    """Bytes of volumes by their names; empty where Docker does not say."""
+    from requests.exceptions import RequestException
+
+    try:
+        # `df` of the SDK would have images counted too, which may take long.
+        place = f"{client.base_url}/v{client.api_version}/system/df"
+        answer = client.get(place, params={"type": "volume"}, timeout=client.timeout)
+        answer.raise_for_status()
+        found = answer.json()["Volumes"] or []
+        return {one["Name"]: max(0, one["UsageData"]["Size"]) for one in found}
+    except (RequestException, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _user(client: APIClient, image: Attributes) -> int | None:
+    """The id of the user whom the image runs as; None: it names one whom it does not have."""
+    name = (image["Config"].get("User") or "0").split(":")[0]
+    if name in ("root", "0"):
+        return 0
+    if name.isdecimal():
+        return int(name)
+    from docker.errors import APIError
+
+    # The container never runs: Docker gives files of one that was only made.
+    made = client.create_container(image["Id"], ["true"], labels={"fitserve.reading": name})["Id"]
+    try:
+        pieces, _ = client.get_archive(made, _PASSWD)
+        packed = b""
+        for piece in pieces:
+            packed += piece
+            if len(packed) > _MOST_PASSWD:
+                return None
+        with tarfile.open(fileobj=io.BytesIO(packed)) as files:
+            file = files.extractfile("passwd")
+            lines = file.read().decode(errors="replace") if file is not None else ""
+    except (APIError, tarfile.TarError, KeyError):
+        return None
+    finally:
+        client.remove_container(made, v=True, force=True)
+    found = re.search(rf"^{re.escape(name)}:[^:\n]*:(\d+):", lines, re.MULTILINE)
+    return int(found[1]) if found else None
