@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Protocol
 
 from gateway.core.engines.evidence import Evidence
-from gateway.core.engines.planning_input import PlanningInput, available_bytes
+from gateway.core.engines.planning_input import PlanningInput, available_bytes, driver_bytes
 from gateway.core.engines.variant import Variant
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
@@ -68,7 +68,12 @@ class Candidate:
         """What an engine may take of each GPU."""
         return min(free for free, _ in self.room)
 
-    @property
+    @cached_property
+    def seen_bytes(self) -> int:
+        """What CUDA says that the smallest of them has, which is less than NVML says."""
+        return min((size - driver_bytes(gpu) for gpu in self.group if (size := gpu.total_bytes)), default=0)
+
+    @cached_property
     def room(self) -> list[tuple[int, int]]:
         """Of each GPU what an engine may take, and all that it has."""
         return [(available_bytes(gpu, self.given.claims) - _HEADROOM, gpu.total_bytes or self.gpu_bytes) for gpu in self.group]

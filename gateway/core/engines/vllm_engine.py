@@ -10,7 +10,6 @@ from typing import ClassVar
 from gateway.core.attention.vllm_attention import layer_attention
 from gateway.core.attention.vllm_rules import AttentionRules
 from gateway.core.engines.candidate import Budget, Candidate, Default, Footprint
-from gateway.core.engines.planning_input import driver_bytes
 from gateway.core.engines.refusal import Refused
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
@@ -164,7 +163,7 @@ class VllmRules:
         candidate = footprint.candidate
         if candidate.engine.device == "cpu":
             return self._of_ram(footprint, context)
-        seen = self._seen(candidate)
+        seen = candidate.seen_bytes
         if "gpu-memory-utilization" in candidate.args:
             share = float(candidate.args["gpu-memory-utilization"])
             return Budget(round(seen * share), {}, f"utilization {share:.2f}, set by the user")
@@ -185,23 +184,18 @@ class VllmRules:
             "to these GPUs finds no room."
         )
         flags: dict[str, Scalar] = {"gpu-memory-utilization": share}
-        return Budget(round(self._seen(candidate) * share), flags, f"utilization {share:.2f}", warning)
+        return Budget(round(candidate.seen_bytes * share), flags, f"utilization {share:.2f}", warning)
 
     def narrowed(self, footprint: Footprint, budget: Budget, count: int) -> Budget:
-        seen = self._seen(footprint.candidate)
+        seen = footprint.candidate.seen_bytes
         share = min(float(budget.flags["gpu-memory-utilization"]), math.ceil(count * 100 / max(1, seen)) / 100)
         return Budget(round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
-
-    def _seen(self, candidate: Candidate) -> int:
-        """The engine takes its share of what CUDA says the card has, which is less than NVML says."""
-        sizes = (size - driver_bytes(gpu) for gpu in candidate.group if (size := gpu.total_bytes))
-        return min(sizes, default=0)
 
     def _share(self, footprint: Footprint, most: float) -> float:
         """The part of each GPU that is free beside what the engine takes beside its share, in hundredths; `most` at most."""
         candidate, beside = footprint.candidate, _beside(footprint)
         room = min((free - beside) * 100 // total for free, total in candidate.room)
-        spared = math.ceil(_spared(candidate) * 100 / max(1, self._seen(candidate)))
+        spared = math.ceil(_spared(candidate) * 100 / max(1, candidate.seen_bytes))
         return max(0.0, (min(math.floor(most * 100), room) - spared) / 100)
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import lru_cache
 
 from gateway.core.layers.built_model import BuiltModel, Linear, padded_vocab, per_rank
 from gateway.core.model.rank import Rank
@@ -32,6 +34,8 @@ PADDED_EXPERTS = "padded_experts"
 CHANNEL_SCALES = "channel_scales"
 # vLLM 0.33.0: experts in FP8 blocks that a cut would split get finer blocks (fused_moe/oracle/fp8.py:292).
 FINER_BLOCKS = "finer_blocks"
+# Those that make a difference to the size of weights.
+TRAITS = frozenset({NO_GROUP_INDEX, NARROW_EXPERT_TILES, PADDED_EXPERTS, CHANNEL_SCALES, FINER_BLOCKS})
 
 # Where kernels give float32 products of 16-bit weights: fused_moe/router/gate_linear.py:38 of 0.18.0, :87 of 0.33.0.
 _EXACT_KERNELS = ("9.0", "10.0", "10.3")
@@ -54,11 +58,23 @@ def weights_bytes(
     padded: Mapping[Linear, tuple[int, int]] | None = None,
 ) -> int | None:
     """Bytes of all parameters on one rank; linear_bytes says what the arguments are."""
+    if padded:
+        return _held(built, rank, traits, padded)
+    return _plain(built, replace(rank, pp=1, kv_dtype="auto"), frozenset(traits) & TRAITS)
+
+
+@lru_cache(maxsize=256)
+def _plain(built: BuiltModel, rank: Rank, traits: frozenset[str]) -> int | None:
+    """Engine versions and KV caches that make no difference to weights share the sum."""
+    return _held(built, rank, traits, {})
+
+
+def _held(built: BuiltModel, rank: Rank, traits: Collection[str], padded: Mapping[Linear, tuple[int, int]]) -> int | None:
     attending = [group.kv_heads for group in built.attention if group.kv_heads and group.kind not in ("recurrent", "vision")]
     kv_heads = min(attending, default=1)
     total = sum(other_bytes(tensor, rank.tp, rank.dtype, None if built.known else kv_heads) for tensor in built.others)
     for layer in built.linears:
-        size = linear_bytes(layer, rank, traits, (padded or {}).get(layer))
+        size = linear_bytes(layer, rank, traits, padded.get(layer))
         if size is None:
             return None
         total += size

@@ -67,7 +67,10 @@ def _clock(candidate: Candidate, *, eager: bool, direct: bool) -> Clock | None:
     kind = candidate.engine.kind
     key = work, tuple(gpu.index for gpu in group), eager, direct, kind
     if key not in given.clocks:
-        machine = machine_of(group, given.links, pace, given.measured, direct=direct)
+        place = "machine", key[1], direct
+        if place not in given.clocks:
+            given.clocks[place] = machine_of(group, given.links, pace, given.measured, direct=direct)
+        machine = given.clocks[place]
         given.clocks[key] = Clock(work, machine, pace.table.of(kind), eager) if machine else None
     clock: Clock | None = given.clocks[key]
     return clock

@@ -167,6 +167,8 @@ class Search:
     def _known_way(self, variant: Variant, kernels: tuple[LayerKernel, ...], attention: tuple[LayerAttention, ...]) -> bool:
         """Another variant, which is the same but for what keeps the engine from a kernel, has these kernels too: what follows from this one
         would only take the place of others in the search."""
+        if not (variant.disabled or variant.backends):
+            return False
         chosen = tuple((row.layer, row.scheme, row.kernel) for row in kernels)
         way = replace(variant, disabled=(), backends=()), chosen, tuple(row.backend for row in attention)
         return bool(chosen) and self._ways.setdefault(way, variant) != variant
@@ -185,6 +187,8 @@ class Search:
         name = STAGES.get(self.engine.kind)
         settable = name is not None and name not in self.env and (name in self.engine.user_env or self.engine.kind == "sglang")
         if variant.pp == 1 or variant.tp > 1 or variant.layers or memory is None or not settable:
+            return []
+        if len({gpu.name for gpu in self.given.hardware.gpus}) < 2:
             return []
         layers, parts = stacked(self.given.spec), self._laid_out(variant).parts
         if layers is None or not parts:

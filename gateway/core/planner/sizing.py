@@ -181,7 +181,7 @@ def weights(candidate: Candidate) -> int:
     rows = {(row.layer, row.scheme): row.padded_to for row in candidate.evidence.kernels if row.padded_to}
     padded = {
         layer: rows[key]
-        for layer in candidate.stage.linears
+        for layer in (candidate.stage.linears if rows else ())
         if isinstance(layer.scheme, Scheme) and (key := (layer.name, described(layer.scheme))) in rows
     }
     held = weights_bytes(candidate.stage, candidate.rank, frozenset(candidate.engine.traits), padded)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gateway.core.kernels.gpus import GpuTable
 from gateway.core.layers.built_model import BuiltModel, Linear, padded_vocab, per_rank
-from gateway.core.layers.weights import linear_bytes
+from gateway.core.layers.weights import TRAITS, linear_bytes
 from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.speed.work import Product, Reading, Work
@@ -33,7 +33,7 @@ def work_with(
     """The same for a model, the kernels of a plan, and what GPUs multiply; plans that share all of it share their work."""
     kernels = tuple((row.layer, row.scheme, row.kernel or "") for row in rows)
     formats = gpus.multiplied(rank.capability) if gpus else frozenset()
-    return work_of(Model(spec.hidden, spec.vocab, spec.experts), stage, rank, kernels, formats, frozenset(traits))
+    return work_of(Model(spec.hidden, spec.vocab, spec.experts), stage, rank, kernels, formats, frozenset(traits) & TRAITS)
 
 
 class Model(NamedTuple):

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from gateway.core.speed.machine import Machine, SpeedTable
 from gateway.core.speed.work import Product, Work
+from gateway.domain import Speed
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +25,8 @@ class Clock:
     table: SpeedTable
     eager: bool = False
     beside: tuple[Clock, ...] = ()
+    # What was told of it before: core/speed/expectation.py.
+    told: dict[tuple[float, ...], Speed] = field(default_factory=dict, init=False, repr=False)
     _known: dict[tuple[float, ...], float] = field(default_factory=dict, init=False, repr=False)
 
     def decode_s(self, requests: float, context: float) -> float:
