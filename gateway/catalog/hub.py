@@ -30,6 +30,10 @@ _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 LISTING_BYTES = 64 * MIB
 MOST_FILES = 100_000
 
+# Of the variants of a repository; in formats of other engines they are of no use here.
+_MOST_VARIANTS, _VARIANTS_BYTES = 40, 4 * MIB
+_FOREIGN = {"gguf", "mlx", "exl2", "exl3", "onnx", "openvino", "coreml"}
+
 _TIMEOUT_S = 30
 _CONNECT_S = 10
 _TRIES = 3
@@ -124,6 +128,19 @@ class Hub:
                 hint="Nothing of it was fetched. Take another repository, or another Hub.",
             )
         return Listing(repo, commit[0], sizes, {path: one for path, one in digests.items() if _DIGEST.fullmatch(one)})
+
+    def quantized(self, repo: str) -> list[str]:
+        """Repositories that say that their weights are this one's, quantized; the most downloaded first. Raises BadModel."""
+        from huggingface_hub import constants
+
+        url = f"{self.endpoint or constants.ENDPOINT}/api/models?filter=base_model:quantized:{quote(repo)}"
+        with self.explained(repo, None):
+            answer = self._received(f"{url}&sort=downloads&direction=-1&limit={_MOST_VARIANTS}", _VARIANTS_BYTES)
+        try:
+            names = [one["id"] for one in json.loads(answer) if not _FOREIGN.intersection(one.get("tags", ()))]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return []
+        return [name for name in names if isinstance(name, str) and REPOSITORY.fullmatch(name)]
 
     def fetch(self, listing: Listing, name: str) -> bytes:
         """A whole small file, of as many bytes as are listed."""

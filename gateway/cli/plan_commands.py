@@ -31,10 +31,7 @@ def plan(
         decision = _of_the_gateway(wish.evolve(source=absolute(model)))
     if decision is None:
         wish = _named(wish)
-        if check:
-            decision = _checked(wish, hardware)
-        else:
-            decision = _here(wish) if hardware is None else _decisions(wish, [model], [hardware])[0][1]
+        decision = _checked(wish, hardware) if check else _here(wish) if hardware is None else _on(wish, hardware)
     show_decision(decision, as_json=as_json)
     if not decision.plans:
         raise typer.Exit(3)
@@ -69,6 +66,17 @@ def _here(wish: Any) -> Any:
 
     planner, startable = OfflinePlanner.from_environment(), _startable(wish)
     decision = planner.decide_here(wish, startable, facts_at_rest(startable.data / "fitserve.db"))
+    planner.profiles.documents.save()
+    return decision
+
+
+def _on(wish: Any, hardware: str) -> Any:
+    """The decision for the machine of a snapshot."""
+    from gateway.planning.offline import OfflinePlanner
+
+    planner = OfflinePlanner.from_environment()
+    name, machine = planner.machine(hardware)
+    decision = planner.explained(planner.decide_on(wish, name, machine), wish, machine)
     planner.profiles.documents.save()
     return decision
 

@@ -96,6 +96,8 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
         )
     if out := explain.ways_out(decision):
         print_paragraph(f"{out}.")
+    for line in explain.would_fit(decision):
+        print_paragraph(line, indent=4 if line.startswith("  ") else 0)
     if missing := explain.not_here(decision):
         say("\nEngines that are not here")
         for line in missing:

@@ -19,6 +19,7 @@ from gateway.domain.plan import (
     Decision,
     EngineHere,
     Estimate,
+    Form,
     Holding,
     IntChoice,
     LayerAttention,
@@ -36,6 +37,7 @@ from gateway.domain.plan import (
     Sharing,
     Speed,
     StrChoice,
+    WouldFit,
 )
 from gateway.domain.running import (
     Abilities,
@@ -90,6 +92,7 @@ __all__ = [
     "FactKind",
     "Failure",
     "Flag",
+    "Form",
     "Gpu",
     "GpuProcess",
     "Grade",
@@ -134,4 +137,5 @@ __all__ = [
     "TensorGroup",
     "Value",
     "Wish",
+    "WouldFit",
 ]

@@ -268,6 +268,30 @@ class EngineHere(Value):
     gives: str = ""
 
 
+class Form(Value):
+    """A form of a model that this machine could serve. source: the repository that has it; "": none is known, the shape would fit."""
+
+    what: str = Field(description="how its weights are quantized")
+    source: str = ""
+    weights_bytes: int = Field(description="of all ranks together")
+    context: int
+    engine: str = Field(description='"kind==version"')
+    gpus: int
+
+
+class WouldFit(Value):
+    """What would have to be otherwise where there is no plan. Bytes are of all ranks together."""
+
+    weights_bytes: int = Field(description="what the model's weights have; 0: not known")
+    room_bytes: int = Field(description="the largest weights that have room now")
+    room_empty_bytes: int | None = Field(None, description="and without the engines that run; None: none do")
+    fits_empty: bool = Field(False, description="whether the model has a plan without them")
+    context: int | None = Field(
+        None, description="where a context was demanded: the longest that fits; None: none was, or none fits"
+    )
+    forms: tuple[Form, ...] = Field((), description="forms of the model that fit, best first")
+
+
 class Decision(Value):
     """The planner's whole answer (schema fitserve.plan/1): plans best first, and what was ruled out."""
 
@@ -281,6 +305,7 @@ class Decision(Value):
         (), description="which can be started on this machine, and what the others would give"
     )
     takes: tuple[Offer, ...] = Field((), description="what other models give before the first plan is started")
+    would_fit: WouldFit | None = Field(None, description="where there is no plan: what would fit")
     holders: tuple[Holding, ...] = Field((), description="where there is no plan: which models hold how much of which GPU")
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True, defer_build=True)

@@ -37,6 +37,7 @@ from gateway.domain.image_name import exact
 from gateway.domain.plan import ALONE
 from gateway.domain.wish import Goal
 from gateway.errors import BadRequest, HostError, NeedsRemoteCode
+from gateway.planning.alternatives import Unplanned, with_alternatives
 from gateway.planning.images import hear
 from gateway.planning.startable import Startable
 from gateway.profiles import Profiles, first_problem
@@ -163,6 +164,15 @@ class OfflinePlanner:
     def decide(self, wish: Wish, hardware: str | Path | Hardware | None = None) -> Decision:
         return self.decide_on(wish, *self.machine(hardware))
 
+    def explained(self, decision: Decision, wish: Wish, machine: Hardware, engines: Sequence[Engine] | None = None) -> Decision:
+        """Where there is no plan, with what would fit instead. engines: those alone."""
+        facts, considered = self._measured(machine), self.engines(wish, machine) if engines is None else engines
+
+        def now(spec: ModelSpec, wish: Wish) -> Decision:
+            return decide_with(self.profiles, considered, spec, None, machine, wish, facts, everywhere=self._everywhere)
+
+        return with_alternatives(decision, Unplanned(self._spec(wish), wish, now, partial(load, hub=self._hub)), self._hub)
+
     def decide_on(self, wish: Wish, name: str, machine: Hardware) -> Decision:
         """The decision for a machine that was read before."""
         drafter, spec, facts = self._drafter(wish), self._spec(wish), self._measured(machine)
@@ -186,7 +196,7 @@ class OfflinePlanner:
                 self.profiles, engines, spec, drafter, machine, wish, learned, hardware_name=name, everywhere=self._everywhere
             )
 
-        return startable.told(decided(here), here, away, wish, decided)
+        return startable.told(self.explained(decided(here), wish, machine, here), here, away, wish, decided)
 
     async def check_on(
         self, wish: Wish, name: str, machine: Hardware, inquirer: Inquirer, startable: Startable | None = None

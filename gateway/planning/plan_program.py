@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from gateway.catalog.catalog import gather, load_drafter, spec_of
+from gateway.catalog.catalog import gather, load, load_drafter, spec_of
 from gateway.catalog.hub import Hub
 from gateway.checking import model_files
 from gateway.core.facts.known_facts import KnownFacts
@@ -39,6 +39,7 @@ from gateway.domain.image_name import AllowedImages
 from gateway.domain.units import MIB, gib
 from gateway.errors import BadModel, FitserveError
 from gateway.inquiry.document import ModelFiles
+from gateway.planning.alternatives import Unplanned, with_alternatives
 from gateway.planning.messages import (
     ANSWERS,
     DECISION_BYTES,
@@ -129,7 +130,9 @@ class Planner:
         anew = {(fact.kind, tuple(sorted(fact.scope.items()))) for fact in taught}
         learned = [fact for fact in learned if (fact.kind, tuple(sorted(fact.scope.items()))) not in anew] + [*taught]
 
-        def decided(engines: list[Engine], given: Mapping[str, int] | None = None) -> Decision:
+        def decided(
+            engines: list[Engine], given: Mapping[str, int] | None = None, spec: ModelSpec = spec, wish: Wish = wish
+        ) -> Decision:
             """given: bytes by UUID that others give."""
             room = freed(machine, given or {})
             left = {uuid: count - (given or {}).get(uuid, 0) for uuid, count in claims.items()}
@@ -137,10 +140,20 @@ class Planner:
                 self._profiles, engines, spec, drafter, room, wish, learned, left, here, answers, everywhere, sharing
             )
 
+        def empty(spec: ModelSpec, wish: Wish) -> Decision:
+            return decided(engines, claims, spec, wish)
+
+        def now(spec: ModelSpec, wish: Wish) -> Decision:
+            return decided(engines, None, spec, wish)
+
         decision = shared(sharing.offers, partial(decided, engines), wanted_context(spec, wish, {}))
         decision = _told_of(hub.unasked, decision)
         if not decision.plans:
             decision = decision.evolve(holders=held_by(sharing.holders, machine))
+        if fields["others"]:
+            other = self._hub.at({})  # what is read of variants is nothing that the model is kept at
+            asked = Unplanned(spec, wish, now, partial(load, hub=other), empty if any(claims.values()) else None)
+            decision = with_alternatives(decision, asked, other)
         if tell:
             decision = startable.told(decision, engines, away, wish, decided)
         better = None

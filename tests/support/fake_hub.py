@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -62,6 +62,8 @@ class FakeHub:
     """Files whose bodies never end, and say no length."""
     redirects: dict[str, str] = field(default_factory=dict)
     """File -> where a request for it is sent to."""
+    variants: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """By repository what is listed as its quantized variants; of one that is missing the answer stands still until `close`."""
     listing: bytes | None = None
     """What is answered in place of any listing; endless when "listing" is in `endless`."""
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -141,12 +143,20 @@ class _Handler(BaseHTTPRequestHandler):
         hub.requests.append(self._request)
         if hub.answers is not None:
             self._send(hub.answers, b"<html>" if hub.answers == 200 else b"", {})
+        elif path == "/api/models":
+            self._variants(parse_qs(urlsplit(self.path).query)["filter"][0].removeprefix("base_model:quantized:"))
         elif api := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path):
             self._api(api[1], api[2], api[3] or "main")
         elif file := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._file(file[1], file[2], file[3])
         else:
             self._refuse(404, "NotFound")
+
+    def _variants(self, repo_id: str) -> None:
+        if repo_id not in self.server.hub.variants:
+            self.server.hub.resume.wait(self.timeout)
+        answer = json.dumps(self.server.hub.variants.get(repo_id, [])).encode()
+        self._send(200, answer, {"Content-Type": "application/json"})
 
     def _find(self, repo_id: str, revision: str) -> FakeRepo | None:
         repo = self.server.hub.repos.get(repo_id)

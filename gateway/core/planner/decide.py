@@ -21,7 +21,7 @@ from gateway.core.kernels.gpus import GpuTable
 from gateway.core.planner.flags import check_args
 from gateway.core.planner.parallel import freed
 from gateway.core.planner.search import Search, Shared, rejection
-from gateway.core.planner.sizes import needed_tokens, wanted_context
+from gateway.core.planner.sizes import lacks, needed_tokens, wanted_context
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speed.machine import Pace
 from gateway.core.speed.objective import Demerits, outcome, rating, share, worth
@@ -43,8 +43,8 @@ from gateway.domain import (
 from gateway.domain.plan import ALONE
 from gateway.errors import BadFlag, BadRequest
 
-# A context that is shorter than this, and than what was wished for, helps nobody to keep the weights as they are.
-_LEAST_USEFUL = 4096
+# By a context that is less than this times as long no engine version with published weaknesses wins.
+_LONGER = 1.1
 # Of an engine version that nobody has written rules for.
 _NO_RULES = VllmRules()
 
@@ -133,7 +133,7 @@ def _allowed(hardware: Hardware, wish: Wish) -> Hardware:
 def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[bool, int]]) -> list[Plan]:
     """Best first: by what counts whatever the goal is, and of plans that are equal in that by what they are worth."""
     wish = given.wish
-    wanted = wanted_context(given.spec, wish, {})
+    wanted = _enough(plans, order, wanted_context(given.spec, wish, {}))
     cost, needed = share(wish.gpus), needed_tokens(wish, given.spec)
 
     def key(plan: Plan) -> tuple[Any, ...]:
@@ -143,10 +143,22 @@ def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[b
         goal = wish.goal if context >= wanted else "context"
         value = worth(outcome(plan.memory, plan.speed, context, size, count, needed), goal, cost)
         weak, age = order.get(str(plan.engine), (False, 0))
+        value = value / _LONGER if weak and goal == "context" else value
         rated = rating(value, Demerits(weak, plan.cost, age, count > 1))
         return crowded, *_class(plan, wanted), -rated, weak, plan.cost, size * count, age, -context
 
     return sorted(plans, key=key)
+
+
+def _enough(plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], wanted: int) -> int:
+    """Tokens of context that are enough: those that are wanted, or nearly as many where only an engine version with published weaknesses
+    has more."""
+    contexts = dict.fromkeys((False, True), 0)
+    for plan in plans:
+        weak, _ = order.get(str(plan.engine), (False, 0))
+        contexts[weak] = max(contexts[weak], plan.max_model_len.value)
+    sound = contexts[False]
+    return sound if contexts[True] and sound < wanted <= sound * _LONGER else wanted
 
 
 def _loss(plan: Plan, given: PlanningInput) -> tuple[bool, ...]:
@@ -171,12 +183,6 @@ def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
         attention=plan.attention,
         memory=plan.memory,
     )
-
-
-def lacks(plan: Plan, wanted: int) -> tuple[bool, ...]:
-    """Whether it lacks a context of any use, the weights as they are, the context that was wished for; smaller is better."""
-    context = plan.max_model_len.value
-    return context < min(_LEAST_USEFUL, wanted), plan.halved, context < wanted
 
 
 def _class(plan: Plan, wanted: int) -> tuple[bool, ...]:

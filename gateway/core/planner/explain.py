@@ -362,6 +362,30 @@ def ways_out(decision: Decision) -> str:
 _MOST_HOLDERS = 4
 
 
+def would_fit(decision: Decision) -> list[str]:
+    """What would have to be otherwise where there is no plan, in numbers."""
+    found = decision.would_fit
+    if found is None:
+        return []
+    lines = []
+    if found.weights_bytes and found.room_bytes < found.weights_bytes:
+        empty = (
+            f", and {gib(found.room_empty_bytes)} without the engines that run" if found.room_empty_bytes is not None else ""
+        )
+        lines.append(f"Its weights have {gib(found.weights_bytes)}; at most {gib(found.room_bytes)} have room here now{empty}.")
+    if found.fits_empty:
+        lines.append("Without the engines that run it would fit.")
+    if found.context is not None:
+        lines.append(f"With a context of {found.context:,} tokens it fits.")
+    if found.forms:
+        lines.append("Forms of it that fit, best first:")
+    for form in found.forms:
+        where = f"on {form.gpus} GPU{'s' if form.gpus > 1 else ''}" if form.gpus else "on the CPU"
+        name = f"{form.source} ({form.what})" if form.source else form.what
+        lines.append(f"  {name}: {gib(form.weights_bytes)}, {form.context:,} tokens of context, {form.engine} {where}")
+    return lines
+
+
 def given_words(decision: Decision) -> list[str]:
     """What others give for the first plan."""
     return [offer.words for offer in decision.takes]

@@ -16,13 +16,11 @@ from gateway.core.facts.scope import batch_scope
 from gateway.core.layers.weights import weights_bytes
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.model.workload import Workload
-from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, Batch, Sizes, needed_tokens, wanted_context
+from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, UNSURE, Batch, Sizes, needed_tokens, wanted_context
 from gateway.domain import BoolChoice, Cap, Choice, IntChoice, Memory
 from gateway.domain.units import MIB, gib
 
 _LEAST_KV = 16 * MIB
-# By which part of what it needs beside its KV cache a budget that is cut to the need is larger.
-_UNSURE = 20
 # Two starts of the same plan use memory alike to about so much.
 _STEADY = 64 * MIB
 # No plan goes lower by itself: blocks of some KV caches are as long as this, and have to fit into a batch.
@@ -87,7 +85,7 @@ def _capped(footprint: Footprint, batch: Batch, bounds: Budget, tokens: int) -> 
     tokens = max(tokens, int(candidate.args.get("max-model-len", 0)))
     used = rules.used_bytes(footprint, _seen(footprint, rules.divided(footprint, bounds.bytes), batch))
     kept = math.ceil(footprint.cache.bytes_for(context, batch.tokens.value) * tokens / max(1, context))
-    count = used + used // _UNSURE + kept
+    count = used + used // UNSURE + kept
     return rules.narrowed(footprint, bounds, count) if count < bounds.bytes else None
 
 

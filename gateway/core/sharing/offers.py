@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.core.planner.decide import lacks
+from gateway.core.planner.sizes import lacks
 from gateway.domain import Decision, Offer
 
 Decide = Callable[[dict[str, int]], Decision]

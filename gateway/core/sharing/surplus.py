@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from gateway.core.failures.diagnose import environmental
-from gateway.core.planner.sizes import COMFORTABLE_CONTEXT
+from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, UNSURE
 from gateway.core.speed.objective import LONG_AT_ONCE, concurrency
 from gateway.domain import Attempt, Cap, Offer, Plan, Wish
 from gateway.domain.units import MIB, gib
@@ -33,8 +33,9 @@ def surplus(plan: Plan, wish: Wish) -> tuple[Offer, ...]:
     found: list[Offer] = []
     for at_once in sorted({min(LONG_AT_ONCE, concurrency(wish)), min(LONG_AT_ONCE, wish.concurrency or 1)}, reverse=True):
         stays = context * at_once
-        # Alike to how the planner sizes it anew: the need, and up to a step of the share more.
-        count = memory.kv_bytes - math.ceil(memory.kv_bytes * stays / memory.kv_tokens) - memory.gpu_bytes // _STEP
+        # Alike to how the planner sizes it anew: the need, what is unsure of the rest, and up to a step of the share more.
+        spare = (memory.budget_bytes - memory.kv_bytes) // UNSURE + memory.gpu_bytes // _STEP
+        count = memory.kv_bytes - math.ceil(memory.kv_bytes * stays / memory.kv_tokens) - spare
         if count < max(_LEAST, memory.gpu_bytes // _LEAST_SHARE):
             continue
         words = (

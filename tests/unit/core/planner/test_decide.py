@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.planner.decide import decide
-from gateway.domain import Choice, Decision, Fact, ModelSpec, Plan
+from gateway.core.engines.planning_input import PlanningInput
+from gateway.core.planner.decide import _ranked, decide
+from gateway.domain import Choice, Decision, EngineRef, Fact, IntChoice, ModelSpec, Plan
 from gateway.errors import BadFlag, FitserveError
 from gateway.profiles import Profiles
 from tests.support.makers import GIB, engine, machine, plan, planned, spec, wish
@@ -292,3 +293,33 @@ def test_an_engine_that_failed_with_a_variable_is_planned_without_it() -> None:
     fact = Fact(kind="engine_fails", scope=scope, grade="failed", source="it broke")
     assert planned(facts=(fact,)).plans
     assert not planned(facts=(fact,), env=env).plans
+
+
+SOUND, WEAK = EngineRef(kind="vllm", version="9.8.0", image="e"), EngineRef(kind="vllm", version="9.9.0", image="e")
+ORDER = {str(WEAK): (True, 0), str(SOUND): (False, 1)}
+
+
+def first(sound: int, weak: int, **wished: Any) -> EngineRef:
+    """The engine of the better one of two plans that differ in their context."""
+    base = plan("3090")
+    plans = [
+        base.evolve(engine=ref, max_model_len=IntChoice(value=tokens, reason="", source=""))
+        for ref, tokens in ((WEAK, weak), (SOUND, sound))
+    ]
+    found: EngineRef = _ranked(PlanningInput(spec(), machine("3090"), wish(**wished)), plans, ORDER)[0].engine
+    return found
+
+
+@settings(deadline=None)
+@given(st.integers(1000, 131072), st.floats(1, 1.099))
+def test_an_engine_version_with_known_weaknesses_never_wins_by_a_context_that_is_hardly_longer(
+    sound: int, longer: float
+) -> None:
+    assert first(sound, int(sound * longer)) == SOUND
+    assert first(sound, int(sound * longer), context=int(sound * longer)) == SOUND
+    assert first(sound, int(sound * longer), goal="context") == SOUND
+
+
+def test_a_context_that_is_much_longer_is_worth_a_published_weakness() -> None:
+    assert first(16384, 32768) == WEAK
+    assert first(31000, 40000, context=40000) == WEAK

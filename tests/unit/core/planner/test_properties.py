@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from gateway.core.engines.planning_input import PlanningInput
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.model.spec import read_model
-from gateway.core.planner.decide import _LEAST_USEFUL, _ranked, decide
-from gateway.core.planner.sizes import COMFORTABLE_CONTEXT
+from gateway.core.planner.decide import _ranked, decide
+from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, LEAST_USEFUL
 from gateway.core.speculative.read_drafter import read_drafter
 from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Wish
 from gateway.errors import BadModel, FitserveError
@@ -304,7 +304,7 @@ def unharmed(spec: ModelSpec, before: Decision, after: Decision, held: set[str])
         # wanted) that the plan it stands in for had missed: from there on the ranking prefers few GPUs.
         wanted = min(COMFORTABLE_CONTEXT, spec.max_position)
         context, missed = first.max_model_len.value, [p.max_model_len.value for p in before.plans if p.fingerprint in held]
-        reached = any(least < step <= context for least in missed for step in (min(_LEAST_USEFUL, wanted), wanted))
+        reached = any(least < step <= context for least in missed for step in (min(LEAST_USEFUL, wanted), wanted))
         longer = context > best.max_model_len.value or (reached and len(first.gpus) < len(best.gpus))
         assert first.fingerprint == best.fingerprint or longer, "a stand-in ranks before what was better"
 

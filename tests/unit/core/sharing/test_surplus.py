@@ -1,0 +1,187 @@
+"""What a model gives of its KV cache, what it keeps, and when it has everything back: models that come and go on one machine."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.core.model.spec import read_model
+from gateway.core.planner.decide import decide
+from gateway.core.planner.parallel import freed
+from gateway.core.planner.sizes import wanted_context
+from gateway.core.sharing.offers import shared
+from gateway.core.sharing.surplus import kept, surplus
+from gateway.domain import Attempt, Cap, Decision, Failure, Hardware, Holding, ModelSpec, Plan, Sharing, Wish
+from gateway.profiles import Profiles
+from tests.support.makers import GIB, LLAMA_8B, plan, wish
+from tests.support.published import config
+
+PROFILES = Profiles()
+ENGINES = [PROFILES.engine("vllm==0.26.0")]
+RULES = PROFILES.rules(ENGINES)
+SMALL = {
+    **LLAMA_8B,
+    "num_hidden_layers": 8,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "vocab_size": 32000,
+    "head_dim": 64,
+}
+MODELS = {
+    "small": SMALL,
+    "llama-1b": config("llama-3.2-1b"),
+    "qwen-1.5b": config("qwen2.5-1.5b"),
+    "llama-8b": LLAMA_8B,
+}
+
+
+def attempt(number: int, planned: Plan, **fields: Any) -> Attempt:
+    known = {"state": "ready", "ready_at": 2.0, "port": 1, "started_at": 1.0, "replica": 0, "model": "m"}
+    return Attempt.model_validate({**known, "id": number, "plan": planned, "fingerprint": planned.fingerprint, **fields})
+
+
+def test_one_whole_context_stays_and_what_was_wished_for() -> None:
+    alone = plan("h200", max_context=8192)
+    first, last = surplus(alone, wish(max_context=8192))
+    assert (first.tokens, last.tokens) == (4 * 8192, 8192)
+    assert 0 < sum(first.gives.values()) < sum(last.gives.values()) < alone.memory.kv_bytes
+    assert "1 of 4" not in first.words
+    assert "m gives" in first.words
+    asked = surplus(alone, wish(max_context=8192, concurrency=3))
+    assert [one.tokens for one in asked] == [3 * 8192]
+
+
+def test_nothing_is_given_of_a_size_that_the_user_set_nor_of_little() -> None:
+    assert surplus(plan("3090", max_context=8192), wish(args={"gpu_memory_utilization": 0.9})) == ()
+    assert surplus(plan("3090"), wish(goal="context")) == ()
+
+
+def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -> None:
+    free = plan("3090", max_context=8192)
+    capped = free.evolve(cap=Cap(tokens=8192, models=("other",)))
+    assert kept([attempt(1, free)], {"other"}) is None
+    assert kept([attempt(1, free), attempt(2, capped, state="stopped")], {"other", "x"}) == capped.cap
+    assert kept([attempt(1, free), attempt(2, capped)], {"x"}) is None
+    bad = Failure(kind="crash", phase="load", message="", proves="plan")
+    assert kept([attempt(1, free), attempt(2, capped, state="failed", ready_at=None, failure=bad)], {"other"}) is None
+    killed = Failure(kind="killed", phase="load", message="", proves="nothing")
+    assert kept([attempt(2, capped, state="failed", ready_at=None, failure=killed)], {"other"}) == capped.cap
+
+
+class Machine:
+    """A machine as the loop fills it: each model has a wish, its attempts, and the plan that serves."""
+
+    def __init__(self, name: str) -> None:
+        self.hardware: Hardware = PROFILES.hardware(name)
+        self.wishes: dict[str, Wish] = {}
+        self.serving: dict[str, Plan] = {}
+        self.attempts: dict[str, list[Attempt]] = {}
+        self.fixed: set[str] = set()
+
+    def claims(self, without: str = "") -> dict[str, int]:
+        total: dict[str, int] = {}
+        for name, one in self.serving.items():
+            for uuid in one.gpus if name != without else ():
+                total[uuid] = total.get(uuid, 0) + one.memory.promised_bytes
+        return total
+
+    def decided(self, name: str, sharing: Sharing, free: dict[str, int] | None = None, **changes: Any) -> Decision:
+        """As the process that plans: what others give is free, and nobody has it any more."""
+        claims = self.claims(name)
+        here = self.hardware.evolve(
+            gpus=tuple(
+                gpu.evolve(free_bytes=max(0, (gpu.free_bytes or 0) - claims.get(gpu.uuid, 0))) for gpu in self.hardware.gpus
+            )
+        )
+        left = {uuid: count - (free or {}).get(uuid, 0) for uuid, count in claims.items()}
+        asked = self.wishes[name].evolve(**changes)
+        here = freed(here, free or {})
+        return decide(
+            spec_of(name), here, ENGINES, asked, PROFILES.facts, left, rules=RULES, gpus=PROFILES.gpus, sharing=sharing
+        )
+
+    def sharing(self, name: str) -> Sharing:
+        others = {other: one for other, one in self.serving.items() if other != name}
+        offers = [
+            offer for other, one in others.items() if other not in self.fixed for offer in surplus(one, self.wishes[other])
+        ]
+        holders = tuple(
+            Holding(model=other, gives=dict.fromkeys(one.gpus, one.memory.promised_bytes)) for other, one in others.items()
+        )
+        return Sharing(kept(self.attempts.get(name, []), others.keys()), tuple(offers), holders)
+
+    def add(self, name: str, *, pinned: bool = False) -> bool:
+        self.wishes[name] = Wish(name=name, source="m", gpus="few" if self.serving else None)
+        self.fixed |= {name} if pinned else set()
+        sharing = self.sharing(name)
+        wanted = wanted_context(spec_of(name), self.wishes[name], {})
+        found = shared(sharing.offers, partial(self.decided, name, sharing), wanted)
+        for take in found.takes:
+            old = self.serving[take.model]
+            cap = Cap(tokens=take.tokens, models=(name,))
+            again = self.decided(take.model, Sharing(cap, (), ()), gpus=old.gpus, tensor_parallel=old.tensor_parallel.value)
+            assert again.plans, "what was offered can be given"
+            assert again.plans[0].max_model_len.value >= min(old.max_model_len.value, 32768)
+            self.start(take.model, again.plans[0])
+        again = self.decided(name, sharing) if found.takes else found
+        assert bool(again.plans) == bool(found.plans), "what was taken is there once it was given"
+        if again.plans:
+            self.start(name, again.plans[0])
+        return bool(again.plans)
+
+    def start(self, name: str, planned: Plan) -> None:
+        self.serving[name] = planned
+        self.attempts.setdefault(name, []).append(attempt(len(self.attempts.get(name, [])) + 1, planned))
+
+    def remove(self, name: str) -> None:
+        self.serving.pop(name, None)
+        self.attempts.pop(name, None)
+
+    def restart(self, name: str) -> None:
+        found = self.decided(name, self.sharing(name)._replace(offers=()))
+        self.start(name, found.plans[0])
+
+    def full(self) -> bool:
+        total = {gpu.uuid: gpu.total_bytes or 0 for gpu in self.hardware.gpus}
+        return any(count > total[uuid] for uuid, count in self.claims().items())
+
+
+def spec_of(name: str) -> ModelSpec:
+    return read_model("m", None, MODELS[name.partition("/")[0]], None, None, (), None)
+
+
+KINDS = st.lists(st.tuples(st.sampled_from(sorted(MODELS)), st.booleans()), min_size=2, max_size=6)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(KINDS, st.sampled_from(["3090", "2x3090", "h200"]), st.randoms(use_true_random=False))
+def test_claims_never_exceed_a_gpu_nobody_pinned_is_touched_and_who_is_left_has_everything_back(
+    kinds: list[tuple[str, bool]], name: str, chance: Any
+) -> None:
+    machine = Machine(name)
+    for number, (kind, pinned) in enumerate(kinds):
+        before = {other: machine.serving[other] for other in machine.fixed & machine.serving.keys()}
+        if not machine.add(f"{kind}/{number}", pinned=pinned):
+            machine.remove(f"{kind}/{number}")
+        assert not machine.full()
+        assert {other: machine.serving[other] for other in before} == before
+    names = list(machine.serving)
+    chance.shuffle(names)
+    for gone in names[:-1]:
+        machine.remove(gone)
+    alone = names[-1]
+    machine.restart(alone)
+    fresh = Machine(name)
+    fresh.wishes[alone] = machine.wishes[alone]
+    assert machine.serving[alone].memory == fresh.decided(alone, Sharing()).plans[0].memory
+    assert machine.serving[alone].cap is None
+
+
+def test_five_small_models_share_a_card_without_a_flag() -> None:
+    machine = Machine("3090")
+    assert all(machine.add(f"small/{number}") for number in range(5))
+    assert not machine.full()
+    assert machine.claims()[machine.hardware.gpus[0].uuid] <= 24 * GIB
