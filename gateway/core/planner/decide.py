@@ -21,7 +21,7 @@ from gateway.core.kernels.gpus import GpuTable
 from gateway.core.planner.flags import check_args
 from gateway.core.planner.parallel import freed
 from gateway.core.planner.search import Search, Shared, rejection
-from gateway.core.planner.sizes import lacks, needed_tokens, wanted_context
+from gateway.core.planner.sizes import LEAST_USEFUL, lacks, needed_tokens, wanted_context
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speed.machine import Pace
 from gateway.core.speed.objective import Demerits, outcome, rating, share, worth
@@ -133,7 +133,8 @@ def _allowed(hardware: Hardware, wish: Wish) -> Hardware:
 def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[bool, int]]) -> list[Plan]:
     """Best first: by what counts whatever the goal is, and of plans that are equal in that by what they are worth."""
     wish = given.wish
-    wanted = _enough(plans, order, wanted_context(given.spec, wish, {}))
+    longest = wanted_context(given.spec, wish, {})
+    wanted, useful = _enough(plans, order, longest), _enough(plans, order, min(LEAST_USEFUL, longest))
     cost, needed = share(wish.gpus), needed_tokens(wish, given.spec)
 
     def key(plan: Plan) -> tuple[Any, ...]:
@@ -145,13 +146,13 @@ def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[b
         weak, age = order.get(str(plan.engine), (False, 0))
         value = value / _LONGER if weak and goal == "context" else value
         rated = rating(value, Demerits(weak, plan.cost, age, count > 1))
-        return crowded, *_class(plan, wanted), -rated, weak, plan.cost, size * count, age, -context
+        return crowded, *_class(plan, wanted, useful), -rated, weak, plan.cost, size * count, age, -context
 
     return sorted(plans, key=key)
 
 
 def _enough(plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], wanted: int) -> int:
-    """Tokens of context that are enough: those that are wanted, or nearly as many where only an engine version with published weaknesses
+    """Tokens of context that are enough: as many as are wanted, or nearly as many where only an engine version with published weaknesses
     has more."""
     contexts = dict.fromkeys((False, True), 0)
     for plan in plans:
@@ -185,6 +186,6 @@ def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
     )
 
 
-def _class(plan: Plan, wanted: int) -> tuple[bool, ...]:
+def _class(plan: Plan, wanted: int, useful: int) -> tuple[bool, ...]:
     """What no speed makes good; smaller is better: what it lacks, proof, sound kernels."""
-    return *lacks(plan, wanted), plan.grade != "verified", plan.verdict == "degraded"
+    return *lacks(plan, wanted, useful), plan.grade != "verified", plan.verdict == "degraded"
