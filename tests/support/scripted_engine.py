@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -86,7 +88,7 @@ class RequestRefused(Exception):
         self.body = {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
 
 
-_ACCEPTING = 3
+_BACKLOG = 100
 Answer = dict[str, Any] | AsyncIterator[dict[str, Any]] | str | None
 """A JSON body, the chunks of a stream, a text, or an empty body."""
 
@@ -106,25 +108,42 @@ class FakeEngine:
         self.connections: set[Connection] = set()
         self.dead = False
         self.exit = asyncio.Event()
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket
+        self._accepting: set[asyncio.Task[object]] = set()
 
     async def __aenter__(self) -> FakeEngine:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), self.host, self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        try:
+            self._listener = socket.create_server((self.host, self.port), backlog=_BACKLOG)
+        except OSError as error:  # in asyncio's words, which are those of real engines
+            told = (
+                f"error while attempting to bind on address {(self.host, self.port)}: {os.strerror(error.errno or 0).lower()}"
+            )
+            raise OSError(error.errno, told) from None
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
         return self
+
+    def _accept(self) -> None:
+        """Not by a server of asyncio's: that leaks what it was accepting when it is closed (3.11, Server._attach)."""
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):  # gone again
+            accepted, _ = self._listener.accept()
+            task: asyncio.Task[object] = loop.create_task(loop.connect_accepted_socket(lambda: Connection(self), accepted))
+            self._accepting.add(task)
+            task.add_done_callback(self._accepting.discard)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.abort()
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
-        # What was being accepted is made in the next turns of the loop, and breaks.
-        for _ in range(_ACCEPTING):
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
+        # What was being accepted is made, and breaks.
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        while self.connections:
             await asyncio.sleep(0)
 
     def abort(self) -> None:
-        """Die: open connections break, and new ones at once. (Closing the socket here would leak what is just being accepted.)"""
+        """Die: open connections break, and new ones at once."""
         self.dead = True
         for connection in tuple(self.connections):
             connection.abort()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,20 @@ def test_the_flags_of_the_fake_engine_become_a_script(tmp_path: Path) -> None:
     assert (script.model, host, port) == ("m", "127.0.0.2", 9)
     assert [line for _, line in script.lines] == ["one", "from a file", "\udcff", "two", "xxx", "line 0", "line 1"]
     assert (script.workers, script.exit_code, script.serve) == (1, 3, True)
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_an_engine_that_ends_while_it_is_asked_leaves_no_socket_open(turns: int) -> None:
+    """What its clients have just connected to is accepted, in one turn of the loop or another, or never."""
+    clients = []
+    async with FakeEngine(EngineScript(model="m"), lambda line: None) as engine:
+        await asyncio.sleep(0)
+        for _ in range(5):
+            clients.append(client := socket.socket())
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                client.connect(("127.0.0.1", engine.port))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    for client in clients:
+        client.close()
