@@ -10,8 +10,9 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.bench.streamed_answer import Answer, NoAnswer, Target, ask
 from gateway.core.speed.expectation import lengths
@@ -51,7 +52,7 @@ class Load:
     async def _measure(self, levels: Sequence[int], seconds: float) -> BenchReport:
         read, written = lengths(self.context)
         self.report("warming up")
-        await asyncio.gather(*(self._ask(min(read, 256), min(written, _WARM_UP_TOKENS)) for _ in range(_WARM_UP)))
+        await _together([self._ask(min(read, 256), min(written, _WARM_UP_TOKENS)) for _ in range(_WARM_UP)])
         self.report("one request alone")
         written_alone = max(2, min(_ALONE, self.context // 2))
         alone = await self._alone(min(_SHORT, self.context - written_alone), written_alone, seconds)
@@ -91,7 +92,7 @@ class Load:
             while time.perf_counter() - began < seconds:
                 answers.append(await self._ask(read, written))
 
-        await asyncio.gather(*(stream(request) for request in first))
+        await _together([stream(request) for request in first])
         whole = time.perf_counter() - began
         return BenchLevel(
             concurrency=concurrency,
@@ -115,6 +116,17 @@ class Load:
         most = max(2, self.target.vocabulary * 3 // 4)
         ids = random.choices(range(min(_FIRST, most // 2), most), k=max(1, prompt))  # noqa: S311 - no secret
         return self.target.request(ids, tokens)
+
+
+async def _together(asked: list[Coroutine[Any, Any, object]]) -> None:
+    """All at once. With the first that fails the others are given up: nobody would hear them, and the engine would go on with them."""
+    tasks = [asyncio.ensure_future(one) for one in asked]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _part(values: list[float], part: float) -> float:

@@ -55,6 +55,8 @@ async def test_a_long_context_gets_a_long_prompt() -> None:
     ("script", "words"),
     [
         (EngineScript(model="m", max_model_len=8), "maximum context length is 8"),
+        # The others of those that ask at once would wait for ever: they are given up with the first that fails.
+        (EngineScript(model="m", max_model_len=8, hang_after=1), "maximum context length is 8"),
         (EngineScript(model="other"), "does not exist"),
         (EngineScript(model="m", crash_prompt=1), "status 502"),
     ],
