@@ -167,17 +167,20 @@ class Effects:
         made = (replica.model, replica.index, plan, port, time.time(), replica.generation)
         return await asyncio.to_thread(self._store.add_attempt, *made)
 
-    async def try_beside(self, model: ManagedModel, plan: Plan, ports: Callable[[], Collection[int]]) -> None:
+    async def try_beside(
+        self, model: ManagedModel, replica: ReplicaState, plan: Plan, ports: Callable[[], Collection[int]]
+    ) -> None:
         """Start another plan beside what serves. The gateway that dies before `adopt` leaves two live attempts, of which the next one keeps
         the older. Raises HostError, StoreError."""
-        trial = ReplicaState(model.wish.name, model.replicas[0].index, generation=model.replicas[0].generation)
+        trial = ReplicaState(model.wish.name, replica.index, generation=replica.generation)
         trial.attempt = await self._recorded(trial, plan, ports)
         model.trial = trial
 
-    async def try_instead(self, model: ManagedModel, plan: Plan, ports: Callable[[], Collection[int]]) -> None:
+    async def try_instead(
+        self, _model: ManagedModel, replica: ReplicaState, plan: Plan, ports: Callable[[], Collection[int]]
+    ) -> None:
         """Start another plan in place of what serves, which is known to work: it is what is planned next where the other one fails. Nothing is done
         where something else began meanwhile. Raises HostError, StoreError."""
-        replica = model.replicas[0]
         old = replica.attempt
         new = await self._recorded(replica, plan, ports)
         if old is None or replica.attempt is not old or replica.busy:

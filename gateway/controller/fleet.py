@@ -123,9 +123,9 @@ class Fleet:
         """Bytes per GPU that live attempts may use, without those of the replica that asks."""
         return _promised((one for one in self.replicas() if one is not asking), dict.fromkeys(self.set_apart, MOST_BYTES))
 
-    def held(self, model: ManagedModel) -> dict[str, int]:
-        """Bytes per GPU that the model's own live attempts may use."""
-        return _promised(model.replicas, {})
+    def held(self, model: ManagedModel, replica: ReplicaState | None = None) -> dict[str, int]:
+        """Bytes per GPU that the model's own live attempts may use; of one replica, or of all."""
+        return _promised([replica] if replica is not None else model.replicas, {})
 
     def holders(self, running: Collection[str], begun: set[str], now: float) -> Iterator[Holder]:
         """As the gate of starts wants it."""

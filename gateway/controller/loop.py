@@ -185,23 +185,29 @@ class Loop:
         sharing = self._fleet.sharing(model)
         return await self._planner.decide(self._fleet.beside(wish), *known, others=True, sharing=sharing)
 
-    async def compared(self, model: ManagedModel, *, beside: bool = False, seen: tuple[Served, ...] = ()) -> Planned | None:
-        """With a plan that should be better than what serves now, once something is known of that; `beside`: that can run while it serves.
-        seen: what its engines gave their clients, from which something may be learned. Raises BadModel and its kin."""
-        serving = model.serving
-        if not serving:
-            return None
-        facts, held = await asyncio.to_thread(self._store.fact_texts), {} if beside else self._fleet.held(model)
+    async def compared(
+        self,
+        model: ManagedModel,
+        plan: Plan,
+        replica: ReplicaState | None = None,
+        *,
+        beside: bool = False,
+        seen: tuple[Served, ...] = (),
+        against: Plan | None = None,
+    ) -> Planned:
+        """With a plan that should be better than this one, which serves, once something is known of that; `beside`: that can run while it
+        serves. replica: for this one alone; the others stay. seen, against: as in RunningPlan. Raises BadModel and its kin."""
+        facts, held = await asyncio.to_thread(self._store.fact_texts), {} if beside else self._fleet.held(model, replica)
         claims = {uuid: size - held.get(uuid, 0) for uuid, size in self._fleet.claims(None).items()}
-        wish = self._fleet.beside(model.wish)
-        running = RunningPlan(serving[0].plan, held, seen)
+        wish = self._fleet.room(model, replica).wish if replica is not None else self._fleet.beside(model.wish)
+        running = RunningPlan(plan, held, seen, against)
         return await self._planner.decide(wish, facts, claims, None, model.answers, model.pins, running)
 
-    async def try_plan(self, model: ManagedModel, plan: Plan, *, beside: bool) -> None:
-        """Start another plan for a model with one replica: beside what serves, or in its place. Raises HostError, StoreError."""
+    async def try_plan(self, model: ManagedModel, replica: ReplicaState, plan: Plan, *, beside: bool) -> None:
+        """Start another plan for a replica: beside what serves, or in its place. Raises HostError, StoreError."""
         effects = self._effects.try_beside if beside else self._effects.try_instead
         # It is started as it is: the engine's own answer might bring the plan back that serves.
-        await effects(model, plan.evolve(question=None), self._fleet.ports)
+        await effects(model, replica, plan.evolve(question=None), self._fleet.ports)
         self.wake()
 
     async def settle(self, model: ManagedModel, *, adopt: bool) -> None:

@@ -187,12 +187,13 @@ class BenchKept(NamedTuple):
 
 
 class RunningPlan(NamedTuple):
-    """A plan that runs, and the bytes per GPU UUID that all replicas of its model have: they would be free for another plan. seen: what its
-    engines gave their clients."""
+    """A plan that runs, and the bytes per GPU UUID of its model that would be free for another plan. seen: what its engines gave their
+    clients. against: the one plan that it is compared with; None: with all that there are."""
 
     plan: Plan
     held: dict[str, int]
     seen: tuple[Served, ...] = ()
+    against: Plan | None = None
 
 
 class Planned(NamedTuple):

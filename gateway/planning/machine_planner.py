@@ -127,6 +127,7 @@ class MachinePlanner:
         fields["others"], fields["sharing"] = others, SHARING.dump_python(sharing, mode="json")
         fields |= {"pins": dict(pins), "held": running.held if running else {}}
         fields["running"] = running.plan.model_dump(mode="json") if running else None
+        fields["against"] = running.against.model_dump(mode="json") if running and running.against else None
         fields["seen"] = SEEN.dump_python(running.seen, mode="json") if running else []
         here = machine.model_dump_json(by_alias=True).encode() if machine else b""
         known = ANSWERS.dump_json(list(answers.items()))

@@ -46,7 +46,7 @@ class Start(NamedTuple):
 class Request(NamedTuple):
     """JSON of the wish, of the claims, of the name of a snapshot, of whether engines will be asked (`asking`), of whether
     those that are not here are told of (`others`), of the digests of images, by name
-    (`pins`), of the plan that runs (`running`), of what its model has of each GPU (`held`) and gave its clients (`seen`), of how it shares its GPUs (`sharing`, `SHARING`); of the machine, where no snapshot is named; of facts, one a line; of what engines answered (`ANSWERS`)."""
+    (`pins`), of the plan that runs (`running`), of what its model has of each GPU (`held`) and gave its clients (`seen`), of the one plan that it is compared with (`against`), of how it shares its GPUs (`sharing`, `SHARING`); of the machine, where no snapshot is named; of facts, one a line; of what engines answered (`ANSWERS`)."""
 
     wish: bytes
     machine: bytes

@@ -29,7 +29,7 @@ from gateway.core.facts.scope import standing
 from gateway.core.planner.asked import open_questions
 from gateway.core.planner.explain import held_by, why_no_plan
 from gateway.core.planner.parallel import freed
-from gateway.core.planner.sizes import wanted_context
+from gateway.core.planner.sizes import needed_tokens, wanted_context
 from gateway.core.sharing.offers import shared
 from gateway.core.speed import served
 from gateway.core.speed.correction import measured
@@ -158,7 +158,12 @@ class Planner:
             decision = startable.told(decision, engines, away, wish, decided)
         better = None
         if running is not None:
-            better = rival(measured(running, KnownFacts(learned).about_plan(running.fingerprint)), decision.plans, wish)
+            known, against = KnownFacts(learned), fields["against"]
+            others = decision.plans
+            if against is not None:
+                one = Plan.model_validate(against)
+                others = (measured(one, known.about_plan(one.fingerprint)),)
+            better = rival(measured(running, known.about_plan(running.fingerprint)), others, wish, needed_tokens(wish, spec))
         files = model_files(read.config, read.tensors) if fields["asking"] else None
         return Decided(decision, files, better, hub.commits, taught, tuple(sorted(hub.unasked)))
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from gateway.controller.loop import Loop
-from gateway.controller.managed_model import ManagedModel
+from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.planner.explain import rival_words
 from gateway.core.speed.correction import learned, measured
-from gateway.core.speed.rival import rival
+from gateway.core.speed.expectation import for_copies
 from gateway.domain import Attempt, Bench, BenchKept, BenchReport, Engine, EngineRef, Plan, Rival
 from gateway.errors import Conflict, FitserveError
 from gateway.settings import Settings
@@ -104,7 +104,7 @@ class Tuner:
                 await self._judge(model, serving[0])
             if serving:
                 await self._learn(model)
-            if self._settings.auto_tune and len(model.replicas) == 1 and not model.deleting and not model.unsettled:
+            if self._settings.auto_tune and not model.deleting and not model.unsettled:
                 await self._tune(model)
         self._traffic.forget()
         self._judged = {name: plan for name, plan in self._judged.items() if name in self._loop.models}
@@ -121,7 +121,7 @@ class Tuner:
         name, known = model.wish.name, await self._known(serving.plan)
         model.measured = known if known.speed is not None and known.speed.grade != "predicted" else None
         try:
-            found = await self._rival(model) if model.measured is not None else None
+            found = await self._rival(model, serving) if model.measured is not None else None
         except FitserveError as error:
             log.info("the plan could not be compared with others", model=name, reason=str(error))
             found = None
@@ -129,9 +129,12 @@ class Tuner:
             log.warning("another plan should be better", model=name, gain=found.gain, words=rival_words(found))
         model.rival = found
 
-    async def _rival(self, model: ManagedModel, *, beside: bool = False) -> Rival | None:
-        compared = await self._loop.compared(model, beside=beside)
-        return compared.rival if compared else None
+    async def _rival(
+        self, model: ManagedModel, attempt: Attempt, replica: ReplicaState | None = None, *, beside: bool = False
+    ) -> Rival | None:
+        """replica: of this one alone, where the model has several."""
+        plan = for_copies(attempt.plan, 1) if replica is not None else attempt.plan
+        return (await self._loop.compared(model, plan, replica, beside=beside)).rival
 
     async def _learn(self, model: ManagedModel) -> None:
         """From what clients are served meanwhile."""
@@ -140,8 +143,8 @@ class Tuner:
         if not seen or not (serving := model.serving):
             return
         try:
-            compared = await self._loop.compared(model, seen=seen)
-            if compared is None or not compared.learned:
+            compared = await self._loop.compared(model, serving[0].plan, seen=seen)
+            if not compared.learned:
                 return
             await asyncio.to_thread(self._store.learn_speeds, compared.learned)
         except FitserveError as error:
@@ -154,57 +157,75 @@ class Tuner:
     # --- trying other plans ---
 
     async def _tune(self, model: ManagedModel) -> None:
-        """The next step towards the better plan."""
-        name, trial, serving = model.wish.name, model.trial, model.serving
-        quiet_s = self._quiet_s(name)
+        """The next step towards better plans, replica by replica."""
+        name, trial = model.wish.name, model.trial
+        quiet_s, busy = self._quiet_s(name), any(replica.busy for replica in model.replicas)
         try:
             if trial is not None and trial.attempt is not None:
+                old = model.replicas[trial.index].attempt
                 if quiet_s < time.time() - trial.attempt.started_at:
                     log.info("another plan is not tried on, for a request came", model=name)
                     await self._loop.settle(model, adopt=False)
-                elif trial.attempt.state == "ready" and serving:
-                    await self._compare(model, serving[0], trial.attempt)
-            elif trial is None and serving and quiet_s >= self._settings.auto_tune_quiet_s and not model.replicas[0].busy:
-                await self._improve(model, serving[0])
+                elif trial.attempt.state == "ready" and old is not None and old.state == "ready":
+                    await self._compare(model, model.replicas[trial.index], old, trial.attempt)
+            elif trial is None and quiet_s >= self._settings.auto_tune_quiet_s and not busy:
+                for replica in model.replicas:
+                    attempt = replica.attempt
+                    if attempt is None or attempt.state != "ready" or await self._improve(model, replica, attempt):
+                        break
         except FitserveError as error:
             log.warning("another plan could not be tried", model=name, reason=str(error))
 
-    async def _improve(self, model: ManagedModel, attempt: Attempt) -> None:
-        name = model.wish.name
+    async def _improve(self, model: ManagedModel, replica: ReplicaState, attempt: Attempt) -> bool:
+        """Whether something was done about the replica."""
+        name, alone = model.wish.name, _alone(model, replica)
         if attempt.fingerprint not in self._measured:
-            if _is_measured(await self._known(attempt.plan)):
+            if _is_measured(await self._known(for_copies(attempt.plan, 1))):
                 self._measured.add(attempt.fingerprint)
-            elif (
-                self._may(name, f"measure {attempt.fingerprint}")
-                and (report := await self._measure(model, attempt)) is not None
-            ):
-                await self.take(name, report)
-            return
-        if model.rival is None:
-            return
+            elif not self._may(name, f"measure {attempt.fingerprint}"):
+                return False
+            else:
+                report = await self._measure(model, attempt)
+                if report is not None:
+                    await self._keep(name, for_copies(attempt.plan, 1), report)
+                    await self._judge(model, (model.serving or [attempt])[0])
+            return True
+        if alone is None and model.rival is None:
+            return False
+        if alone is not None and not self._may(name, f"compare {attempt.fingerprint}"):
+            return False
         # Anew, for what failed or was measured meanwhile is known by now.
-        beside = await self._rival(model, beside=True)
-        found = model.rival = beside or await self._rival(model)
+        beside = await self._rival(model, attempt, alone, beside=True)
+        found = beside or await self._rival(model, attempt, alone)
+        if alone is None:
+            model.rival = found
         if found is None or not self._may(name, f"try {found.plan.fingerprint}"):
-            return
-        log.warning("another plan is tried", model=name, beside=beside is not None, words=rival_words(found))
-        await self._loop.try_plan(model, found.plan, beside=beside is not None)
+            return False
+        log.warning(
+            "another plan is tried", model=name, replica=replica.index, beside=beside is not None, words=rival_words(found)
+        )
+        plan = for_copies(found.plan, attempt.plan.replicas.value) if alone is not None else found.plan
+        await self._loop.try_plan(model, replica, plan, beside=beside is not None)
+        return True
 
-    async def _compare(self, model: ManagedModel, old: Attempt, new: Attempt) -> None:
+    async def _compare(self, model: ManagedModel, replica: ReplicaState, old: Attempt, new: Attempt) -> None:
         """Measure what is tried; what is better by what was measured of both serves."""
         report = await self._measure(model, new)
         if report is None:
             await self._loop.settle(model, adopt=False)
             return
-        await self._keep(model.wish.name, new.plan, report)
-        ours, other = await self._known(old.plan), await self._known(new.plan)
-        better = rival(ours, [other], model.wish)
-        log.warning(
-            "another plan was tried", model=model.wish.name, better=better is not None, gain=better.gain if better else None
-        )
-        await self._loop.settle(model, adopt=better is not None)
+        ours, other, better = for_copies(old.plan, 1), for_copies(new.plan, 1), None
+        try:
+            await self._keep(model.wish.name, other, report)
+            better = (await self._loop.compared(model, ours, _alone(model, replica), against=other)).rival
+        finally:
+            log.warning(
+                "another plan was tried", model=model.wish.name, better=better is not None, gain=better.gain if better else None
+            )
+            await self._loop.settle(model, adopt=better is not None)
         # What was learned may have changed what else should be better.
         self._judged.pop(model.wish.name, None)
+        self._done.pop((model.wish.name, f"compare {old.fingerprint}"), None)
 
     async def _measure(self, model: ManagedModel, attempt: Attempt) -> BenchReport | None:
         instance = await self._loop.instance(attempt)
@@ -216,7 +237,7 @@ class Tuner:
             self._quiet_s(name)
             return self._heard.get(name) != before
 
-        return await measure(attempt, instance, busy, _MEASURED_S)
+        return await measure(attempt.evolve(plan=for_copies(attempt.plan, 1)), instance, busy, _MEASURED_S)
 
     def _may(self, name: str, what: str) -> bool:
         """Whether this was not done lately. What a request interrupts may be done again when it is quiet again."""
@@ -233,6 +254,11 @@ class Tuner:
             self._done = {one: done for one, done in self._done.items() if one[0] != name}
         self._heard[name] = before, at
         return now - at
+
+
+def _alone(model: ManagedModel, replica: ReplicaState) -> ReplicaState | None:
+    """The replica, where there are others: what serves is then compared by what one of them gives."""
+    return replica if len(model.replicas) > 1 else None
 
 
 def _is_measured(plan: Plan) -> bool:

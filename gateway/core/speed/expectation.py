@@ -1,6 +1,7 @@
 """How fast a plan will be: its work on its GPUs, as one number for each thing that a user feels. Pure.
 
 expected(load, clock, ratios) -> Speed
+for_copies(plan, count) -> the plan as so many replicas serve it
 lengths(context) -> tokens of prompt and answer that it counts with
 """
 
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from gateway.core.speed.correction import Ratio, banded
 from gateway.core.speed.step import Clock
-from gateway.domain import Speed
+from gateway.domain import Estimate, Plan, Speed
 
 # Tokens that a request of the many reads and writes: a chat with some history, an agent's step.
 READ, WRITTEN = 1024, 256
@@ -67,3 +68,16 @@ def expected(load: Load, clock: Clock, ratios: Mapping[str, Ratio] | None = None
     if not ratios:
         clock.told[key] = speed
     return speed
+
+
+def for_copies(plan: Plan, count: int) -> Plan:
+    """What is expected, or was measured, of one replica holds for each of many."""
+    was, speed = plan.replicas.value, plan.speed
+    if was == count:
+        return plan
+    if speed is not None:
+        part = count / was
+        total = Estimate(value=speed.total.value * part, low=speed.total.low * part, high=speed.total.high * part)
+        speed = speed.evolve(total=total, concurrency=math.ceil(speed.concurrency * count / was))
+    changed: Plan = plan.evolve(replicas=plan.replicas.evolve(value=count), speed=speed)
+    return changed

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.core.speed.objective import LONG_AT_ONCE, outcome, share, worth
+from gateway.core.speed.objective import outcome, share, worth
 from gateway.domain import Plan, Rival, Wish
 
 # What runs stays unless another plan is worth so many times as much: less is within what expectations are off.
@@ -16,20 +16,21 @@ MEASURED_GAIN = 1.05
 _CONTEXT = 32768
 
 
-def rival(running: Plan, plans: Iterable[Plan], wish: Wish) -> Rival | None:
+def rival(running: Plan, plans: Iterable[Plan], wish: Wish, needed: int) -> Rival | None:
     """The best of the plans that should be better than the running one; None too where nothing was measured of that one, nor served by it.
 
     Only what makes nothing else worse is a rival: the weights as they are, as much context as is wanted, sound kernels, no known weakness.
+    needed: tokens of KV cache, more than which helps nobody.
     """
     if running.speed is None or running.speed.grade == "predicted":
         return None
     sound = [plan for plan in plans if plan.fingerprint != running.fingerprint and _no_worse(plan, running, wish)]
-    best = max(sound, key=lambda plan: _worth(plan, wish), default=None)
+    best = max(sound, key=lambda plan: _worth(plan, wish, needed), default=None)
     if best is None or best.speed is None:
         return None
-    gain = _worth(best, wish) / _worth(running, wish)
-    needed = MEASURED_GAIN if running.speed.grade == best.speed.grade == "measured" else EXPECTED_GAIN
-    return Rival(speed=running.speed, plan=best, gain=round(gain, 3)) if gain > needed else None
+    gain = _worth(best, wish, needed) / _worth(running, wish, needed)
+    least = MEASURED_GAIN if running.speed.grade == best.speed.grade == "measured" else EXPECTED_GAIN
+    return Rival(speed=running.speed, plan=best, gain=round(gain, 3)) if gain > least else None
 
 
 def _no_worse(plan: Plan, running: Plan, wish: Wish) -> bool:
@@ -43,7 +44,6 @@ def _no_worse(plan: Plan, running: Plan, wish: Wish) -> bool:
     )
 
 
-def _worth(plan: Plan, wish: Wish) -> float:
-    needed = (wish.context or _CONTEXT) * LONG_AT_ONCE
+def _worth(plan: Plan, wish: Wish, needed: int) -> float:
     context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
     return worth(outcome(plan.memory, plan.speed, context, size, count, needed), wish.goal, share(wish.gpus))

@@ -183,3 +183,30 @@ async def test_a_gateway_that_ends_in_a_trial_leaves_one_engine(tmp_path: Path) 
         found = await attempts(gateway, "ready", "stopped")
         assert found[0]["id"] == old["id"]
         assert await answers(gateway)
+
+
+@pytest.mark.parametrize("name", ["4x3090", "2x3090"])
+async def test_replicas_are_tuned_one_after_the_other(tmp_path: Path, name: str) -> None:
+    """Beside what serves where GPUs are free, else in its place; the other replica serves meanwhile."""
+    async with tuned(tmp_path, paced(SLOW, FAST), name) as gateway:
+        folder = model_folder(tmp_path / "model", **{**LLAMA_8B, "max_position_embeddings": 32})
+        wish = {"engines": VERSIONS, "goal": "latency", "gpus": 2, "tensor_parallel": 1, "replicas": 2, "check": False}
+        await gateway.add("m", folder, **wish)
+        served: list[set[str]] = []
+        async with asyncio.timeout(HANG_S):
+            while True:
+                found = (await gateway.show("m"))["attempts"]
+                ready = [one for one in found if one["state"] == "ready"]
+                if len(ready) == 2:
+                    served.append({one["engine"] for one in ready})
+                if len(ready) == 2 and min(one["id"] for one in ready) > 2 and len(gateway.world.engines) == 2:
+                    break
+                await asyncio.sleep(0.02)
+        assert len(served[0]) == len(served[-1]) == 1
+        assert served[0] != served[-1]
+        assert {one["replica"] for one in ready} == {0, 1}
+        assert await answers(gateway)
+        # None ended before the other served, or the one that took its place: somebody always answered.
+        ended = sorted(one["ended_at"] for one in found if one["state"] == "stopped")
+        came = sorted(one["ready_at"] for one in ready)
+        assert came[0] <= ended[1]

@@ -11,6 +11,7 @@ from tests.support.makers import wish
 from tests.unit.core.speed.test_correction import decided, learned
 
 WISH = wish(goal="latency", gpus="all")
+NEEDED = 4 * 32768
 PLANS = decided(gpus=None, replicas=None).plans
 
 
@@ -29,12 +30,12 @@ def ran(part: float) -> Plan:
 
 
 def test_nothing_is_said_of_what_was_never_measured() -> None:
-    assert rival(PLANS[0], [other(9.0, PLANS[0])], WISH) is None
+    assert rival(PLANS[0], [other(9.0, PLANS[0])], WISH, NEEDED) is None
 
 
 @pytest.mark.parametrize(("part", "said"), [(1.0, False), (0.9, False), (0.8, True)])
 def test_what_runs_stays_unless_another_should_be_clearly_better(part: float, said: bool) -> None:
-    found = rival(ran(part), [other(1.0, PLANS[0])], WISH)
+    found = rival(ran(part), [other(1.0, PLANS[0])], WISH, NEEDED)
     assert (found is not None) is said
     if found is not None:
         assert found.gain == pytest.approx(1 / part, rel=0.01)
@@ -43,14 +44,23 @@ def test_what_runs_stays_unless_another_should_be_clearly_better(part: float, sa
 def test_where_both_were_measured_less_is_enough() -> None:
     better = other(1.0, PLANS[0])
     proven = better.evolve(speed=better.speed.evolve(grade="measured")) if better.speed else better
-    assert rival(ran(0.9), [proven], WISH) is not None
-    assert rival(ran(0.98), [proven], WISH) is None
+    assert rival(ran(0.9), [proven], WISH, NEEDED) is not None
+    assert rival(ran(0.98), [proven], WISH, NEEDED) is None
 
 
 def test_what_makes_something_else_worse_is_no_rival() -> None:
     slow = ran(0.5)
-    assert rival(slow, [slow], WISH) is None
-    assert rival(slow, [other(1.0, PLANS[0], verdict="degraded")], WISH) is None
-    assert rival(slow, [other(1.0, PLANS[0], advice="Known weaknesses of it")], WISH) is None
+    assert rival(slow, [slow], WISH, NEEDED) is None
+    assert rival(slow, [other(1.0, PLANS[0], verdict="degraded")], WISH, NEEDED) is None
+    assert rival(slow, [other(1.0, PLANS[0], advice="Known weaknesses of it")], WISH, NEEDED) is None
     short = PLANS[0].max_model_len.evolve(value=1024)
-    assert rival(slow, [other(1.0, PLANS[0], max_model_len=short)], WISH) is None
+    assert rival(slow, [other(1.0, PLANS[0], max_model_len=short)], WISH, NEEDED) is None
+
+
+def test_room_for_more_contexts_than_ask_at_once_is_worth_nothing() -> None:
+    """As in the planner: one request at once needs one context, however many there is room for."""
+    balanced, slow = wish(gpus="all", concurrency=1), ran(0.9)
+    memory = slow.memory.evolve(kv_tokens=slow.memory.kv_tokens * 3)
+    roomy = other(1.0, PLANS[0], memory=memory)
+    assert rival(slow, [roomy], balanced, slow.memory.kv_tokens) is None
+    assert rival(slow, [roomy], balanced, 3 * slow.memory.kv_tokens) is not None

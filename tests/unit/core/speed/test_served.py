@@ -199,7 +199,7 @@ def rivals() -> Iterator[float]:
     """How many times as good another plan is found, by what was served as a part of what was expected."""
     for part in (1.0, 0.9, 0.7):
         other = PLAN.evolve(argv=(*PLAN.argv, "--other"))
-        found = rival(measured(PLAN, facts(part)), [other], wish(goal="throughput", gpus="all", concurrency=32))
+        found = rival(measured(PLAN, facts(part)), [other], wish(goal="throughput", gpus="all", concurrency=32), 131072)
         yield found.gain if found else 0.0
 
 
