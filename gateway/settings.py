@@ -14,6 +14,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from gateway.core import variables
+from gateway.domain.units import FOR_EVER, Duration
 from gateway.errors import BadFlag, SettingsError
 
 # Variables that are no setting: where the settings are, and the command line's way to a gateway.
@@ -73,6 +74,10 @@ class Settings(BaseSettings):
     )
     backoff_s: float = Field(10, gt=0, description="first wait before the same plan is started again; doubles to backoff_max_s")
     backoff_max_s: float = Field(300, gt=0, description="longest wait between two starts")
+    keep_alive: Duration = Field(
+        FOR_EVER,
+        description="how long a model stays loaded without a request, where it does not say itself: 5m, 1h30m, 300 (seconds), 0, -1: for ever",
+    )
     tick_s: float = Field(0.5, gt=0, description="longest time between two looks at the world")
     health_interval_s: float = Field(5, gt=0, description="time between two looks at a running engine")
     silent_after_s: float = Field(

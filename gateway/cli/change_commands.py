@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import call
-from gateway.cli.options import Json, absolute, usage, wishing
+from gateway.cli.options import Json, KeepAlive, Priority, absolute, usage, wishing
 from gateway.cli.present import print_paragraph, show_differences
 from gateway.cli.terminal import say
 
@@ -38,6 +38,9 @@ def set_model(
     check: Annotated[
         bool | None, typer.Option("--check/--no-check", help="Ask the engine's own code before its start.")
     ] = None,
+    keep_alive: KeepAlive = None,
+    pinned: Annotated[bool | None, typer.Option("--pinned/--no-pinned", help="Never unload it.")] = None,
+    priority: Priority = None,
     unset: Unset = None,
     dry_run: DryRun = False,
     wait: Wait = False,
@@ -47,8 +50,9 @@ def set_model(
     is room, else in its place; where it fails, the old one comes back."""
     given = {"source": absolute(source), "endpoints": endpoint, "replicas": replicas, "check": check}
     patch: dict[str, Any] = {**wished, **{field: value for field, value in given.items() if value is not None}}
-    if allow_remote_code is not None:
-        patch["policy"] = {"allow_remote_code": allow_remote_code}
+    policy = {"allow_remote_code": allow_remote_code, "keep_alive": keep_alive, "pinned": pinned, "priority": priority}
+    if said := {field: value for field, value in policy.items() if value is not None}:
+        patch["policy"] = said
     for option in unset or ():
         _take_back(patch, option)
     if not patch:
@@ -90,7 +94,7 @@ def update(
 def _take_back(patch: dict[str, Any], option: str) -> None:
     head, _, one = option.removeprefix("--").partition(".")
     field = _FIELDS.get(head, head).replace("-", "_")
-    if field in ("allow_remote_code", "wait_s", "max_attempts"):
+    if field in ("allow_remote_code", "wait_s", "max_attempts", "keep_alive", "pinned", "priority"):
         field, one = "policy", field
     if not one:
         patch[field] = None

@@ -19,9 +19,9 @@ from gateway.cli.client import call
 from gateway.cli.engine_commands import app as engine_app
 from gateway.cli.fact_commands import app as facts_app
 from gateway.cli.key_commands import app as keys_app
-from gateway.cli.options import Json, absolute, wishing
+from gateway.cli.options import Json, KeepAlive, Priority, absolute, wishing
 from gateway.cli.plan_commands import matrix, plan
-from gateway.cli.present import detail_text, show_decision, show_model, status_text, table
+from gateway.cli.present import detail_text, residence_text, show_decision, show_model, status_text, table
 from gateway.cli.terminal import pour, say, told
 from gateway.domain.visible import visible_line
 from gateway.errors import FitserveError
@@ -125,6 +125,9 @@ def add(
     allow_remote_code: Annotated[
         bool, typer.Option("--allow-remote-code", help="Let the engine run the repository's code.")
     ] = False,
+    keep_alive: KeepAlive = None,
+    pinned: Annotated[bool, typer.Option("--pinned", help="Never unload it, neither when idle nor for another model.")] = False,
+    priority: Priority = None,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Ask the engine's own code before its start.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; add nothing.")] = False,
     wait: Annotated[
@@ -136,8 +139,14 @@ def add(
     given = {"source": absolute(source), "replicas": replicas}
     body: dict[str, Any] = {"name": name, "endpoints": endpoint or [], **wished}
     body |= {key: value for key, value in given.items() if value is not None}
-    if allow_remote_code:
-        body["policy"] = {"allow_remote_code": True}
+    policy: dict[str, Any] = {
+        "allow_remote_code": allow_remote_code or None,
+        "keep_alive": keep_alive,
+        "pinned": pinned or None,
+    }
+    policy |= {"priority": priority}
+    if said := {key: value for key, value in policy.items() if value is not None}:
+        body["policy"] = said
     if not check:
         body["check"] = False
     if dry_run:
@@ -157,14 +166,20 @@ def add(
 @app.command()
 def ps(as_json: Json = False) -> None:
     """List the models of the running gateway."""
+    import time
+
     listing = call("GET", "/admin/models")
     if as_json:
         say(json.dumps(listing, indent=2))
         return
     rows = [
-        (m["name"], m["state"], str(len(m["replicas"]) or len(m["wish"]["endpoints"])), _detail(m)) for m in listing["data"]
+        (
+            *(m["name"], m["state"], str(len(m["replicas"]) or len(m["wish"]["endpoints"]))),
+            *(residence_text(m, time.time()), detail_text(m)),
+        )
+        for m in listing["data"]
     ]
-    table(("NAME", "STATE", "REPLICAS", "DETAIL"), rows)
+    table(("NAME", "STATE", "REPLICAS", "STAYS", "DETAIL"), rows)
 
 
 @app.command()
@@ -237,6 +252,20 @@ def retry(name: str, as_json: Json = False) -> None:
 
 
 @app.command()
+def stop(name: str, as_json: Json = False) -> None:
+    """Stop a model without forgetting it: once it has answered what it works on. It is not loaded again until `fitserve start`."""
+    view = call("POST", f"/admin/models/{name}/stop")
+    _print(view, as_json, f"{name}: {status_text(view)}")
+
+
+@app.command()
+def start(name: str, as_json: Json = False) -> None:
+    """Load a model again that was stopped."""
+    view = call("POST", f"/admin/models/{name}/start")
+    _print(view, as_json, f"{name}: {status_text(view)}")
+
+
+@app.command()
 def rm(
     name: str,
     wait: Annotated[bool, typer.Option("--wait", help="Return when nothing of it runs any more.")] = False,
@@ -304,7 +333,7 @@ def _wait_ready(name: str, *, quiet: bool) -> Any:
             say(f"{name}: {reported}", err=True)
         if view["state"] == "ready":
             return view
-        if view["state"] in ("no_plan", "quarantined", "stopping"):
+        if view["state"] in ("no_plan", "quarantined", "stopped", "stopping"):
             say(f"fitserve: {name} cannot be served: {visible_line(view['detail'])}", err=True)
             raise typer.Exit(3)
         time.sleep(0.5)

@@ -32,6 +32,12 @@ Args = Annotated[
 ]
 Env = Annotated[list[str] | None, typer.Option("--env", help="Environment variable of the engine, NAME=VALUE; repeatable.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")]
+KeepAlive = Annotated[
+    str | None, typer.Option(help="How long it stays loaded without a request: 5m, 1h30m, 300, 0, -1 (for ever).")
+]
+Priority = Annotated[
+    int | None, typer.Option(min=-100, max=100, help="Of models that could give way to another, the lowest goes first.")
+]
 Drafter = Annotated[str | None, typer.Option(help="Model that drafts tokens for this one: folder or repository.")]
 Speculative = Annotated[str | None, typer.Option(help="Draft tokens without a drafter: auto, mtp, ngram or off.")]
 Hardwares = Annotated[

@@ -82,7 +82,7 @@ def _on(wish: Any, hardware: str) -> Any:
 
 
 def _startable(wish: Any) -> Any:
-    """What a gateway of these settings could start. It chooses its host alike (`controller/host_choice.py`); an image is named for a container."""
+    """What a gateway of these settings could start. It chooses its host alike (`serve/host_choice.py`); an image is named for a container."""
     from gateway.cli.asking import allowed_images
     from gateway.hosts.docker.client import listening
     from gateway.planning.startable import Startable

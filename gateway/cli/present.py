@@ -199,8 +199,24 @@ def show_differences(differences: Any) -> None:
     table(("", "BEFORE", "AFTER"), [(one["what"], one["old"] or "-", one["new"] or "-") for one in differences])
 
 
+def residence_text(view: Any, now: float) -> str:
+    """How long the model stays loaded."""
+    from gateway.domain.units import in_words
+
+    policy, keep_alive_s = view["wish"]["policy"], view["keep_alive"]
+    if keep_alive_s is None:
+        return ""
+    if policy["pinned"]:
+        return "pinned"
+    if keep_alive_s < 0:
+        return "for ever"
+    since = view["used_at"] or view["created_at"]
+    return in_words(keep_alive_s) + (f", asked {in_words(max(0.0, now - since))} ago" if view["state"] == "ready" else "")
+
+
 def show_model(view: Any) -> None:
     import datetime
+    import time
 
     from gateway.core.planner import explain
     from gateway.domain import Plan, Rejected
@@ -212,6 +228,9 @@ def show_model(view: Any) -> None:
         show_differences(change["wish"])
     for name, commit in view["wish"]["commits"].items():
         say(f"{name} is pinned to commit {commit}")
+    if stays := residence_text(view, time.time()):
+        priority = view["wish"]["policy"]["priority"]
+        say(f"stays loaded: {stays}" + (f"; priority {priority}" if priority else ""))
     if view["plan"]:
         show_plan(Plan.model_validate(view["plan"]))
     if view["abilities"]:

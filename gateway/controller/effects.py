@@ -316,6 +316,14 @@ class Effects:
             await self._end(replica, attempt)
         model.replicas.remove(replica)
 
+    async def retire(self, replica: ReplicaState, attempt: Attempt) -> None:
+        """The engine serves nobody any more, and stops next; nothing failed. Raises StoreError."""
+        if replica.task is not None and replica.task is not asyncio.current_task():
+            replica.task.cancel()
+        await self._end(replica, attempt)
+        replica.attempt = None
+        log.info("retired", model=replica.model, replica=replica.index)
+
     async def _end(self, replica: ReplicaState, attempt: Attempt) -> None:
         """The attempt is none of the replica's any more, and its engine stops."""
         ended = attempt.evolve(state="stopped", ended_at=time.time())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from gateway.controller.managed_model import ManagedModel, ReplicaState, route
 from gateway.controller.planner import Room
@@ -19,10 +19,14 @@ from gateway.store.store import Store
 class Fleet:
     """`models` is by name; only the loop and its effects change it."""
 
-    def __init__(self) -> None:
+    def __init__(self, load_wait_s: float = 0.0) -> None:
+        """load_wait_s: how long a request waits for a model that is loaded on request."""
         self.models: dict[str, ManagedModel] = {}
+        self._load_wait_s = load_wait_s
         self.set_apart: frozenset[str] = frozenset()
         """UUIDs of GPUs on which nothing is started now: they are being measured."""
+        self.may_leave: Sequence[str] = ()
+        """The models that could leave for another one, in the order in which it is asked of them."""
 
     def load(self, store: Store) -> None:
         """Read the models and their attempts from the database."""
@@ -30,6 +34,7 @@ class Fleet:
         for attempt in store.attempts():
             history.setdefault((attempt.model, attempt.replica), []).append(attempt)
         changes = store.changes()
+        residences = store.residences()
         for wish, created_at, deleting, forgiven_at in store.models():
             generation, change = changes.get(wish.name, (0, None))
             model = ManagedModel(wish, created_at, deleting, forgiven_at=forgiven_at, generation=generation, change=change)
@@ -48,6 +53,11 @@ class Fleet:
                 mine = [one for one in past if one is not replica.attempt and one is not tried]
                 replica.history = [_ended(store, one) if one.live else one for one in mine]
                 model.replicas.append(replica)
+            model.stopped, model.used_at = residences.get(wish.name, (False, 0.0))
+            model.gave_way = model.on_request = not model.stopped and any(
+                one.attempt is None and one.history and one.history[-1].state == "stopped" and one.history[-1].failure is None
+                for one in model.replicas
+            )
             for attempt in (one for replica in model.replicas for one in replica.attempts if one.started_at > forgiven_at):
                 engine = attempt.plan.engine
                 if engine.image and engine.digest:
@@ -66,6 +76,11 @@ class Fleet:
             yield from model.replicas
             if model.trial is not None:
                 yield model.trial
+
+    def unblock(self) -> None:
+        """Something of the machine became free: who found no plan looks again."""
+        for replica in self.replicas():
+            replica.blocked = None
 
     def instance_names(self) -> set[str]:
         """Of every attempt that may still have an engine: where a replica serves, what served before it has none."""
@@ -104,11 +119,25 @@ class Fleet:
         found.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
         attempts = [one for replica in asking.replicas for one in replica.attempts] if asking else []
         attempts.sort(key=lambda attempt: attempt.id)
-        return Sharing(kept(attempts, others.keys()), tuple(offer for _, offer in found), holders)
+        leaves: list[Offer] = []
+        # Nobody leaves for a model that nobody asks for.
+        if asking is not None:
+            asking.offered = frozenset(self.may_leave) if asking.asked or asking.wish.policy.pinned else frozenset()
+        if asking is None or asking.asked or asking.wish.policy.pinned:
+            for name in (name for name in self.may_leave if held.get(name)):
+                words = f"{name} is unloaded, until it is asked again"
+                leaves.append(Offer(model=name, how="stop", gives=held[name], words=words))
+        return Sharing(kept(attempts, others.keys()), (*(offer for _, offer in found), *leaves), holders)
 
     def _surplus(self, model: ManagedModel) -> tuple[Offer, ...]:
         """What a model could give of its KV cache now."""
-        if len(model.replicas) != 1 or model.trial is not None or model.unsettled or model.keeps_until > time.monotonic():
+        if (
+            len(model.replicas) != 1
+            or model.trial is not None
+            or model.unsettled
+            or model.leaving is not None
+            or model.keeps_until > time.monotonic()
+        ):
             return ()
         attempt = model.replicas[0].attempt
         return surplus(attempt.plan, model.wish) if attempt is not None else ()
@@ -134,7 +163,8 @@ class Fleet:
             for attempt in replica.attempts:
                 name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
                 if name in running or name in begun:
-                    ending = self.models[replica.model].deleting or attempt is not replica.attempt
+                    model = self.models[replica.model]
+                    ending = model.deleting or model.leaving is not None or attempt is not replica.attempt
                     stage: Stage = "ends" if ending else replica.stage
                     measures, proved = replica.measures, attempt.state == "ready"
                     yield Holder(name, replica.model, gpus, shape(attempt.plan), stage, now, measures=measures, proved=proved)
@@ -167,7 +197,7 @@ class Fleet:
         # An engine with another plan than the recorded plan is about to be replaced.
         own = [instance for instance in instances if instance.fingerprint == plans.get(instance.name)]
         running = {instance.name: instance for instance in own if instance.state == "running"}
-        return RouteTable({name: _route(model, running) for name, model in self.models.items()})
+        return RouteTable({name: _route(model, running, self._load_wait_s) for name, model in self.models.items()})
 
 
 def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:
@@ -197,10 +227,10 @@ def _ended(store: Store, attempt: Attempt) -> Attempt:
     return ended
 
 
-def _route(model: ManagedModel, running: Mapping[str, Instance]) -> ModelRoute:
+def _route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: float) -> ModelRoute:
     """As `route`. An error that nobody expected leaves this model without a route, not all of them."""
     try:
-        return route(model, running)
+        return route(model, running, load_wait_s)
     except Exception as error:
         if not model.setback.rest_s:
             model.setback.broke(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog
 
@@ -23,12 +23,13 @@ from gateway.controller.launcher import Launcher
 from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.controller.planner import Planner
 from gateway.controller.replica_steps import ReplicaSteps
+from gateway.controller.residents import Residents
 from gateway.controller.start_gate import StartGate
 from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
 from gateway.domain import Attempt, Change, Hardware, Instance, Offer, Plan, Planned, RunningPlan, Served, Wish
 from gateway.domain.plan import ALONE
-from gateway.errors import BadModel, Conflict, HostError, NotFound, StoreError
+from gateway.errors import BadModel, BadRequest, Conflict, HostError, NotFound, StoreError
 from gateway.failpoint import Failpoint
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.routes import Routes
@@ -57,9 +58,10 @@ class Loop:
         gpus: GpuWatch,
         signatures: Callable[[], Signatures],
         routes: Routes,
+        ended: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """signatures: gives what engines print when they fail."""
-        self._fleet = Fleet()
+        """signatures: gives what engines print when they fail. ended: how many requests of each model have ended so far."""
+        self._fleet = Fleet(launcher.settings.start_timeout_s)
         self.models = self._fleet.models
         self.host_problem: str | None = None
         self.store_problem: str | None = None
@@ -75,7 +77,8 @@ class Loop:
         engine_client, self._endpoint_client = EngineClient(_CALLS_AT_ONCE), EngineClient(_CALLS_AT_ONCE)
         self._gate = StartGate(self._fleet, planner.hardware, launcher.settings.start_timeout_s)
         effects = Effects(store, self._running, planner, launcher, gpus, self._gate, signatures)
-        watching = (gpus, signatures, engine_client, self.wake, routes.silent_s)
+        self.residents = Residents(self._fleet, routes, store, launcher.settings, ended)
+        watching = (gpus, signatures, engine_client, self.wake, routes.silent_s, self.residents.drained)
         self._effects = effects
         self._steps = ReplicaSteps(effects, self._fleet, launcher, *watching)
         made = launcher.settings
@@ -84,6 +87,7 @@ class Loop:
         self._strays = Strays(effects.stop, launcher.settings.stop_grace_s, self.wake)
         self._setback = Setback("the control loop")
         self._wake = asyncio.Event()
+        routes.demanded = self.wake
         self._lost = gpus.lost
 
     # --- what the API calls ---
@@ -146,6 +150,27 @@ class Loop:
         for replica in model.replicas:
             replica.blocked = None
             replica.setback.over()
+        self.wake()
+        return model
+
+    async def stop(self, name: str) -> ManagedModel:
+        """End its engines and load it no more until `start`; it is not forgotten. Raises NotFound, BadRequest, StoreError."""
+        return await self._set_stopped(name, stopped=True)
+
+    async def start(self, name: str) -> ManagedModel:
+        """Load it again, and from now on as its policy says. Raises NotFound, BadRequest, StoreError."""
+        return await self._set_stopped(name, stopped=False)
+
+    async def _set_stopped(self, name: str, *, stopped: bool) -> ManagedModel:
+        self._store.changeable()
+        model = self.model(name)
+        if not model.replicas:
+            raise BadRequest(f"{name} is an engine that runs elsewhere.", hint="Stop it there, or `fitserve rm` it here.")
+        await asyncio.to_thread(self._store.set_stopped, name, stopped=stopped)
+        model.stopped = stopped
+        if not stopped:
+            # Being started is being asked.
+            model.used_at, model.gave_way = time.time(), False
         self.wake()
         return model
 
@@ -246,8 +271,7 @@ class Loop:
             yield {**(dict.fromkeys(gpus, wait) if planned else {}), **held}
         finally:
             self._fleet.set_apart = frozenset()
-            for replica in self._fleet.replicas():
-                replica.blocked = None
+            self._fleet.unblock()
             self.wake()
 
     def wake(self) -> None:
@@ -317,13 +341,13 @@ class Loop:
         if self._lost is not self._gpus.lost:
             # The set of lost GPUs changed: a replica without a plan may find one.
             self._lost = self._gpus.lost
-            for replica in self._fleet.replicas():
-                replica.blocked = None
-        # Before anything that may fail: an engine that is gone gets no more requests.
+            self._fleet.unblock()
+        # Before anything that may fail: an engine that is gone, or leaves, gets no more requests.
+        await self.residents.look(instances)
         self._publish_routes(instances)
         self._gate.look(instances)
         self._strays.look(instances, self._fleet.instance_names())
-        for model in list(self.models.values()):
+        for model in self.residents.in_order():
             try:
                 await self._attend(model, instances)
             except StoreError as error:
@@ -363,6 +387,8 @@ class Loop:
     def _given(self, take: Offer, asking: str) -> bool:
         """Whether a model has given what is taken of it, or never will; else it is seen to."""
         model = self.models.get(take.model)
+        if model is not None and take.how != "surplus":
+            return model.leaving is None and not any(one.attempt is not None or one.busy for one in model.replicas)
         if model is None or model.deleting or len(model.replicas) != 1:
             return True
         replica, attempt = model.replicas[0], model.replicas[0].attempt

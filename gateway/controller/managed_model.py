@@ -11,6 +11,7 @@ from gateway.controller.endpoint_watcher import EndpointWatcher
 from gateway.controller.watcher import Watcher
 from gateway.core.chat.parsers import NONE
 from gateway.core.reconcile import Rest
+from gateway.core.residence import Leave
 from gateway.core.starts import Stage
 from gateway.domain import (
     Abilities,
@@ -32,8 +33,9 @@ from gateway.supervision import Setback
 _SHOWN_AWAY = 3
 # An engine that could not be asked is not asked at each start; what kept it from answering may have passed after so long.
 _ASK_AGAIN_S = 600.0
-# States from which a model comes back by itself, so that it can be waited for.
+# States from which a model comes back by itself, so that it can be waited for; and those from which a request brings it back.
 _HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
+_LOADABLE = _HOPEFUL | {"stopped", "stopping", "no_plan"}
 # So long after a replica left the routes every worker has said what it still has in flight there.
 _WORKERS_SAY_S = 1.5
 # How long a request waits for the next engine of a model that is changed in place.
@@ -170,6 +172,23 @@ class ManagedModel:
     """Another wish that takes its place, or that was given up."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a change is recorded."""
+    stopped: bool = False
+    """Its owner has stopped it, and it is not loaded until its owner starts it."""
+    used_at: float = 0.0
+    """When it was last asked, in Unix seconds; 0: not since it was added."""
+    leaving: Leave | None = None
+    """Why it gets no request and its engines stop, until none of them runs."""
+    leaving_since: float = 0.0
+    hold: str = ""
+    """Why it is not loaded now; empty: it may be."""
+    asked: bool = False
+    """A request waits for it."""
+    offered: frozenset[str] = frozenset()
+    """The models that could have left for it when it was last planned."""
+    gave_way: bool = False
+    """It had to leave, and was not loaded since."""
+    on_request: bool = False
+    """It may have to leave, or to wait for others that do: its requests wait for it."""
     setback: Setback = field(init=False)
 
     def __post_init__(self) -> None:
@@ -196,6 +215,17 @@ class ManagedModel:
     def unsettled(self) -> bool:
         """Some of its engines are to be replaced by engines of another wish."""
         return self.wanted != self.generation or any(one.generation != self.wanted for one in self.replicas)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The models that have to leave before it can be loaded."""
+        takes = (take for one in self.replicas for take in one.takes)
+        return tuple(sorted({take.model for take in takes if take.how != "surplus"}))
+
+    @property
+    def out_since(self) -> float:
+        """When its last engine ended; when it was added, where it never had one."""
+        return max((one.history[-1].ended_at or 0.0 for one in self.replicas if one.history), default=self.created_at)
 
     def heard(self, asked: Asked) -> None:
         """Remember what came of asking engines about the model."""
@@ -250,10 +280,10 @@ def _status(model: ManagedModel) -> tuple[str, str]:
         if len(away) < len(model.endpoints):
             return "ready", "; ".join([f"{len(model.endpoints) - len(away)} of {len(model.endpoints)} endpoints answer", *why])
         return "unreachable", "; ".join(why)
-    order = ("ready", "verifying", "starting", "unreachable", "backing_off", "no_plan", "quarantined", "stopping")
+    order = ("ready", "verifying", "starting", "unreachable", "backing_off", "stopped", "no_plan", "quarantined", "stopping")
     best = min(model.replicas, key=lambda replica: order.index(replica.shown.state))
     detail = best.shown.reason
-    if best.shown.state in ("starting", "verifying"):
+    if best.shown.state in ("starting", "verifying") and (best.attempt is not None or best.busy):
         detail = best.phase
     elif best.shown.state == "backing_off" and best.shown.until is not None:
         detail = f"{detail} Next start in {max(0, round(best.shown.until - time.time()))} s."
@@ -271,8 +301,9 @@ def capacity(plan: Plan) -> int:
     return seqs + max(1, seqs // 4)
 
 
-def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.ModelRoute:
-    """Where requests for the model go now. `running`: the instances that run, by name."""
+def route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: float = 0.0) -> routing.ModelRoute:
+    """Where requests for the model go now. `running`: the instances that run, by name. load_wait_s: how long a request waits for a model that
+    is loaded on request."""
     serving = [
         (replica, instance)
         for replica in model.replicas
@@ -309,10 +340,10 @@ def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.Model
         state=state,
         detail=detail,
         created=int(model.created_at),
-        replicas=() if model.deleting else tuple(replicas),
+        replicas=() if model.deleting or model.leaving is not None else tuple(replicas),
         frozen=tuple(sorted(frozen)),
         task=plan.model.task if plan else None,
-        wait_s=wait_s if state in _HOPEFUL else 0.0,
+        wait_s=_wait_s(model, state, wait_s, load_wait_s),
         card=routing.ModelCard(
             max_model_len=plan.max_model_len.value if plan else None,
             inputs=plan.model.inputs if plan else (),
@@ -320,3 +351,12 @@ def route(model: ManagedModel, running: Mapping[str, Instance]) -> routing.Model
         ),
         toolless=plan.tool_parser.reason if plan and shown and plan.tool_parser.value == NONE else "",
     )
+
+
+def _wait_s(model: ManagedModel, state: str, wait_s: float, load_wait_s: float) -> float:
+    """How long a request waits for the first replica. wait_s: of a model that comes back by itself; load_wait_s: of one that is loaded on request."""
+    if model.stopped:
+        return 0.0
+    if model.on_request and not model.deleting and state in _LOADABLE:
+        return wait_s or load_wait_s
+    return wait_s if state in _HOPEFUL else 0.0

@@ -41,8 +41,9 @@ class ReplicaSteps:
         client: EngineClient,
         wake: Callable[[], None],
         silent_s: Callable[[str], float | None],
+        drained: Callable[[ManagedModel, str], bool],
     ) -> None:
-        """wake: looks at all replicas again. silent_s: as `Watcher` wants it."""
+        """wake: looks at all replicas again. silent_s: as `Watcher` wants it. drained: whether an engine that leaves has answered everything."""
         self._effects = effects
         self._fleet = fleet
         self._host = launcher.host
@@ -53,6 +54,7 @@ class ReplicaSteps:
         self._client = client
         self._wake = wake
         self._silent_s = silent_s
+        self._drained = drained
 
     async def attend(self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]) -> None:
         """What is to be done for the replica now. An error that nobody expected stays with the replica. Raises StoreError."""
@@ -97,6 +99,7 @@ class ReplicaSteps:
         # Another plan that was tried is not started again, unless a changed wish is tried.
         wanted = not model.deleting and (replica.attempt is not None or replica is not model.trial or replica.seeks)
         history = [one for one in replica.history if one.generation == replica.generation]
+        leaving = model.leaving.words if model.leaving is not None else ""
         action = next_action(
             reconcile.ReplicaSnapshot(
                 wanted=wanted,
@@ -109,6 +112,10 @@ class ReplicaSteps:
                 blocked=replica.blocked,
                 promised=bool(replica.takes),
                 busy=replica.busy,
+                hold=model.hold,
+                asked=model.asked,
+                leaving=leaving,
+                drained=bool(leaving and replica.attempt and self._drained(model, replica.attempt.instance_name)),
             ),
             time.time(),
             backoff_s=self._settings.backoff_s,
@@ -136,9 +143,12 @@ class ReplicaSteps:
             case reconcile.Fail(attempt, failure):
                 await self._performed(name, effects.fail(replica, attempt, failure))
                 return True
+            case reconcile.Retire(attempt):
+                await self._performed(name, effects.retire(replica, attempt))
+                return True
             case reconcile.Stop(instance_to_stop, why):
-                replica.shown = Rest("starting" if wanted else "stopping", why)
-                served = not wanted and any(one.ready_at is not None for one in replica.attempts[-1:])
+                replica.shown = Rest("starting" if wanted and not leaving else "stopping", leaving or why)
+                served = any(one.ready_at is not None for one in replica.attempts[-1:]) and (bool(leaving) or not wanted)
                 grace = self._settings.stop_grace_s if served else _SHORT_GRACE_S
                 replica.stopping = True
                 idle = partial(self._idle, model, instance_to_stop, time.monotonic()) if served else None

@@ -4,6 +4,9 @@
     no       -           running    -                  Stop, then forget
     yes      none        any        -                  Stop (the engine of an ended attempt)
     yes      none        absent     -                  MakePlan (or Rest, while it backs off or in quarantine)
+    yes      none        absent     held back          Rest (what it waits for, gateway/core/residence.py)
+    yes      starting    any        leaves             Retire
+    yes      ready       running    leaves, drained    Retire, then Stop as the engine of an ended attempt
     yes      starting    absent     -                  Launch (also what was created and never ran)
     yes      starting    running    proof              Fail
     yes      starting    running    answering          Verify, then Publish
@@ -58,6 +61,13 @@ class Fail:
 
 
 @dataclass(frozen=True)
+class Retire:
+    """End an attempt that did not fail; its engine stops then."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
 class Stop:
     name: str
     why: str = field(default="stopping the engine", compare=False)
@@ -67,12 +77,14 @@ class Stop:
 class Rest:
     """Nothing to do; `state` and `reason` are what the user sees. `until` is when to look again, if ever."""
 
-    state: Literal["starting", "verifying", "ready", "unreachable", "backing_off", "quarantined", "no_plan", "stopping"]
+    state: Literal[
+        "starting", "verifying", "ready", "unreachable", "backing_off", "quarantined", "no_plan", "stopped", "stopping"
+    ]
     reason: str = ""
     until: float | None = None
 
 
-Action = MakePlan | Launch | Verify | Publish | Fail | Stop | Rest
+Action = MakePlan | Launch | Verify | Publish | Fail | Retire | Stop | Rest
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,14 @@ class ReplicaSnapshot:
     """What it lacks is about to be given by others."""
     busy: bool = False
     """An effect for this replica is under way."""
+    hold: str = ""
+    """Why it is not to be loaded now."""
+    asked: bool = False
+    """A request waits for its model."""
+    leaving: str = ""
+    """Why it is to stop, though it is wanted."""
+    drained: bool = False
+    """Nothing is in flight at its engine, and nothing will be."""
 
 
 def next_action(replica: ReplicaSnapshot, now: float, *, backoff_s: float, backoff_max_s: float) -> Action:
@@ -108,6 +128,8 @@ def next_action(replica: ReplicaSnapshot, now: float, *, backoff_s: float, backo
     instance = replica.instance
     if replica.seen.proof is not None:
         return Fail(attempt, replica.seen.proof)
+    if replica.leaving and (attempt.state == "starting" or replica.drained):
+        return Retire(attempt)
     if instance is not None and instance.fingerprint != attempt.fingerprint:
         why = "replacing an engine that runs with another plan than the one that was recorded"
         return Stop(instance.name, why) if not replica.busy else Rest("starting", why)
@@ -117,6 +139,8 @@ def next_action(replica: ReplicaSnapshot, now: float, *, backoff_s: float, backo
     if attempt.state == "ready":
         if gone:
             return Fail(attempt, _ending(replica, attempt, "serving", was_ready=True))
+        if replica.leaving:
+            return Rest("stopping", f"{replica.leaving}; what it answers is finished first")
         return Rest("unreachable", replica.seen.frozen) if replica.seen.frozen else Rest("ready")
     if instance is None or instance.state == "created":
         return Rest("starting", replica.seen.phase) if replica.busy else Launch(attempt)
@@ -185,6 +209,8 @@ def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, ba
             until = (last.ended_at or now) + wait
             if now < until <= now + wait:
                 return Rest("backing_off", f"after {cause}", until)
+    if replica.hold:
+        return Rest("starting" if replica.asked else "stopped", replica.hold)
     if replica.blocked is not None:
         return Rest("starting" if replica.promised else "no_plan", replica.blocked)
     return MakePlan()

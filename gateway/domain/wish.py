@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gateway.domain.image_name import NAME_PATTERN as IMAGE_PATTERN
 from gateway.domain.image_name import tagged
+from gateway.domain.units import Duration
 from gateway.domain.value import Scalar, Value
 
 Goal = Literal["balanced", "latency", "throughput", "context"]
@@ -17,8 +18,19 @@ class Policy(Value):
     max_attempts: int = Field(5, ge=1, le=50, description="failed starts before the model is quarantined")
     allow_remote_code: bool = Field(False, description="let the engine run code from the model's repository")
     wait_s: float = Field(
-        0, ge=0, le=86400, description="how long a request waits for the model to become ready; 0: refused at once"
+        0,
+        ge=0,
+        le=86400,
+        description="how long a request waits for the model to become ready; 0: refused at once, or where the model is loaded "
+        "on request as long as its start may take",
     )
+    keep_alive: Duration | None = Field(
+        None,
+        description="how long the model stays loaded without a request: 5m, 1h30m, 300 (seconds), 0: not at all, -1: for ever; "
+        "None: as FITSERVE_KEEP_ALIVE says",
+    )
+    pinned: bool = Field(False, description="never unloaded, neither when idle nor for another model")
+    priority: int = Field(0, ge=-100, le=100, description="of models that could give way to another, the lowest goes first")
 
 
 def pinned(source: str, revision: str | None) -> str:

@@ -60,10 +60,10 @@ class Pace:
 
 
 class Queue:
-    """The requests that wait for one model, in order of coming. A queue exists only while a request waits."""
+    """The requests that wait for one model, in order of coming, each with the time when it came. A queue exists only while a request waits."""
 
     def __init__(self) -> None:
-        self.waiting: dict[Waiter, None] = {}
+        self.waiting: dict[Waiter, float] = {}
         self.pace = Pace()
 
     def retry_after_s(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.errors import FitserveError
@@ -42,6 +43,8 @@ class Routes:
         self._queue_per_model = queue_per_model
         self._called = False
         self._table = table or RouteTable({})
+        self.demanded: Callable[[], object] = _nobody_hears
+        """Called when the first request begins to wait for a model that no replica serves."""
 
     @property
     def table(self) -> RouteTable:
@@ -110,9 +113,14 @@ class Routes:
 
     def wait(self, waiter: Waiter) -> None:
         """For a call that got no replica from `pick`. Later `waiter.go` is called with a replica."""
-        queue = self._queues.setdefault(waiter.call.model, Queue())
-        queue.waiting[waiter] = None
-        if len(queue.waiting) > 1:
+        name = waiter.call.model
+        queue = self._queues.setdefault(name, Queue())
+        queue.waiting[waiter] = time.monotonic()
+        if len(queue.waiting) == 1:
+            route = self._table.models.get(name)
+            if route is not None and not route.replicas:
+                self.demanded()
+        else:
             self._call()  # the requests before may wait for one replica only, while another replica has room
 
     def forget(self, waiter: Waiter) -> None:
@@ -126,6 +134,11 @@ class Routes:
     def waiting(self, model: str) -> int:
         queue = self._queues.get(model)
         return len(queue.waiting) if queue is not None else 0
+
+    def demand(self) -> dict[str, float]:
+        """The models that requests wait for, and the seconds that the oldest of each has waited."""
+        now = time.monotonic()
+        return {name: now - next(iter(queue.waiting.values())) for name, queue in self._queues.items()}
 
     def refusal(self, route: ModelRoute, why: str) -> FitserveError:
         """For a request that every replica is too busy for."""
@@ -201,6 +214,18 @@ class Routes:
         load = self._loads.get(replica_id)
         return load.requests if load is not None else 0
 
+    def drained(self, replica_id: str) -> bool:
+        """Whether nothing is in flight at a replica, and nothing will be: it is in no table any more."""
+        return not self.in_flight(replica_id) and not _holds(self._table, replica_id)
+
     @property
     def total_in_flight(self) -> int:
         return sum(load.requests for load in self._loads.values())
+
+
+def _nobody_hears() -> None:
+    """Nobody loads models on request."""
+
+
+def _holds(table: RouteTable, replica_id: str) -> bool:
+    return any(replica.id == replica_id for route in table.models.values() for replica in route.replicas)

@@ -27,7 +27,6 @@ from gateway.api.protocol import request_id, send_error
 from gateway.calibration.calibrator import Calibrator
 from gateway.catalog.download import download
 from gateway.catalog.hub import Hub
-from gateway.controller.host_choice import choose_host
 from gateway.controller.launcher import Launcher
 from gateway.controller.loop import Loop
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
@@ -42,6 +41,7 @@ from gateway.profiles import Profiles
 from gateway.routing.routes import Routes
 from gateway.serve.admin import bench_routes, calibration_routes, docs, fact_routes, key_routes, model_routes
 from gateway.serve.admin.scopes import Scopes
+from gateway.serve.host_choice import choose_host
 from gateway.serve.metrics import gauges
 from gateway.serve.metrics.access_log import AccessLog, AdminRequest
 from gateway.serve.metrics.counters import Metrics
@@ -185,13 +185,14 @@ def create_app(
         images = allowed if chosen.kind != "process" else None
         planner = MachinePlanner(settings.data, planning, watch, inquirer, profiles, images)
         launcher = Launcher(settings, chosen, profiles.of, partial(download, hub))
-        loop = Loop(store, planner, launcher, watch, lambda: profiles.signatures, routes)
+        ended = partial(gauges.requests_ended, metrics, workers)
+        loop = Loop(store, planner, launcher, watch, lambda: profiles.signatures, routes, ended)
         await asyncio.to_thread(loop.load)
         watch.start(profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake))
         app.state.settings, app.state.store, app.state.profiles, app.state.loop = settings, store, profiles, loop
         running = asyncio.create_task(loop.run())
         running.add_done_callback(gateway.loop_ended)
-        tuner = app.state.tuner = Tuner(loop, store, settings, partial(gauges.requests_ended, metrics, workers), profiles.of)
+        tuner = app.state.tuner = Tuner(loop, store, settings, ended, profiles.of)
         if workers is not None:
             workers.start()
         try:

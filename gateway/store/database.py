@@ -23,7 +23,7 @@ from typing import Any
 
 from gateway.errors import StoreError
 
-VERSION = 8
+VERSION = 9
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE models (
@@ -53,10 +53,12 @@ CREATE TABLE benches (
 ) STRICT;
 CREATE INDEX benches_of ON benches (model, id)
 """
+# stopped: by its owner. used_at: when it was last asked, as far as it was noted; no more often than every minute.
+_RESIDENCE = "ALTER TABLE models ADD COLUMN stopped INTEGER NOT NULL DEFAULT 0; ALTER TABLE models ADD COLUMN used_at REAL NOT NULL DEFAULT 0"
 # What the engine showed that it does for apps.
 _ABILITIES = "ALTER TABLE attempts ADD COLUMN abilities TEXT"
 _SEALED = {
-    "models": "name, wish, created_at, deleting, forgiven_at, generation, change",
+    "models": "name, wish, created_at, deleting, forgiven_at, generation, change, stopped, used_at",
     "attempts": "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities, generation",
     "facts": "id, fact, attempt, learned_at",
     "keys": "name, digest, may, created_at",
@@ -92,6 +94,7 @@ _UPGRADES = {
     5: _COMMITS,
     6: _ABILITIES,
     7: _CHANGES,
+    8: _RESIDENCE,
 }
 # Free bytes without which the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
@@ -185,7 +188,7 @@ class Database:
         self.connection.create_function("seal_of", -1, _seal_of, deterministic=True)
         if version == 0:
             with self._transaction() as db:
-                self._all(_SCHEMA + _KEYS + ";".join((_SEALS, _BENCHES, _ABILITIES, _CHANGES)))
+                self._all(_SCHEMA + _KEYS + ";".join((_SEALS, _BENCHES, _ABILITIES, _CHANGES, _RESIDENCE)))
                 db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
                 db.execute(f"PRAGMA user_version={VERSION}")
         for older in range(version or VERSION, VERSION):

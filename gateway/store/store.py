@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -76,6 +76,22 @@ class Store:
             query = "UPDATE models SET wish=?, generation=?, change=? WHERE name=? AND deleting=0"
             if db.execute(query, (*texts, wish.name)).rowcount == 0:
                 raise NotFound(f"There is no model {wish.name}.", hint="`fitserve ps` lists the models.")
+
+    def residences(self) -> dict[str, tuple[bool, float]]:
+        """(stopped by its owner, last used) of every model."""
+        rows = self._database.rows("SELECT name, stopped, used_at FROM models")
+        return {name: (bool(stopped), used_at) for name, stopped, used_at in rows}
+
+    def set_stopped(self, name: str, *, stopped: bool) -> None:
+        """Raises NotFound."""
+        with self._database.change() as db:
+            if db.execute("UPDATE models SET stopped=? WHERE name=?", (int(stopped), name)).rowcount == 0:
+                raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
+
+    def used(self, at: Mapping[str, float]) -> None:
+        """When models were last asked, in Unix seconds."""
+        with self._database.change() as db:
+            db.executemany("UPDATE models SET used_at=? WHERE name=?", [(when, name) for name, when in at.items()])
 
     def add_model(self, wish: Wish, now: float) -> None:
         """Raises Conflict when the name is taken."""

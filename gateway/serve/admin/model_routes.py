@@ -99,6 +99,8 @@ class ModelView(Value):
     state: str
     detail: str
     created_at: float
+    used_at: float | None = Field(None, description="when it was last asked, in Unix seconds")
+    keep_alive: float | None = Field(None, description="how long it stays loaded without a request, in seconds; -1: for ever")
     wish: Wish
     replicas: tuple[ReplicaView, ...]
     plan: Plan | None = None
@@ -250,6 +252,18 @@ async def retry_model(request: Request, name: str) -> Any:
     return await _shown(request, await request.app.state.loop.retry(name), 202)
 
 
+@router.post("/models/{name:path}/stop", status_code=202)
+async def stop_model(request: Request, name: str) -> Any:
+    """End its engines once they have answered what they work on, and load it no more, also after a restart, until it is started."""
+    return await _shown(request, await request.app.state.loop.stop(name), 202)
+
+
+@router.post("/models/{name:path}/start", status_code=202)
+async def start_model(request: Request, name: str) -> Any:
+    """Load a model again that was stopped."""
+    return await _shown(request, await request.app.state.loop.start(name), 202)
+
+
 @router.post("/plan", response_model=Decision)
 async def make_plan(request: Request, body: PlanRequest) -> Response:
     """What would be done for this model, on this machine or on a snapshot. Nothing is started."""
@@ -298,6 +312,8 @@ async def _view(request: Request, model: ManagedModel, *, full: bool) -> ModelVi
         state=state,
         detail=detail,
         created_at=model.created_at,
+        used_at=model.used_at or None,
+        keep_alive=request.app.state.loop.residents.keep_alive_s(model) if model.replicas else None,
         wish=model.wish,
         replicas=tuple(_replica(replica) for replica in model.replicas),
         plan=_plan(model, live) if live and full else None,

@@ -38,6 +38,8 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("GET", "/admin/models/{name:path}/bench"): "read",
     ("POST", "/admin/models/{name:path}/bench"): "admin",
     ("POST", "/admin/models/{name:path}/retry"): "admin",
+    ("POST", "/admin/models/{name:path}/start"): "admin",
+    ("POST", "/admin/models/{name:path}/stop"): "admin",
     ("PATCH", "/admin/models/{name:path}"): "admin",
     ("DELETE", "/admin/models/{name:path}"): "admin",
     ("POST", "/admin/plan"): "admin",

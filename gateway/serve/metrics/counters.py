@@ -79,6 +79,12 @@ METRICS: tuple[Metric, ...] = (
         ("model", "kind"),
         "Starts that failed, by what ended them (docs/reliability.md).",
     ),
+    Metric(
+        "fitserve_unloads_total",
+        "counter",
+        ("model", "why"),
+        "How often a model left; why: idle (beyond its keep_alive), room (for another model), owner (stopped).",
+    ),
     Metric("fitserve_facts", "gauge", ("kind",), "Facts that were learned."),
     Metric("fitserve_gpu_planned_bytes", "gauge", ("gpu",), "Memory that engines may take of a GPU, by their plans."),
     Metric("fitserve_loop_age_seconds", "gauge", (), "Since the loop last looked at the world."),

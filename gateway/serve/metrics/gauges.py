@@ -114,6 +114,8 @@ def _models(loop: Loop, plane: DataPlane) -> Iterator[Sample]:
                 planned.update(dict.fromkeys(replica.attempt.plan.gpus, replica.attempt.plan.memory.budget_bytes))
     for gpu, size in planned.items():
         yield "fitserve_gpu_planned_bytes", (gpu,), size
+    for labels, count in loop.residents.unloads.items():
+        yield "fitserve_unloads_total", labels, count
     yield "fitserve_loop_age_seconds", (), round(time.monotonic() - loop.last_pass, 3)
     yield "fitserve_connections", (), len(plane.connections)
 

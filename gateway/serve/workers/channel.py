@@ -5,7 +5,7 @@ Begin                control   first: how to serve, and the tables in force; the
 RouteTableMessage    control   the routes have changed
 KeyTableMessage      control   the keys have changed
 Elsewhere            control   twice a second, where it has changed: what the other workers have in flight
-Report               worker    twice a second
+Report               worker    twice a second, and at once for a new table of routes and for the first request that waits for a model
 
 Each is a whole value that replaces the one before. What is not one of these is an error (msgspec checks the types): then the two are
 not of the same version, and the worker is started again.
@@ -71,10 +71,13 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """`loads` by replica id; `samples`: all metrics of the worker; None: as before."""
+    """`loads` by replica id; `samples`: all metrics of the worker; None: as before. `tables`: how many tables of routes it has taken over.
+    `waiting`: for which models requests wait, and how many seconds the oldest has waited."""
 
     loads: dict[str, ReplicaLoad]
     samples: tuple[Sample, ...] | None
+    tables: int = 0
+    waiting: dict[str, float] = {}
 
 
 ToWorker = Begin | RouteTableMessage | KeyTableMessage | Elsewhere

@@ -38,6 +38,8 @@ from gateway.serve.workers.channel import (
     Channel,
     Elsewhere,
     ReplicaLoad,
+    Report,
+    RouteTableMessage,
     ToWorker,
     keys_of,
     table_of,
@@ -70,6 +72,9 @@ class _Worker:
     loads: dict[str, ReplicaLoad] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     elsewhere: dict[str, int] | None = None  # as it was told
+    told: int = 0  # tables of routes
+    tables: int = 0  # that it has taken over
+    waiting: dict[str, float] = field(default_factory=dict)  # by model, since when, of the clock of this process
 
 
 class PublishedRoutes(Routes):
@@ -90,6 +95,15 @@ class PublishedRoutes(Routes):
 
     def silent_s(self, replica_id: str) -> float | None:
         return self._workers.silent_s(replica_id)
+
+    def in_flight(self, replica_id: str) -> int:
+        return self._workers.in_flight(replica_id)
+
+    def demand(self) -> dict[str, float]:
+        return self._workers.demand()
+
+    def drained(self, replica_id: str) -> bool:
+        return super().drained(replica_id) and self._workers.know_the_table
 
 
 class Workers:
@@ -157,8 +171,27 @@ class Workers:
         ]
         return min(silences, default=None)
 
+    def in_flight(self, replica_id: str) -> int:
+        """By the last reports."""
+        loads = (worker.loads.get(replica_id) for worker in self._running.values())
+        return sum(load.requests for load in loads if load is not None)
+
+    def demand(self) -> dict[str, float]:
+        """As `Routes.demand`, of all workers."""
+        now, found = time.monotonic(), dict[str, float]()
+        for worker in self._running.values():
+            for name, since in worker.waiting.items():
+                found[name] = max(found.get(name, 0.0), now - since)
+        return found
+
+    @property
+    def know_the_table(self) -> bool:
+        """Whether every worker has reported since it took over the last table of routes."""
+        return all(worker.tables == worker.told for worker in self._running.values())
+
     def tell(self, message: ToWorker) -> None:
         for worker in self._running.values():
+            worker.told += isinstance(message, RouteTableMessage)
             worker.channel.send(message)
 
     def drain(self) -> None:
@@ -249,6 +282,14 @@ class Workers:
                     return
                 worker.heard, worker.silent_looks, worker.loads = time.monotonic(), 0, report.loads
                 worker.samples = worker.samples if report.samples is None else report.samples
+                self._take(worker, report)
+
+    def _take(self, worker: _Worker, report: Report) -> None:
+        """Which tables it knows and what waits there."""
+        before, worker.tables = (worker.tables, worker.waiting.keys()), report.tables
+        worker.waiting = {name: worker.heard - waited_s for name, waited_s in report.waiting.items()}
+        if before[0] != worker.tables or worker.waiting.keys() - before[1]:
+            self.routes.demanded()
 
     async def _ended(self, worker: _Worker) -> int:
         """After the end of a worker: its streams have ended with it, its counts remain."""

@@ -99,17 +99,21 @@ class Worker:
         self.plane = DataPlane(self.routes, self.keys, begin.limits, self.metrics)
         self.plane.limiter = self.limiter
         self._index = index
+        self._tables = 0
         self._count_at = -math.inf
         self._take_keys(begin.keys)
 
     async def listen(self, channel: Channel) -> None:
         """Until the control process is gone."""
         reporting = Supervised(partial(self._report, channel), "reports to the control process", worker=self._index)
+        self.routes.demanded = partial(self._tell, channel)
         try:
             while True:
                 match await channel.to_worker():
                     case RouteTableMessage() as table:
                         self.routes.table = _table(table)
+                        self._tables += 1
+                        self._tell(channel)
                     case KeyTableMessage() as keys:
                         self._take_keys(keys)
                     case Elsewhere(in_flight):
@@ -134,8 +138,11 @@ class Worker:
                 samples = tuple(self._samples())
                 # With very many series, less often, so that counting takes a hundredth of the time.
                 self._count_at = time.monotonic() + 100 * (time.monotonic() - began) - REPORT_S
-            channel.send(Report(self.routes.loads(), samples))
+            self._tell(channel, samples)
         return REPORT_S
+
+    def _tell(self, channel: Channel, samples: tuple[Sample, ...] | None = None) -> None:
+        channel.send(Report(self.routes.loads(), samples, self._tables, self.routes.demand()))
 
     def _samples(self) -> Iterator[Sample]:
         yield from self.metrics.samples()

@@ -178,10 +178,10 @@ async def test_a_model_whose_route_cannot_be_made_has_none_and_the_others_have_t
 ) -> None:
     broken = [True]
 
-    def raising(model: Any, urls: Any) -> Any:
+    def raising(model: Any, urls: Any, load_wait_s: float) -> Any:
         if broken and model.wish.name == "bad":
             raise SurprisingError("no route")
-        return route(model, urls)
+        return route(model, urls, load_wait_s)
 
     monkeypatch.setattr("gateway.controller.fleet.route", raising)
     async with running(tmp_path, healthy) as gateway:

@@ -9,6 +9,7 @@ from gateway.core.reconcile import (
     Publish,
     ReplicaSnapshot,
     Rest,
+    Retire,
     Stop,
     Verify,
     backoff,
@@ -174,3 +175,23 @@ def test_removal_stops_what_runs() -> None:
     ready = attempt(state="ready")
     assert act(wanted=False, attempt=ready, instance=instance(ready)) == Stop("m-r0-a1")
     assert act(wanted=False, attempt=ready) == Rest("stopping")
+
+
+def test_who_leaves_finishes_what_it_answers_and_stops() -> None:
+    ready = attempt(state="ready", ready_at=NOW - 5)
+    leaves = {"attempt": ready, "instance": instance(ready), "leaving": "it makes room for x"}
+    assert act(**leaves) == Rest("stopping", "it makes room for x; what it answers is finished first")
+    assert act(**leaves, drained=True) == Retire(ready)
+    # Nobody waits for what has not served yet.
+    one = attempt()
+    assert act(attempt=one, instance=instance(one), leaving="stopped", busy=True) == Retire(one)
+    # An engine that dies meanwhile has failed like any other.
+    assert isinstance(act(**{**leaves, "instance": None}), Fail)
+
+
+def test_who_is_held_back_is_not_planned_but_says_why_it_failed_before() -> None:
+    assert act(hold="it is loaded when it is asked") == Rest("stopped", "it is loaded when it is asked")
+    assert act(hold="it waits for its turn", asked=True) == Rest("starting", "it waits for its turn")
+    assert act(hold="x", blocked="needs 40 GiB") == Rest("stopped", "x")
+    quarantined = act(hold="x", history=tuple(failed(number, "oom") for number in range(1, 6)))
+    assert quarantined.state == "quarantined"

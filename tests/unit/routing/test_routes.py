@@ -412,3 +412,51 @@ def test_whatever_happens_nobody_is_lost_and_no_replica_has_more_than_it_takes(e
 
     asyncio.run(run())
     assert all(waiter.error is None for waiter in came)
+
+
+class Waits:
+    """A request that waits, and does nothing else."""
+
+    avoid: str | None = None
+
+    def __init__(self) -> None:
+        self.call = Call("chat", "m")
+
+    def go(self, replica: RoutedReplica) -> None: ...
+
+    def give_up(self, error: FitserveError) -> None: ...
+
+
+def test_the_first_request_that_waits_for_an_unrouted_model_is_told_once() -> None:
+    told: list[str] = []
+
+    async def wait() -> None:
+        routes = Routes(RouteTable({"m": dataclasses.replace(route(state="stopped"), wait_s=9)}))
+        routes.demanded = lambda: told.extend(routes.demand())
+        first, second = Waits(), Waits()
+        for one in (first, second):
+            assert routes.pick(routes.table.models["m"], one.call) is None
+            routes.wait(one)
+        assert told == ["m"]
+        assert list(routes.demand()) == ["m"]
+        routes.forget(first)
+        assert list(routes.demand()) == ["m"]
+        # A client that leaves is forgotten.
+        routes.forget(second)
+        assert not routes.demand()
+        # Who waits for a place at an engine that serves asks for nothing to be loaded.
+        routes.table = RouteTable({"m": route(dataclasses.replace(A, capacity=0))})
+        routes.wait(first)
+        assert told == ["m"]
+
+    asyncio.run(wait())
+
+
+def test_a_replica_is_drained_once_no_table_has_it_and_nothing_is_in_flight() -> None:
+    routes = Routes(RouteTable({"m": route(A)}))
+    assert not routes.drained("a")
+    routes.begin(A)
+    routes.table = RouteTable({"m": route()})
+    assert not routes.drained("a")
+    routes.end(A)
+    assert routes.drained("a")

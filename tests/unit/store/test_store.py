@@ -160,7 +160,9 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
 
 
 def without_changes(db: sqlite3.Connection) -> None:
-    for table, column in (("models", "generation"), ("models", "change"), ("attempts", "generation")):
+    """As it was before changes in place, and before models were loaded on request."""
+    columns = (("models", "generation"), ("models", "change"), ("attempts", "generation"))
+    for table, column in (*columns, ("models", "stopped"), ("models", "used_at")):
         db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.controller.host_choice import choose_host
 from gateway.domain.image_name import AllowedImages
 from gateway.errors import HostError
+from gateway.serve.host_choice import choose_host
 from gateway.settings import Settings
 
 

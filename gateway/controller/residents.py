@@ -1,0 +1,158 @@
+"""Who is asked, who is idle, who waits, before each pass of the loop; and with that who leaves and who is held back (gateway/core/residence.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
+
+from gateway.controller.fleet import Fleet
+from gateway.controller.managed_model import ManagedModel
+from gateway.core.residence import LEAST_S, MOST_DRAIN_S, Resident, State, Why, decide, loadable, may_leave, warm_order
+from gateway.domain import Instance
+from gateway.errors import StoreError
+from gateway.routing.routes import Routes
+from gateway.settings import Settings
+from gateway.store.store import Store
+
+log = structlog.get_logger("fitserve.loop")
+
+# Between two looks at how many requests have ended while nobody waits, and between two notes on the disk of when a model was last asked.
+_COUNT_S, _NOTE_S = 1.0, 60.0
+
+
+class Residents:
+    """`unloads`: how often models left, by why. `ended`: how many requests of each model have ended so far."""
+
+    def __init__(
+        self, fleet: Fleet, routes: Routes, store: Store, settings: Settings, ended: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self.unloads: Counter[tuple[str, Why]] = Counter()
+        self._fleet = fleet
+        self._routes = routes
+        self._store = store
+        self._settings = settings
+        self._ended = ended
+        self._counts: Mapping[str, float] | None = None
+        self._counted_at = self._noted_at = 0.0
+        self._noted: dict[str, float] = {}
+        self._order: dict[str, tuple[bool, int, float]] = {}
+
+    async def look(self, instances: Iterable[Instance]) -> None:
+        """Decides for all models. Raises StoreError."""
+        now, demand = time.time(), self._routes.demand()
+        running = {instance.model for instance in instances}
+        models = [model for model in self._fleet.models.values() if model.replicas]
+        self._note_use(models, now, asked=bool(demand))
+        self._fleet.may_leave = may_leave(self._residents(models, demand, running), now)
+        for model in models:
+            self._hear(model, asked=model.wish.name in demand)
+        residents = self._residents(models, demand, running)
+        moves = decide(residents, now)
+        for model, one in ((self._fleet.models[one.name], one) for one in residents):
+            told = moves.leave.get(one.name)
+            if told is not None and model.leaving is None:
+                model.leaving, model.leaving_since = told, now
+                self.unloads[one.name, told.why] += 1
+                log.info("leaves", model=one.name, why=told.words)
+            model.hold = moves.hold.get(one.name, "")
+            asked_for = model.on_request or one.keep_alive_s >= 0 or one.gave_way or not one.room
+            model.on_request = (asked_for or one.name in moves.hold or told is not None) and loadable(residents, one)
+        self._order = {one.name: warm_order(one) for one in residents}
+        await self._keep(models)
+
+    def in_order(self) -> list[ManagedModel]:
+        """All models, those first that are planned first where several may be loaded."""
+        last = (True, 101, 0.0)
+        return sorted(self._fleet.models.values(), key=lambda model: self._order.get(model.wish.name, last))
+
+    def _hear(self, model: ManagedModel, *, asked: bool) -> None:
+        """Whether requests wait. That others leave is planned with only for a model that is asked, and anew where they do not after a while."""
+        stops = model.needs
+        idle = not any(self._fleet.models[name].leaving for name in stops if name in self._fleet.models)
+        old = any(time.monotonic() - one.blocked_at > LEAST_S for one in model.replicas)
+        wanted = asked or model.wish.policy.pinned
+        # Somebody could leave now who could not when it was planned.
+        more = wanted and not stops and bool(set(self._fleet.may_leave) - model.offered)
+        if (asked and not model.asked) or more or (stops and idle and (old or not wanted)):
+            for replica in model.replicas:
+                replica.blocked, replica.takes = None, ()
+        model.asked = asked
+
+    def keep_alive_s(self, model: ManagedModel) -> float:
+        own = model.wish.policy.keep_alive
+        return self._settings.keep_alive if own is None else own
+
+    def drained(self, model: ManagedModel, instance: str) -> bool:
+        """Whether an engine that leaves has answered everything, or has had its time."""
+        return self._routes.drained(instance) or time.time() - model.leaving_since > MOST_DRAIN_S
+
+    def _residents(self, models: Iterable[ManagedModel], demand: Mapping[str, float], running: set[str]) -> list[Resident]:
+        return [one for model in models if (one := self._resident(model, demand, running)) is not None]
+
+    def _resident(self, model: ManagedModel, demand: Mapping[str, float], running: set[str]) -> Resident | None:
+        name, live = model.wish.name, [one.attempt for one in model.replicas if one.attempt is not None]
+        engines = bool(live) or name in running or any(one.busy for one in model.replicas)
+        if model.leaving is not None and not engines:
+            model.leaving, model.gave_way = None, True
+            self._fleet.unblock()
+        if model.deleting:
+            return Resident(name, "leaves") if engines else None
+        ready = [one for one in live if one.ready_at is not None and one.state == "ready"]
+        state: State = "leaves" if model.leaving else "serves" if ready else "loads" if live or self._busy(model) else "out"
+        if state == "serves":
+            model.gave_way = False
+        policy = model.wish.policy
+        since = min((one.ready_at or 0.0 for one in ready), default=model.out_since)
+        return Resident(
+            name,
+            state,
+            since=since,
+            stopped=model.stopped,
+            keep_alive_s=self.keep_alive_s(model),
+            pinned=policy.pinned,
+            priority=policy.priority,
+            used_at=model.used_at or model.created_at,
+            load_s=max(((one.ready_at or 0.0) - one.started_at for one in ready), default=0.0),
+            requests=sum(self._routes.in_flight(one.instance_name) for one in live),
+            waited_s=demand.get(name),
+            room=any(one.blocked is None for one in model.replicas),
+            needs=model.needs,
+            promised=any(one.takes for one in model.replicas),
+            able=not all(one.shown.state in ("quarantined", "backing_off") for one in model.replicas),
+            gave_way=model.gave_way,
+            new=not any(one.history for one in model.replicas),
+        )
+
+    @staticmethod
+    def _busy(model: ManagedModel) -> bool:
+        return any(one.busy for one in model.replicas)
+
+    def _note_use(self, models: Iterable[ManagedModel], now: float, *, asked: bool) -> None:
+        """A model is used while a request is in flight, and when one has ended since the last look."""
+        for model in models:
+            if any(self._routes.in_flight(one.attempt.instance_name) for one in model.replicas if one.attempt is not None):
+                model.used_at = now
+        if time.monotonic() - self._counted_at < _COUNT_S and not asked:
+            return
+        before, self._counts, self._counted_at = self._counts, self._ended(), time.monotonic()
+        for model in models:
+            name = model.wish.name
+            if before is not None and self._counts.get(name, 0.0) > before.get(name, 0.0):
+                model.used_at = now
+
+    async def _keep(self, models: Iterable[ManagedModel]) -> None:
+        """On the disk, now and then."""
+        if time.monotonic() - self._noted_at < _NOTE_S or self._store.problem is not None:
+            return
+        self._noted_at = time.monotonic()
+        fresh = {one.wish.name: one.used_at for one in models if one.used_at > self._noted.get(one.wish.name, 0.0)}
+        if fresh:
+            self._noted |= fresh
+            try:
+                await asyncio.to_thread(self._store.used, fresh)
+            except StoreError as error:
+                log.warning("when models were last asked could not be noted", error=str(error))

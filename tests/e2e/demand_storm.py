@@ -1,0 +1,199 @@
+"""More models than memory under clients that ask for any of them, with the gateway killed in the middle: who waits how long, and who leaves how often.
+
+`python -m tests.e2e.demand_storm --seconds 600` prints what docs/on-demand.md quotes, and ends with 1 where a request failed, waited for longer than the bound, or a
+model left before its residence was over.
+
+Everything is real but the engines and their GPU: tests/support/memory_engine.py takes memory as vLLM does, of a GPU that exists in a folder only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from gateway.core.residence import LEAST_S, MOST_S
+from tests.e2e.boot_storm import BootStorm, say
+from tests.e2e.conftest import wait_for
+from tests.e2e.scripted import engines
+from tests.support.makers import LLAMA_8B
+from tests.support.patience import HANG_S
+
+MODELS, PLACES, CLIENTS = 5, 2, 8
+# Of this size two fit into 80 GiB, and not three, with whatever context.
+LARGE = {**LLAMA_8B, "num_hidden_layers": 60}
+_LEFT = re.compile(r'^fitserve_unloads_total\{model="[^"]*",why="room"\} (\d+)', re.MULTILINE)
+
+
+@dataclass
+class Heard:
+    """What the clients saw. cut: broken by a kill of the gateway."""
+
+    answered: int = 0
+    cut: int = 0
+    failed: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
+    by_model: Counter[str] = field(default_factory=Counter)
+
+
+class DemandStorm(BootStorm):
+    """`folder` keeps everything."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        super().__init__(folder, MODELS, 1)
+        (self.source / "config.json").write_text(json.dumps(LARGE))
+        self.heard = Heard()
+        self.left = 0
+        self.slowest_load_s = 0.0
+        self._chance = chance
+        self._over = threading.Event()
+        self._killed = threading.Event()
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        self.gateway.start()
+        for name in self.names:
+            self.add(name, replicas=1, max_context=8192, policy={"keep_alive": "10m"})
+
+    def run(self, seconds: float) -> None:
+        clients = [threading.Thread(target=self._ask, args=(random.Random(self._chance.random()),)) for _ in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        try:
+            time.sleep(seconds / 2)
+            self._count()
+            self._killed.set()
+            self.gateway.kill()
+            self.gateway.start()
+            self._killed.clear()
+            time.sleep(seconds / 2)
+            self._count()
+        finally:
+            self._over.set()
+            for client in clients:
+                client.join(4 * HANG_S)
+        assert not any(client.is_alive() for client in clients), "a client hangs"
+
+    def _ask(self, chance: random.Random) -> None:
+        """One request after the other."""
+        with httpx.Client(base_url=self.gateway.url, trust_env=False, timeout=4 * HANG_S) as client:
+            while not self._over.is_set():
+                name, streams = chance.choice(self.names), chance.random() < 0.5
+                body = {"model": name, "prompt": "hi", "max_tokens": chance.randint(1, 50), "stream": streams}
+                began, why = time.monotonic(), ""
+                try:
+                    answer = client.post("/v1/completions", json=body)
+                    if answer.status_code != 200 or (streams and not answer.text.endswith("data: [DONE]\n\n")):
+                        why = f"{name}: {answer.status_code} {answer.text[-300:]}"
+                except httpx.HTTPError as error:
+                    why = "" if self._gateway_dies() else f"{name}: {error!r}"
+                    with self._lock:
+                        self.heard.cut += not why
+                    if not why:
+                        continue
+                with self._lock:
+                    if why:
+                        self.heard.failed.append(why)
+                    else:
+                        self.heard.answered += 1
+                        self.heard.by_model[name] += 1
+                        self.heard.slowest_s = max(self.heard.slowest_s, time.monotonic() - began)
+                time.sleep(chance.uniform(0, 0.2))
+
+    def _gateway_dies(self) -> bool:
+        """Whether the gateway was killed; then once it answers again."""
+        if not self._killed.wait(0.2):
+            return False
+        wait_for("the gateway is back", lambda: not self._killed.is_set())
+        return True
+
+    def _count(self) -> None:
+        """Before the counters of this gateway are gone."""
+        text = self.gateway.client.get("/metrics").text
+        self.left += sum(int(count) for count in _LEFT.findall(text))
+        for name in self.names:
+            for attempt in self.gateway.show(name)["attempts"]:
+                if attempt["ready_at"]:
+                    self.slowest_load_s = max(self.slowest_load_s, attempt["ready_at"] - attempt["started_at"])
+
+    def problems(self, seconds: float) -> list[str]:
+        """What must not be: by what was measured of the loads, so that a slow machine is allowed more time."""
+        residence_s = min(MOST_S, max(LEAST_S, self.slowest_load_s))
+        bound_s = MODELS * (residence_s + 2 * self.slowest_load_s)
+        most = PLACES * (seconds / LEAST_S + 2)
+        found = [f"failed: {why}" for why in self.heard.failed[:5]]
+        if self.heard.slowest_s > bound_s:
+            found.append(f"a request waited {self.heard.slowest_s:.1f} s, and the bound is {bound_s:.1f} s")
+        if self.left > most:
+            found.append(f"{self.left} models left for another one, and {most:.0f} could have had their residence")
+        if len(self.heard.by_model) < MODELS:
+            found.append(f"only {sorted(self.heard.by_model)} were answered")
+        return found
+
+    def figures(self, seconds: float) -> dict[str, object]:
+        heard = self.heard
+        return {
+            "seconds": round(seconds),
+            "answered": heard.answered,
+            "failed": len(heard.failed),
+            "cut by the kill": heard.cut,
+            "slowest request s": round(heard.slowest_s, 1),
+            "slowest load s": round(self.slowest_load_s, 1),
+            "left for another": self.left,
+            "by model": dict(sorted(heard.by_model.items())),
+        }
+
+    def end(self) -> None:
+        """Leave nothing running, whatever is wrong with it."""
+        self._over.set()
+        with contextlib.suppress(Exception):
+            self.gateway.close()
+        for pids in engines(self.gateway).values():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1)
+    asked = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="demand-storm-"))
+    storm = DemandStorm(folder, random.Random(asked.seed))
+    storm.gateway.environment["FITSERVE_WORKERS"] = str(asked.workers)
+    began = time.monotonic()
+    try:
+        storm.begin()
+        storm.run(asked.seconds)
+    finally:
+        storm.end()
+    seconds = time.monotonic() - began
+    problems = storm.problems(seconds)
+    say(json.dumps(storm.figures(seconds)))
+    for problem in problems:
+        say(problem)
+    if problems:
+        say(f"kept: {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

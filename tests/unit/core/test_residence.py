@@ -1,0 +1,168 @@
+"""Who is loaded, who stays, who gives way: the table of gateway/core/residence.py, and what holds whatever the models are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.residence import LEAST_S, MOST_S, Leave, Moves, Resident, decide, loadable, may_leave, warm_order
+
+NOW = 10_000.0
+
+
+def out(name: str, **fields: Any) -> Resident:
+    return Resident(name, "out", **{"since": NOW - 1000, **fields})
+
+
+def serves(name: str, **fields: Any) -> Resident:
+    return Resident(name, "serves", **{"since": NOW - 1000, "used_at": NOW - 10, **fields})
+
+
+def moves(*residents: Resident) -> Moves:
+    return decide(residents, NOW)
+
+
+def test_what_nobody_limits_stays_and_what_is_out_loads() -> None:
+    assert moves(serves("a"), out("b")) == Moves()
+
+
+def test_who_is_idle_for_longer_than_its_keep_alive_leaves() -> None:
+    assert moves(serves("a", keep_alive_s=11)) == Moves()
+    assert moves(serves("a", keep_alive_s=10)).leave == {"a": Leave("idle", "it was not asked for 10s")}
+    for field in ({"requests": 1}, {"waited_s": 0.1}, {"pinned": True}, {"since": NOW - 9}):
+        assert moves(serves("a", **{"keep_alive_s": 10, **field})) == Moves()
+    assert moves(serves("a", keep_alive_s=0)).leave
+
+
+def test_who_was_stopped_leaves_and_rests_though_it_is_asked() -> None:
+    assert moves(serves("a", stopped=True, pinned=True)).leave["a"].why == "owner"
+    assert moves(Resident("a", "loads", stopped=True)).leave["a"].why == "owner"
+    assert moves(out("a", stopped=True, waited_s=5)) == Moves(hold={"a": "stopped by its owner"})
+
+
+def test_without_a_request_it_loads_only_where_it_is_to_be_kept() -> None:
+    assert not moves(out("a", keep_alive_s=60, used_at=NOW - 59)).hold
+    assert moves(out("a", keep_alive_s=60, used_at=NOW - 60)).hold
+    assert moves(out("a", keep_alive_s=60, used_at=NOW - 1, gave_way=True)).hold
+    assert not moves(out("a", keep_alive_s=-1, gave_way=True)).hold
+    assert not moves(out("a", keep_alive_s=0, new=True)).hold
+
+
+def test_for_who_is_asked_and_has_no_room_those_leave_that_its_plan_needs() -> None:
+    asking = out("x", waited_s=1, room=False, needs=("a", "b"), promised=True)
+    a, b, c = (serves(name) for name in "abc")
+    assert moves(asking, a, b, c).leave == dict.fromkeys("ab", Leave("room", "it makes room for x"))
+    assert moves(asking, a, b, c).hold == {"x": "it waits for a, b to leave"}
+    # With room nobody leaves, and for what others give without leaving neither.
+    assert moves(out("x", waited_s=1), a, b) == Moves()
+    assert moves(out("x", waited_s=1, room=False, promised=True), a, b) == Moves()
+
+
+def test_who_leaves_has_had_its_residence() -> None:
+    asking = out("x", waited_s=1, room=False, needs=("a",), promised=True)
+    assert moves(asking, serves("a", requests=3)).leave
+    assert not moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).leave
+    assert moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).hold
+    # What took long to load stays as long.
+    assert not moves(asking, serves("a", since=NOW - 19, load_s=20)).leave
+    assert moves(asking, serves("a", since=NOW - 20, load_s=20)).leave
+    assert moves(asking, serves("a", since=NOW - MOST_S, load_s=900)).leave
+
+
+def test_the_order_in_which_models_are_asked_to_leave() -> None:
+    some = [
+        serves("busy", requests=1, priority=-5),
+        serves("young", since=NOW - 1),
+        serves("new", used_at=NOW - 1),
+        serves("old", used_at=NOW - 99),
+        serves("cheap", priority=-1),
+        serves("kept", pinned=True),
+        out("out"),
+    ]
+    assert may_leave(some, NOW) == ["cheap", "old", "new", "young", "busy"]
+
+
+def test_nobody_leaves_while_another_one_does() -> None:
+    found = moves(out("x", waited_s=1, room=False, needs=("a",)), serves("a"), Resident("b", "leaves"))
+    assert found == Moves(hold={"x": "it waits until another model has left, or may leave"})
+
+
+def test_the_turn_is_of_who_waits_longest_and_who_had_to_leave_is_behind() -> None:
+    first, second = out("b", waited_s=9), out("a", waited_s=3)
+    assert moves(second, first).hold == {"a": "it waits for its turn, after b"}
+    # Its oldest request has waited for longer, but it has just served.
+    assert moves(second, out("b", waited_s=9, since=NOW - 1)).hold == {"b": "it waits for its turn, after a"}
+    # Who could not be started anyway has no turn.
+    assert moves(second, out("b", waited_s=9, able=False)) == Moves()
+
+
+def test_what_nobody_asks_for_waits_for_those_that_are_asked() -> None:
+    assert moves(out("a", waited_s=1), out("b")).hold == {"b": "others load first"}
+
+
+def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
+    assert moves(out("p", pinned=True, room=False, needs=("a",)), serves("a")).leave["a"].words == "it makes room for p"
+    assert not moves(out("x", waited_s=1, room=False, needs=("p",)), serves("p", pinned=True)).leave
+
+
+def test_which_models_a_request_would_bring_back() -> None:
+    alone, asked = out("x", room=False), out("x", room=False, waited_s=1)
+    assert loadable([out("x")], out("x"))
+    assert loadable([alone, serves("a")], alone)
+    assert not loadable([alone, serves("a", pinned=True)], alone)
+    # It was planned with all that others could give, and found nothing.
+    assert not loadable([asked, serves("a")], asked)
+    assert loadable([asked, Resident("a", "loads")], asked)
+    assert not loadable([out("x", stopped=True)], out("x", stopped=True))
+
+
+def test_the_order_of_a_boot() -> None:
+    some = [out("old"), out("new", used_at=NOW), out("dear", priority=1), out("kept", pinned=True)]
+    assert [one.name for one in sorted(some, key=warm_order)] == ["kept", "dear", "new", "old"]
+
+
+residents = st.lists(
+    st.builds(
+        Resident,
+        st.sampled_from("abcdefgh"),
+        st.sampled_from(("out", "loads", "serves", "leaves")),
+        since=st.floats(0, NOW),
+        stopped=st.booleans(),
+        keep_alive_s=st.sampled_from((-1.0, 0.0, 60.0)),
+        pinned=st.booleans(),
+        priority=st.integers(-2, 2),
+        used_at=st.floats(0, NOW),
+        load_s=st.floats(0, 1000),
+        requests=st.integers(0, 3),
+        waited_s=st.none() | st.floats(0, 1000),
+        room=st.booleans(),
+        needs=st.lists(st.sampled_from("abcdefgh"), max_size=3, unique=True).map(tuple),
+        promised=st.booleans(),
+        able=st.booleans(),
+        gave_way=st.booleans(),
+        new=st.booleans(),
+    ),
+    max_size=8,
+    unique_by=lambda one: one.name,
+)
+
+
+@given(residents)
+def test_whatever_the_models_are(known: list[Resident]) -> None:
+    found, by_name = decide(known, NOW), {one.name: one for one in known}
+    assert set(found.hold) <= {one.name for one in known if one.state == "out"}
+    for name, leave in found.leave.items():
+        one = by_name[name]
+        assert one.state in ("serves", "loads")
+        assert leave.why == "owner" or not one.pinned
+        assert leave.why != "idle" or not one.asked
+        if leave.why == "room":
+            assert one.state == "serves"
+            assert NOW - one.since >= one.residence_s
+            assert any(name in other.needs and other.name in found.hold for other in known)
+    # One of those that are asked has its turn, or all of them say themselves why they cannot be loaded.
+    asked = [one for one in known if one.state == "out" and one.waited_s is not None and one.able and not one.stopped]
+    turns = [one for one in asked if not found.hold.get(one.name, "").startswith("it waits for its turn")]
+    assert bool(turns) == bool(asked) or any(one.pinned for one in known)
