@@ -40,6 +40,11 @@ _FUSED_TIMES = 13.3
 _GRAPH_OF_LAYER = round(0.017 * GIB)
 _CAPTURED_OF_LAYER = round(0.031 * GIB)
 _MOST_GRAPH_OF_LAYER = round(0.045 * GIB)
+# Sizes of batches that get a graph: _set_cudagraph_sizes in vllm/config/vllm.py of 0.18.0 to 0.33.0. Graphs of 16 layers took 0.45 GiB with all sizes
+# and 0.15 with the 19 of 64 requests (benchmarks/speed/results/vllm-0.26.0-h200-twice.jsonl, --max-num-seqs=64), which is less than their part; what
+# the first of them holds for all is counted as three more.
+_LARGEST_GRAPH = 512
+_FIRST_GRAPHS = 3
 # Bytes for each logit of the sampler's dummy run. The first runner samples with top-k and top-p, 3.7 copies in float32
 # (gpt-oss-20b); the second does neither (gemma-3-1b), and takes up to 27 once it warms up, which its budget does not know.
 _LOGIT = {1: 14.8, 2: 2.2}
@@ -125,7 +130,7 @@ def beside_bytes(
     if load.runner == 2 and spec.task == "generate":
         beside += _warm_bytes(spec, load)
     if load.graphs and (load.runner == 2 or not graphs_in_budget):
-        beside += _graph_layers(built) * _CAPTURED_OF_LAYER
+        beside += _graphs(built, load, _CAPTURED_OF_LAYER)
     return beside
 
 
@@ -143,8 +148,18 @@ def _warm_bytes(spec: ModelSpec, load: Workload) -> int:
     return _LOGIT_WARM * min(load.seqs, load.batched_tokens) * spec.vocab
 
 
-def _graph_layers(built: BuiltModel) -> int:
-    return sum(group.layers for group in built.attention if group.kind != "vision")
+def graph_sizes(seqs: int, query: int = 1) -> int:
+    """How many sizes of batches get a graph, where so many requests are computed at once."""
+    most = min(2 * seqs * query, _LARGEST_GRAPH)
+    small = sum(size <= most for size in (1, 2, 4))
+    return small + len(range(8, min(most + 1, 256), 8)) + len(range(256, most + 1, 16))
+
+
+def _graphs(built: BuiltModel, load: Workload, of_layer: int) -> int:
+    """Bytes of all graphs. of_layer: those of one layer in all sizes."""
+    layers = sum(group.layers for group in built.attention if group.kind != "vision")
+    part = (graph_sizes(load.seqs, load.query) + _FIRST_GRAPHS) / (graph_sizes(_LARGEST_GRAPH) + _FIRST_GRAPHS)
+    return round(layers * of_layer * part)
 
 
 def memory(
@@ -171,16 +186,15 @@ def memory(
         beside = _CONTEXT + (_NCCL if ranks > 1 else 0) + GIB // 4
         overhead += _fused_bytes(spec, load)
     overhead += position_bytes(spec, built, load.rank.dtype)
-    layers = _graph_layers(built)
     counted = graphs_in_budget and load.runner == 1
-    graph = layers * (_GRAPH_OF_LAYER if counted else _CAPTURED_OF_LAYER) if load.graphs else 0
+    graph = _graphs(built, load, _GRAPH_OF_LAYER if counted else _CAPTURED_OF_LAYER) if load.graphs else 0
     used = weights_bytes + activation + overhead + (graph if counted else 0)
     grows = cache.bytes_for(1, load.batched_tokens) > 0
     kv = max(0, budget_bytes - used) if grows else 0
     unsure = 0 if built.known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
     warm = _warm_bytes(spec, load) if spec.task == "generate" else 0
     most = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
-    most += layers * _MOST_GRAPH_OF_LAYER if load.graphs else 0
+    most += _graphs(built, load, _MOST_GRAPH_OF_LAYER) if load.graphs else 0
     return Memory(
         gpu_bytes=device_bytes,
         budget_bytes=budget_bytes,

@@ -9,7 +9,7 @@ from gateway.core.model.rank import Rank
 
 @dataclass(frozen=True)
 class Workload:
-    """`runner`: the 1st or 2nd model runner of vLLM."""
+    """`runner`: the 1st or 2nd model runner of vLLM. query: tokens of a request in one step of decoding, with those that are drafted."""
 
     device: str
     rank: Rank
@@ -17,3 +17,4 @@ class Workload:
     seqs: int
     graphs: bool
     runner: int = 1
+    query: int = 1

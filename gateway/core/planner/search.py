@@ -43,7 +43,9 @@ from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.speculation import Speculation
 from gateway.core.speculative.speculative import Target, left_out, speculate
 from gateway.core.speed.correction import measured
+from gateway.core.speed.expectation import READ, WRITTEN
 from gateway.core.speed.machine import machine_of
+from gateway.core.speed.objective import concurrency
 from gateway.core.variables import STAGES
 from gateway.domain import (
     AttentionGroup,
@@ -127,6 +129,8 @@ class Search:
         reached: dict[Variant, int] = {}  # tokens of context that a plan with fewer changes has
         wanted, seen = wanted_context(given.spec, given.wish, self.canonical), set(variants)
         held: deque[Variant] = deque()
+        # Where many are to be served, memory for half of them is worth a look at what gives it.
+        many = concurrency(given.wish) * (READ + WRITTEN) // 2 if given.wish.goal == "throughput" else 0
         enough = False  # a layout holds the wanted context as it is
         for _ in range(_MOST_VARIANTS):
             if not variants and not enough:
@@ -140,12 +144,14 @@ class Search:
                 if self._known_way(variant, plan.kernels, plan.attention):
                     continue
                 context = plan.max_model_len.value
-                if context > reached.get(variant, 0):  # else what it gives up is for nothing
+                reach = plan.memory.kv_tokens if many else context
+                crowded = bool(plan.memory.kv_bytes_per_token) and plan.memory.kv_tokens < many
+                if reach > reached.get(variant, 0):  # else what it gives up is for nothing
                     self._take(plan)
-                enough |= context >= wanted and not plan.halved and not variant.conservative
-                changed += lengthened(variant, context, wanted, engine, gpus, users)
+                enough |= context >= wanted and not crowded and not plan.halved and not variant.conservative
+                changed += lengthened(variant, context, context + 1 if crowded else wanted, engine, gpus, users)
                 changed += self._uneven(variant, plan.memory, wanted)
-                reached.update(dict.fromkeys(changed, max(context, reached.get(variant, 0))))
+                reached.update(dict.fromkeys(changed, max(reach, reached.get(variant, 0))))
             except Refused as refusal:
                 if self._known_way(variant, refusal.evidence.kernels, refusal.evidence.attention):
                     continue

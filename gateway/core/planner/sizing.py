@@ -162,7 +162,8 @@ def _within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
 def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
     graphs = not batch.eager.value and candidate.engine.device == "cuda"
     runner = candidate.rules.runner(candidate)
-    load = Workload(candidate.engine.device, candidate.rank, batch.tokens.value, batch.seqs.value, graphs, runner)
+    query = 1 + candidate.speculation.slots
+    load = Workload(candidate.engine.device, candidate.rank, batch.tokens.value, batch.seqs.value, graphs, runner, query)
     return Footprint(candidate, weights(candidate), candidate.cache, load)
 
 
@@ -285,7 +286,8 @@ def _eager(candidate: Candidate) -> Choice[bool]:
         return BoolChoice(value=True, reason=why, source=source)
     if candidate.variant.conservative:
         return BoolChoice(value=True, reason="no graphs, because the plan with them failed", source="fact")
-    return BoolChoice(value=False, reason="CUDA graphs are faster", source="planner")
+    few = "; of so few requests at once there are few sizes of them, which leaves memory" if candidate.variant.small else ""
+    return BoolChoice(value=False, reason=f"CUDA graphs are faster{few}", source="planner")
 
 
 def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:

@@ -75,9 +75,12 @@ def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_usefu
         (plan.max_num_seqs.value, plan.enforce_eager.value, plan.kv_cache_dtype.value)
         for plan in sorted(decision.plans, key=lambda plan: plan.cost)
     ]
-    assert told == [(256, False, "auto"), (16, True, "auto"), (16, False, "fp8"), (16, True, "fp8")]
+    # Few requests have few sizes of graphs, which leaves memory too.
+    assert told == [(256, False, "auto"), (16, False, "auto"), (16, True, "auto"), (16, False, "fp8"), (16, True, "fp8")]
     contexts = [plan.max_model_len.value for plan in sorted(decision.plans, key=lambda plan: plan.cost)]
-    assert contexts[0] < 8192 < 16_384 < contexts[1]
+    assert contexts[0] < 8192 < contexts[1] < 16_384 < contexts[2]
+    graphs = [plan.memory.graph_bytes for plan in sorted(decision.plans, key=lambda plan: plan.cost)]
+    assert 0 == graphs[2] < graphs[1] < graphs[0] / 4
     best = decision.plans[0]
     assert best.max_model_len.value >= 32_768
     assert "no graphs, which costs speed" in best.enforce_eager.reason
@@ -196,6 +199,20 @@ def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says(
     assert "MarlinLinearKernel" not in {row.kernel for row in after.kernels}
     (warning,) = [one for one in after.warnings if "for the whole model only" in one]
     assert f"{sum(row.count for row in first.kernels if row.kernel == failing.kernel)} layers go without it" in warning
+
+
+def test_where_many_are_to_be_served_memory_for_them_is_looked_for() -> None:
+    """Four hundred at once, of which the context that is wanted leaves room for five."""
+    engines, here = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("2x4090")
+    model = published("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
+    asked: dict[str, Any] = {"rules": PROFILES.rules(engines), "pace": PROFILES.pace, "gpus": PROFILES.gpus}
+    few, many = (
+        decide(model, here, engines, wish(context=8192, goal=goal, concurrency=400), **asked).plans
+        for goal in ("balanced", "throughput")
+    )
+    assert few[0].kv_cache_dtype.value == "auto"
+    assert many[0].kv_cache_dtype.value == "fp8"
+    assert _total(many[0]) > 1.1 * _total(few[0])
 
 
 # --- unlike GPUs ---
