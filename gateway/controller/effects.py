@@ -14,7 +14,7 @@ from functools import partial
 import structlog
 
 from gateway.controller.launcher import Launcher
-from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.controller.managed_model import ManagedModel, ReplicaState, said_after_s
 from gateway.controller.planner import Planner, Room
 from gateway.controller.start_gate import StartGate, WithdrawnError
 from gateway.controller.verify import alive, shown, verify
@@ -46,8 +46,6 @@ _STALL_POLL_S = 5.0
 
 # A model whose KV cache could not be cut is not asked again for so long.
 _KEEPS_S = 600.0
-# Workers have a new table of routes, and have told what they still ask, after so long.
-_OUT_S = 1.2
 
 RoomNow = Callable[[], Room]
 
@@ -229,7 +227,8 @@ class Effects:
     ) -> Plan | None:
         """The plan that serves, with less KV cache: the same engine on the same GPUs. Raises BadModel and its kin."""
         plan, before = old.plan, room.sharing.cap
-        cap = Cap(tokens=take.tokens, models=tuple(sorted({asking, *(before.models if before else ())})))
+        near = {holder.model for holder in room.sharing.holders if set(plan.gpus) & holder.gives.keys()}
+        cap = Cap(tokens=take.tokens, models=tuple(sorted({asking, *near, *(before.models if before else ())})))
         same = {"engines": (str(plan.engine),), "gpus": plan.gpus, "tensor_parallel": plan.tensor_parallel.value, "replicas": 1}
         facts = await asyncio.to_thread(self._store.fact_texts)
         running, sharing = RunningPlan(plan, held), Sharing(cap, (), room.sharing.holders)
@@ -239,9 +238,10 @@ class Effects:
         return _pinned(found.plan, model.pins).evolve(question=None) if found.plan else None
 
     async def _idle(self, instance: str, silent_s: Callable[[str], float | None]) -> None:
-        """Until an engine that is out of the routes has answered what it was asked, for the grace time at most."""
-        end = time.monotonic() + self._launcher.settings.stop_grace_s
-        await asyncio.sleep(_OUT_S)
+        """Until an engine that is out of the routes has answered what it was asked, as long as is waited for that."""
+        settings = self._launcher.settings
+        end = time.monotonic() + settings.drain_s
+        await asyncio.sleep(2 * settings.tick_s + said_after_s(settings.workers))
         while silent_s(instance) is not None and time.monotonic() < end:  # noqa: ASYNC110 - other processes count the requests
             await asyncio.sleep(_TURN_S)
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.boot_storm import BootStorm
+import pytest
+
+from gateway.domain import LaunchSpec
+from tests.e2e.boot_storm import SMALL, BootStorm
 from tests.e2e.conftest import wait_for
+from tests.e2e.scripted import engines
+from tests.support.makers import machine
+from tests.support.running import model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
 
 
 def shown(storm: BootStorm, name: str) -> dict[str, Any]:
@@ -44,3 +57,60 @@ def test_small_models_added_one_after_the_other_all_serve_and_the_first_gives_wh
         assert not failures, json.dumps(failures)
     finally:
         storm.close()
+
+
+def test_models_added_at_once_share_and_after_a_power_cut_all_have_what_they_had(tmp_path: Path) -> None:
+    storm = BootStorm(tmp_path, models=4, gpus=1, snapshot="3090")
+    try:
+        storm.gateway.start()
+        for name in storm.names:
+            storm.add(name)
+        ready(storm, *storm.names)
+        before = {name: shown(storm, name)["plan"]["cap"] for name in storm.names}
+        assert before["m0"] is not None
+        pids = [pid for family in engines(storm.gateway).values() for pid in family]
+        storm.gateway.kill()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        storm.gateway.start()
+        storm.settle()
+        views = {name: shown(storm, name) for name in storm.names}
+        assert {name: view["plan"]["cap"] for name, view in views.items()} == before
+        assert sum(map(promised, views.values())) <= (storm.machine.gpus[0].total_bytes or 0)
+        assert storm.seen.good, storm.seen
+    finally:
+        storm.close()
+
+
+async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_taken(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+
+    def script(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, hold=hold)
+
+    async with running(tmp_path, script, hardware=machine("3090")) as gateway:
+        source = model_folder(tmp_path / "model", **SMALL)
+        await gateway.add("first", source, engines=["vllm==0.26.0"])
+        before = await gateway.until("first", "ready")
+        asked = await gateway.client.post("/admin/plan", json={"name": "x", "source": str(source), "engines": ["vllm==0.26.0"]})
+        assert [take["model"] for take in asked.json()["takes"]] == ["first"]
+        assert asked.json()["takes"][0]["words"].startswith("first gives 1")
+        hold.touch()
+        body = {"model": "first", "prompt": "a", "max_tokens": 8, "stream": True}
+        async with gateway.client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            assert (await anext(lines)).startswith("data: {")
+            await gateway.add("second", source, engines=["vllm==0.26.0"])
+            view = await gateway.until("second", "starting")
+            while "first gives" not in view["detail"]:
+                view = await gateway.until("second", "starting")
+            await asyncio.sleep(0.5)
+            assert (await gateway.show("first"))["plan"]["cap"] is None, "not before its answer is whole"
+            hold.unlink()
+            assert [line async for line in lines if line][-1] == "data: [DONE]"
+        await gateway.until("second", "ready")
+        after = await gateway.until("first", "ready")
+        assert promised(after) < promised(before)
+        assert after["plan"]["cap"]["models"] == ["second"]
+        assert after["plan"]["max_model_len"]["value"] >= 32768
