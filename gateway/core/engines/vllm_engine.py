@@ -25,6 +25,8 @@ from gateway.errors import BadFlag
 
 # The part of its share that a conservative plan leaves free, because the plan that failed may have lacked it.
 _CONSERVATIVE = 0.05
+# Of what a model without a KV cache needs, so much more is promised to it: its activations are an estimate.
+_ENCODER_SPARE = 4
 # The largest share of a GPU that is taken, where all of the GPU is free.
 _MOST = 0.97
 # A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside it.
@@ -169,6 +171,10 @@ class VllmRules:
             return Budget(round(seen * share), {}, f"utilization {share:.2f}, set by the user")
         spared = _CONSERVATIVE if candidate.variant.conservative else 0
         share = self._share(footprint, candidate.engine.default_utilization - spared)
+        if not footprint.cache.bytes_for(1, footprint.load.batched_tokens):
+            # Of an encoder nothing grows: it takes no more, and more would only be kept from others.
+            used = self.used_bytes(footprint, self.divided(footprint, 0))
+            share = min(share, math.ceil((used + used // _ENCODER_SPARE) * 100 / max(1, seen)) / 100)
         return Budget(round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
 
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:

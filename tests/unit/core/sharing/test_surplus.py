@@ -185,3 +185,12 @@ def test_five_small_models_share_a_card_without_a_flag() -> None:
     assert all(machine.add(f"small/{number}") for number in range(5))
     assert not machine.full()
     assert machine.claims()[machine.hardware.gpus[0].uuid] <= 24 * GIB
+
+
+def test_an_encoder_leaves_the_card_to_others_though_it_came_first() -> None:
+    MODELS["encoder"] = config("bge-m3")
+    machine = Machine("3090")
+    assert machine.add("encoder/0")
+    assert machine.claims()[machine.hardware.gpus[0].uuid] < 6 * GIB
+    assert machine.add("llama-1b/1")
+    assert machine.serving["llama-1b/1"].memory.kv_bytes > 8 * GIB or machine.serving["llama-1b/1"].cap is not None
