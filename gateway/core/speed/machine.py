@@ -79,7 +79,8 @@ class SpeedTable(Value):
     """What engines reach of the peaks of GPUs (profiles/speed.yaml), fitted to measurements.
 
     kernels: by a part of the kernel's name; the first that matches counts. experts: of products of experts, by the same. layer_s: what
-    one layer costs beside its products with CUDA graphs, eager_layer_s without. step_s, request_s: of the engine's own programs for each step, for
+    one layer costs beside its products with CUDA graphs, eager_layer_s without; expert_launch_s: the least of a layer of experts where prompts are
+    computed, which has no graphs; expert_launch_of: of kinds of engines of which that is known. step_s, request_s: of the engine's own programs for each step, for
     each request in the batch; step_of: the first of them, of kinds of engines with a time of their own. first_s: of a request before its prompt is computed. stage_s: of a message to the next stage. stage_wait: the part
     by which stages that work at once are slower than each alone. band: the part by which a number
     and a measurement may differ; docs/speed.md says how many do by less. reference: without one, what is measured of a GPU is not comparable.
@@ -93,6 +94,8 @@ class SpeedTable(Value):
     attention: Part
     layer_s: float
     eager_layer_s: float
+    expert_launch_s: float = 0.0
+    expert_launch_of: dict[str, float] = Field({})
     step_s: float
     step_of: dict[str, float] = Field({})
     request_s: float
@@ -107,7 +110,11 @@ class SpeedTable(Value):
 
     def of(self, kind: str) -> SpeedTable:
         """As it is for this kind of engine."""
-        return self.evolve(step_s=self.step_of[kind]) if kind in self.step_of else self
+        if kind not in self.step_of and kind not in self.expert_launch_of:
+            return self
+        launch_s = self.expert_launch_of.get(kind, self.expert_launch_s)
+        made: SpeedTable = self.evolve(step_s=self.step_of.get(kind, self.step_s), expert_launch_s=launch_s)
+        return made
 
     def part(self, kernel: str, *, experts: bool) -> Part:
         named = self.expert_kernels if experts else self.kernels

@@ -101,10 +101,15 @@ def between(before: Counts, after: Counts) -> Served | None:
 def clock_of(
     plan: Plan, spec: ModelSpec, engine: Engine, machine: Hardware, gpus: GpuTable, pace: Pace, facts: Iterable[Fact]
 ) -> Clock | None:
-    """As the planner made one for the plan. None where nobody knows the speed of its GPUs. Raises BadModel."""
+    """As the planner made one for the plan. None where nobody knows the speed of its GPUs, or they are unlike. Raises BadModel."""
     by_uuid = {gpu.uuid: gpu for gpu in machine.gpus}
     group = [by_uuid[uuid] for uuid in plan.gpus if uuid in by_uuid]
-    if not group or len(group) < len(plan.gpus) or plan.speed is None or "kv_cache_dtype" not in plan.scope:
+    if (
+        len({gpu.name for gpu in group}) != 1
+        or len(group) < len(plan.gpus)
+        or plan.speed is None
+        or "kv_cache_dtype" not in plan.scope
+    ):
         return None
     tp, pp = plan.tensor_parallel.value, plan.pipeline_parallel.value
     ep = tp if plan.expert_parallel.value else 1

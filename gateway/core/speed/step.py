@@ -76,7 +76,9 @@ class Clock:
 
     def batch_s(self, tokens: float, logits: float) -> float:
         """Of a batch of prompts in this stage alone, but for attention."""
-        return max(self._products_s(tokens, logits), self.table.step_s)
+        # Prompts are computed without graphs, and a layer of experts takes so many kernels that the CPU may be the slower one.
+        launched_s = self.work.expert_layers * self.table.expert_launch_s * self.machine.launch
+        return max(self._products_s(tokens, logits), self.table.step_s, launched_s)
 
     def pairs_s(self, length: float) -> float:
         """Of a whole prompt's attention in this stage alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,8 @@ class Work:
     hidden_bytes: int
     tp: int
     pp: int
+
+    @cached_property
+    def expert_layers(self) -> int:
+        """How many of the layers have experts."""
+        return min(self.layers, max((one.count for one in self.products if one.experts), default=0))

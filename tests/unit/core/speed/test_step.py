@@ -99,3 +99,11 @@ def test_of_unlike_stages_one_request_takes_the_sum_and_many_the_pace_of_the_slo
     assert both.decode_s(64, 0) == pytest.approx(late.decode_s(64, 0))
     assert quick.first_token_s(2048, 2048) < both.first_token_s(2048, 2048) < late.first_token_s(2048, 2048)
     assert Clock(whole, H100, TABLE, beside=(quick,)).decode_s(1, 0) == pytest.approx(quick.decode_s(1, 0))
+
+
+def test_a_prompt_of_a_model_with_experts_waits_for_the_cpu() -> None:
+    """Of vLLM that is known; a model without experts takes as long as it did."""
+    slow = TABLE.evolve(expert_launch_of={"vllm": 0.1}).of("vllm")
+    assert Clock(work("qwen3-30b-a3b"), H100, slow).prompts_s(1, 512, 8192) == pytest.approx(48 * 0.1, rel=0.1)
+    dense = [Clock(work("llama-3.1-8b"), H100, table).prompts_s(1, 512, 8192) for table in (TABLE, slow)]
+    assert dense[0] == dense[1]
