@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +20,8 @@ from gateway.errors import BadFlag, SettingsError
 
 # Variables that are no setting: where the settings are, and the command line's way to a gateway.
 _OTHERS = {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
+# As browsers send them in the header `Origin` (RFC 6454, section 6.2); apps have schemes of their own.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,?#]+", re.IGNORECASE)
 
 
 class Settings(BaseSettings):
@@ -56,6 +59,11 @@ class Settings(BaseSettings):
         None,
         description="names of images that engines may be started from, with commas between them: repositories, or names with a tag; "
         "`*` is any text; default: the repositories that profiles name",
+    )
+    origins: str = Field(
+        "",
+        description="origins of web pages that may call, with commas between, as `https://app.example`; `*`: all, which opens no admin API that "
+        "has no key; never with credentials",
     )
     engine_env: Annotated[dict[str, str], NoDecode] = Field(
         {},
@@ -122,6 +130,16 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
 
+    @field_validator("origins")
+    @classmethod
+    def _origins_of_pages(cls, given: str) -> str:
+        for one in given.split(","):
+            if one.strip() not in ("", "*") and not _ORIGIN.fullmatch(one.strip()):
+                raise ValueError(
+                    f"{one.strip()[:100]!r} is no origin: give SCHEME://HOST or SCHEME://HOST:PORT, without a path"
+                )
+        return given
+
     @field_validator("engine_env", mode="before")
     @classmethod
     def _words_of_a_shell(cls, given: Any) -> Any:
@@ -159,6 +177,10 @@ class Settings(BaseSettings):
     @property
     def data(self) -> Path:
         return self.data_dir.expanduser().absolute()
+
+    @property
+    def web_origins(self) -> tuple[str, ...]:
+        return tuple(sorted({one.strip().lower() for one in self.origins.split(",")} - {""}))
 
     @property
     def models(self) -> Path:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from gateway.access.failed_logins import FailedLogins
+from gateway.access.origins import ANY, Origins
 from gateway.domain.key import SCOPES, Grant, Scope, digest_of
 from gateway.errors import BadRequest, Forbidden, Unauthorized
 
@@ -82,7 +83,12 @@ class Keys:
     """The keys of the settings, and the keys that were made here. The table is swapped whole, so that keys can change while requests come."""
 
     def __init__(
-        self, admin: str | None, api: str | None, made: Iterable[Key] = (), failed_logins: FailedLogins | None = None
+        self,
+        admin: str | None,
+        api: str | None,
+        made: Iterable[Key] = (),
+        failed_logins: FailedLogins | None = None,
+        origins: Origins | None = None,
     ) -> None:
         fixed: tuple[tuple[str, str | None, frozenset[Scope]], ...]
         fixed = (("api", api, frozenset({"inference"})), ("admin", admin, SCOPES))
@@ -90,6 +96,7 @@ class Keys:
             Key(name, digest_of(key), scopes, guessable=len(key) < _LONG) for name, key, scopes in fixed if key is not None
         )
         self._failed_logins = failed_logins or FailedLogins()
+        self._origins = origins or Origins()
         self.swap(made)
 
     def swap(self, made: Iterable[Key], *, closed: bool = False) -> None:
@@ -124,9 +131,14 @@ class Keys:
     def who(self, found: Mapping[bytes, bytes], need: Scope, address: str) -> Key:
         """As `admit`, where no header comes twice. Raises Forbidden and as `check`."""
         if self._open:
-            check_local(found.get(b"host"), found.get(b"origin"))
+            origin = found.get(b"origin")
+            check_local(found.get(b"host"), None if self._welcome(origin, need) else origin)
             return ANYONE
         return self.check(found.get(b"authorization"), need, address)
+
+    def _welcome(self, origin: bytes | None, need: Scope) -> bool:
+        """Whether pages of that origin may call without a key. That all may (`*`) is no leave to start programs here."""
+        return self._origins.names(origin) or (need == "inference" and ANY in self._origins.named)
 
     def check(self, authorization: bytes | None, need: Scope, address: str = "") -> Key:
         """Raises Unauthorized without a good key, Forbidden when the key is good but not for `need`, RateLimited (`FailedLogins`)."""
@@ -165,5 +177,5 @@ def check_local(host: bytes | None, origin: bytes | None) -> None:
     if origin is not None and not _LOCAL_ORIGIN.fullmatch(origin):
         raise Forbidden(
             "Without a key this gateway takes no requests from web pages of another origin.",
-            hint="Set FITSERVE_ADMIN_KEY and send it, or call from this machine.",
+            hint="Set FITSERVE_ADMIN_KEY and send it, name the origin in FITSERVE_ORIGINS, or call from this machine.",
         )

@@ -94,6 +94,8 @@ class UsualFields(msgspec.Struct):
 _REQUEST_FIELDS = msgspec.json.Decoder(RequestFields)
 _USUAL_FIELDS = msgspec.json.Decoder(UsualFields)
 _MODELS_HINT = "GET /v1/models lists the models that are served."
+# Bytes of an engine's words that are no JSON.
+_SHOWN = 2000
 _OBJECT_HINT = "Send a JSON object in UTF-8 with `model` and the fields of the endpoint."
 
 
@@ -174,6 +176,29 @@ def envelope(error: FitserveError, shape: Shape) -> dict[str, Any]:
         return error.envelope()
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+def anthropic_error(status: int, body: bytes | bytearray) -> bytes:
+    """The body of an engine's error in Anthropic's shape, on one line. Engines answer what they cannot read with OpenAI's (vLLM 0.33.0,
+    entrypoints/serve/exceptions.py), or with their framework's."""
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        said = bytes(body[:_SHOWN]).decode(errors="replace")
+    if isinstance(said, dict):
+        inner = said.get("error")
+        if (
+            said.get("type") == "error"
+            and isinstance(inner, dict)
+            and isinstance(inner.get("message"), str)
+            and "type" in inner
+        ):
+            return dump(said)
+        found = next((one["message"] for one in (inner, said) if isinstance(one, dict) and "message" in one), None)
+        said = found or said.get("detail") or inner or said
+    message = said if isinstance(said, str) else dump(said).decode()
+    kind = _ANTHROPIC_TYPES.get(status, "api_error")
+    return dump({"type": "error", "error": {"type": kind, "message": message}})
 
 
 def error_event(error: FitserveError, shape: Shape) -> bytes:

@@ -16,12 +16,14 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access.auth import Keys
 from gateway.access.failed_logins import FailedLogins
 from gateway.access.keyring import Keyring
+from gateway.access.origins import EXPOSED, METHODS, Origins
 from gateway.api.endpoints import is_inference
 from gateway.api.protocol import request_id, send_error
 from gateway.calibration.calibrator import Calibrator
@@ -78,6 +80,16 @@ class GatewayApp:
         *,
         access_log: bool = False,
     ) -> None:
+        """Preflights of browsers are answered before any key is looked for: they have none."""
+        self._answer: ASGIApp = self._let_in
+        if plane.origins is not None:
+            self._answer = CORSMiddleware(
+                self._let_in,
+                allow_origins=tuple(plane.origins.named),
+                allow_methods=METHODS,
+                allow_headers=("*",),
+                expose_headers=EXPOSED,
+            )
         self.plane = plane
         self.workers = workers
         self.scopes = scopes
@@ -93,11 +105,11 @@ class GatewayApp:
         elif scope["type"] == "http" and self._access_log and self.scopes.needed(scope) != "open":
             visit = AdminRequest(scope, send, self.scopes)
             try:
-                await self._let_in(scope, receive, visit.send)
+                await self._answer(scope, receive, visit.send)
             finally:
                 visit.tell()
         else:
-            await self._let_in(scope, receive, send)
+            await self._answer(scope, receive, send)
 
     def loop_ended(self, running: asyncio.Task[None]) -> None:
         """Without the loop no engine is watched: whoever supervises this process has to hear of it, and start another one."""
@@ -135,7 +147,8 @@ def create_app(
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     watch = gpus or GpuWatch(kept=kept_here(settings.data, settings.gpus))
     failed_logins = FailedLogins(memory=shared[0] if shared is not None else None)
-    keys = Keys(_secret(settings.admin_key), _secret(settings.api_key), failed_logins=failed_logins)
+    origins = Origins(frozenset(settings.web_origins))
+    keys = Keys(_secret(settings.admin_key), _secret(settings.api_key), failed_logins=failed_logins, origins=origins)
     limits = Limits(
         body_bytes=settings.body_limit_bytes,
         connections=settings.max_connections,
@@ -144,6 +157,7 @@ def create_app(
         engine_silence_s=settings.engine_silence_s,
         queue_timeout_s=settings.queue_timeout_s,
         waiting_comment_s=settings.waiting_comment_s,
+        origins=settings.web_origins,
     )
     workers = None
     if shared is not None:

@@ -21,6 +21,7 @@ from tests.e2e.scripted import engines
 from tests.support.patience import HANG_S
 from tests.support.sdk_calls import (
     ANTHROPIC,
+    ANTHROPIC_UNREADABLE,
     MESSAGES,
     OPENAI,
     OPENAI_REFUSED,
@@ -120,6 +121,14 @@ def test_what_the_gateway_refuses_is_the_same_error(call: OpenAICall, pair: Pair
     straight, through = (told_openai(call, url, "demo", pair.key) for url in pair.urls)
     assert (through.status, through.error) == (straight.status, straight.error)
     assert through.source == "gateway"
+
+
+def test_what_the_engine_refuses_is_told_in_the_shape_that_was_asked(pair: Pair) -> None:
+    straight, through = (told_anthropic(ANTHROPIC_UNREADABLE, url, "demo", pair.key) for url in pair.urls)
+    assert (through.status, through.error, through.source) == (straight.status, straight.error, "engine")
+    error = json.loads(through.body)
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+    assert "max_tokens" in error["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[]", b'{"model": "demo", "messages": [}'])

@@ -198,8 +198,12 @@ ANTHROPIC: dict[str, AnthropicCall] = {
         c.messages.create(model=m, messages=MESSAGES, max_tokens=8, extra_body={"temperature": 0}, stream=True)
     ),
     "count of tokens": lambda c, m: c.messages.count_tokens(model=m, messages=MESSAGES),
-    "no max_tokens": lambda c, m: c.post("/v1/messages", body={"model": m, "messages": MESSAGES}, cast_to=object),
 }
+
+# What the engine refuses, with OpenAI's words.
+ANTHROPIC_UNREADABLE: AnthropicCall = lambda c, m: c.post(  # noqa: E731
+    "/v1/messages", body={"model": m, "messages": MESSAGES}, cast_to=object
+)
 
 ANTHROPIC_REFUSED: dict[str, AnthropicCall] = {
     "unknown model": lambda c, _: c.messages.create(model="nobody", messages=MESSAGES, max_tokens=4),

@@ -274,12 +274,12 @@ class ClientConnection(asyncio.Protocol):
             keep = version == "1.1" and self._parser.should_keep_alive()
             if endpoint is None:
                 path, query = endpoints.split(self.url)
-                if endpoints.is_inference(path):
+                if endpoints.is_inference(path) and not self._preflight(method):
                     shape = endpoints.shape_of(path)
-                    key = self._admit(found, shape)
+                    key = self._admit(found)
                     endpoint = endpoints.find(path, query, method.decode())
             else:
-                key = self._admit(found, shape)
+                key = self._admit(found)
             if endpoint is None:
                 expects = found.get(b"expect", b"").lower() == b"100-continue"
                 request = AsgiRequest(self, method, self.url, version, self.headers, id_, expects=expects, keep=keep)
@@ -301,8 +301,13 @@ class ClientConnection(asyncio.Protocol):
         self._parser = self._new_parser()
         self.data_received(head + rest)
 
-    def _admit(self, found: dict[bytes, bytes], shape: Shape) -> Key:
-        if shape == "anthropic" and b"x-api-key" in found and b"authorization" not in found:
+    def _preflight(self, method: bytes) -> bool:
+        """Whether a browser asks what a page may do. It sends no key with that, and the application answers for all paths."""
+        asks = any(name == b"access-control-request-method" for name, _ in self.headers)
+        return method == b"OPTIONS" and self.plane.origins is not None and asks
+
+    def _admit(self, found: dict[bytes, bytes]) -> Key:
+        if b"x-api-key" in found and b"authorization" not in found:
             found[b"authorization"] = b"Bearer " + found[b"x-api-key"]
         return self.plane.keys.who(found, "inference", self.address)
 
@@ -481,7 +486,11 @@ class ClientConnection(asyncio.Protocol):
         return answer(error.status, body, id_, [*self._headers(keep=keep), *error_headers(error)])
 
     def _headers(self, *, keep: bool) -> list[tuple[bytes, bytes]]:
-        return self.server_state.default_headers if keep else [*self.server_state.default_headers, (b"connection", b"close")]
+        """Of an answer of the gateway's own."""
+        own = self.server_state.default_headers if keep else [*self.server_state.default_headers, (b"connection", b"close")]
+        if self.plane.origins is not None:
+            own = [*own, *self.plane.origins.headers(next((value for name, value in self.headers if name == b"origin"), None))]
+        return own
 
     def _close(self, *, discard: bool) -> None:
         """Ends the connection after what is written. `discard`: the client may still be sending; closed at once, the kernel

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.access.auth import Key
+from gateway.access.origins import Origins
 from gateway.access.rate_limits import RateLimiter
 from gateway.domain.key import Scope
 from gateway.routing.routes import Routes
@@ -40,6 +41,7 @@ class DataPlane:
         self.routes = routes
         self.keys = keys
         self.limits = limits
+        self.origins = Origins(frozenset(limits.origins)) if limits.origins else None
         self.limiter = RateLimiter()
         self.meter = meter or Meter()
         self.connection_limiter = ConnectionLimiter(limits)

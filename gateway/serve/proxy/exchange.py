@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 from gateway.access import rate_limits
 from gateway.access.auth import Key
 from gateway.api.endpoints import Endpoint, Shape
-from gateway.api.protocol import error_event
+from gateway.api.protocol import anthropic_error, error_event
 from gateway.errors import EngineUnreachable, FitserveError, NotReady, UpstreamError
 from gateway.routing.table import Call, RoutedReplica
 from gateway.serve.proxy import request_body
@@ -453,6 +453,9 @@ class Exchange:
     def _begin(self, upstream: UpstreamConnection) -> None:
         """The head for the client, which the answer follows."""
         self._doubted = False
+        if self.status >= 400 and self.endpoint.shape == "anthropic" and not self.promised:
+            self.client = self._buffered = BufferedAnswer()
+            return
         head = answer_head(
             *(self.status, upstream.headers, upstream.length, self.own_headers(), self.id.encode()),
             chunks=self.chunks,
@@ -470,6 +473,8 @@ class Exchange:
         """The lines of the answer's head that are the gateway's own."""
         plane = self.plane
         own = plane.date(self.connection.server_state.default_headers)
+        if plane.origins is not None:
+            own += plane.origins.lines(self.found.get(b"origin"))
         return own if self._permit is None else own + self._permit.lines(plane.loop.time())
 
     def first_byte(self, data: bytes) -> None:
@@ -491,8 +496,10 @@ class Exchange:
         if self._doubted:
             self._begin(upstream)
         upstream.flush(b"0\r\n\r\n" if upstream.framed else b"")
-        if self._buffered is not None:
-            self._last_event(self._buffered.event(self.endpoint.shape))
+        if self._buffered is not None and self.promised:
+            self._last_event(self._buffered.event(self.endpoint.shape, self.status))
+        elif self._buffered is not None:
+            self._write_error(self.status, self._buffered.data)
         self._part(upstream, reusable=reusable)
 
     def _part(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
@@ -513,8 +520,16 @@ class Exchange:
         if body:
             upstream.tail.append(body[-TAIL_BYTES:])
             self.first_byte(body)
-        self.client.write(whole_answer(status, lines, self.own_headers(), self.id.encode(), body))
+        if status >= 400 and self.endpoint.shape == "anthropic":
+            self._write_error(status, body)
+        else:
+            self.client.write(whole_answer(status, lines, self.own_headers(), self.id.encode(), body))
         self._part(upstream, reusable=True)
+
+    def _write_error(self, status: int, body: bytes | bytearray) -> None:
+        """The engine's error, in the shape that Anthropic's clients read."""
+        lines, told = b"content-type: application/json\r\n", anthropic_error(status, body)
+        self.connection.transport.write(whole_answer(status, lines, self.own_headers(), self.id.encode(), told))
 
     def broke(self, upstream: UpstreamConnection, reason: str, *, closed: bool = False) -> None:
         """The engine broke off, or cannot be understood. closed: its connection was closed."""

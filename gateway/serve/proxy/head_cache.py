@@ -43,7 +43,9 @@ class KnownRequestHead:
 
     def __init__(self, exchange: ReadRequest, keys: object, data: bytes, places: Places) -> None:
         self.endpoint = exchange.endpoint
-        self.found = {b"content-type": exchange.found[b"content-type"]} if b"content-type" in exchange.found else {}
+        self.found: dict[bytes, bytes] = {
+            name: exchange.found[name] for name in (b"content-type", b"origin") if name in exchange.found
+        }
         self.key = exchange.key
         self.lines = exchange.lines
         self.keys = keys

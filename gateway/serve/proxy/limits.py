@@ -70,6 +70,7 @@ class Limits:
     engine_silence_s: float = 3600.0
     queue_timeout_s: float = 120.0
     waiting_comment_s: float = 10.0
+    origins: tuple[str, ...] = ()
 
 
 def read_head(target: bytes, headers: list[tuple[bytes, bytes]], version: str, received: int) -> dict[bytes, bytes]:

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.api.endpoints import Endpoint, Shape
-from gateway.api.protocol import dump, error_event, named_event
+from gateway.api.protocol import anthropic_error, dump, error_event, named_event
 from gateway.errors import FitserveError, UpstreamError
 from gateway.routing.routes import Routes
 from gateway.routing.table import Call, RoutedReplica
@@ -45,20 +45,22 @@ class BufferedAnswer:
     """Keeps an answer that is no event stream, for a client that was promised an event stream."""
 
     def __init__(self) -> None:
-        self._data = bytearray()
+        self.data = bytearray()
 
     def write(self, data: Data) -> None:
-        if len(self._data) < _BUFFERED_BYTES:
-            self._data += data
+        if len(self.data) < _BUFFERED_BYTES:
+            self.data += data
 
     def writelines(self, data: Iterable[Data]) -> None:
         for piece in data:
             self.write(piece)
 
-    def event(self, shape: Shape) -> bytes:
+    def event(self, shape: Shape, status: int) -> bytes:
         """The answer as the event of an error, on one line."""
+        if shape == "anthropic":
+            return named_event(anthropic_error(status, self.data), shape)
         try:
-            return named_event(dump(msgspec.json.decode(self._data)), shape)
+            return named_event(dump(msgspec.json.decode(self.data)), shape)
         except (msgspec.DecodeError, RecursionError):
             return error_event(UpstreamError("The engine's answer is no stream.", hint="Its log may say why."), shape)
 

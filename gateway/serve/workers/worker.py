@@ -25,6 +25,7 @@ import uvicorn
 
 from gateway.access.auth import Keys
 from gateway.access.failed_logins import FailedLogins
+from gateway.access.origins import Origins
 from gateway.logging import configure_logging
 from gateway.routing.responses import Responses
 from gateway.routing.routes import Routes
@@ -93,7 +94,8 @@ class Worker:
 
     def __init__(self, index: int, begin: Begin, memory: SharedMemory) -> None:
         self.routes = SharedRoutes(begin, memory)
-        self.keys = Keys(None, None, failed_logins=FailedLogins(memory=memory))
+        origins = Origins(frozenset(begin.limits.origins))
+        self.keys = Keys(None, None, failed_logins=FailedLogins(memory=memory), origins=origins)
         self.limiter = SharedRateLimiter(memory, index)
         self.metrics = AccessLog() if begin.access_log else Metrics()
         self.plane = DataPlane(self.routes, self.keys, begin.limits, self.metrics)

@@ -1,0 +1,156 @@
+"""Web pages of other origins at a whole gateway: preflights, the data plane and the admin API; and Anthropic's SDK, which a page may hold too."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from tests.support.dataplane import ASK, CHAT, Gateway, http_client, model
+from tests.support.patience import HANG_S
+from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
+from tests.support.served import served
+from tests.support.upstream import Call, Upstream
+
+pytestmark = pytest.mark.anyio
+
+APP, OTHER = "https://app.example", "https://evil.example"
+KEY = "admin-key-1"
+ALLOWED = "access-control-allow-origin"
+CHAT_PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+
+
+def healthy(spec: Any) -> EngineScript:
+    return EngineScript(model=spec.model)
+
+
+async def preflight(gateway: Running, path: str, origin: str) -> httpx.Response:
+    return await gateway.client.options(path, headers={**CHAT_PREFLIGHT, "origin": origin})
+
+
+async def test_a_named_page_may_ask_models_and_the_admin_api_and_another_may_not(tmp_path: Path) -> None:
+    bearer = {"authorization": f"Bearer {KEY}"}
+    async with running(tmp_path, healthy, origins=APP, admin_key=KEY) as gateway:
+        gateway.client.headers.update(bearer)
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        body = {"model": "m", "prompt": "hi", "max_tokens": 2}
+        for path in ("/v1/chat/completions", "/v1/models", "/v1/nothing", "/admin/models"):
+            allowed = await preflight(gateway, path, APP)
+            assert (allowed.status_code, allowed.headers[ALLOWED]) == (200, APP), path
+            assert "authorization" in allowed.headers["access-control-allow-headers"]
+            assert "POST" in allowed.headers["access-control-allow-methods"]
+            assert "access-control-allow-credentials" not in allowed.headers
+            refused = await preflight(gateway, path, OTHER)
+            assert (refused.status_code, ALLOWED in refused.headers) == (400, False), path
+        for origin, told in ((APP, APP), (OTHER, None), (None, None)):
+            headers = {"origin": origin} if origin else {}
+            # Twice on one connection: the second head is not read again.
+            answers = [await gateway.client.post("/v1/completions", json=body, headers=headers) for _ in range(2)]
+            answers += [
+                await gateway.client.get(path, headers=headers) for path in ("/v1/models", "/admin/models", "/v1/nothing")
+            ]
+            answers.append(await gateway.client.post("/v1/completions", json={**body, "stream": True}, headers=headers))
+            answers.append(await gateway.client.get("/v1/models", headers={**headers, "authorization": "Bearer wrong"}))
+            assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 404, 200, 401]
+            assert [answer.headers.get(ALLOWED) for answer in answers] == [told] * len(answers)
+
+
+async def test_without_the_setting_no_page_is_told_anything(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, admin_key=KEY) as gateway:
+        asked = await preflight(gateway, "/v1/chat/completions", APP)
+        assert (asked.status_code, ALLOWED in asked.headers) == (401, False)
+
+
+async def test_all_pages_may_ask_the_models_of_a_gateway_without_keys_and_not_its_admin_api(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, origins="*") as gateway:
+        answers = [await gateway.client.get(path, headers={"origin": OTHER}) for path in ("/v1/models", "/admin/models")]
+        assert [(answer.status_code, answer.headers[ALLOWED]) for answer in answers] == [(200, "*"), (403, "*")]
+
+
+async def test_preflights_are_answered_where_workers_serve(tmp_path: Path) -> None:
+    async def engine(call: Call) -> None:
+        await call.reply(b'{"object":"list","data":[{"id":"m"}]}')
+
+    async with Upstream(engine) as upstream:
+        begun = served(tmp_path, {"m": [upstream.url]}, KEY, FITSERVE_WORKERS="2", FITSERVE_ORIGINS=APP)
+        gateway = await asyncio.to_thread(begun.__enter__)
+        try:
+            async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
+                asked = await client.options("/v1/chat/completions", headers={**CHAT_PREFLIGHT, "origin": APP})
+                listed = await client.get("/v1/models", headers={"origin": APP, "x-api-key": KEY})
+                assert [(one.status_code, one.headers[ALLOWED]) for one in (asked, listed)] == [(200, APP)] * 2
+        finally:
+            await asyncio.to_thread(begun.__exit__, None, None, None)
+
+
+async def test_models_are_listed_for_anthropics_sdk(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, admin_key=KEY) as gateway:
+        gateway.client.headers.update({"x-api-key": KEY})
+        headers = {"authorization": f"Bearer {KEY}"}
+        made = await gateway.client.post(
+            "/admin/models", headers=headers, json={"name": "m", "endpoint": "http://127.0.0.1:9/v1"}
+        )
+        assert made.status_code == 202
+        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key=KEY, max_retries=0) as client:
+            for _ in range(100):
+                if found := [one async for one in client.models.list()]:
+                    break
+                await asyncio.sleep(0.05)
+            assert [(one.id, one.type, one.display_name) for one in found] == [("m", "model", "m")]
+            assert found[0].created_at.year >= 2024
+            assert (await client.models.retrieve("m")).id == "m"
+            with pytest.raises(anthropic.NotFoundError):
+                await client.models.retrieve("n")
+        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="wrong-key-9", max_retries=0) as client:
+            with pytest.raises(anthropic.AuthenticationError):
+                await client.models.list()
+
+
+ENGINES_WORDS = (
+    b'{"error":{"message":"max_tokens: field required","type":"Bad Request","param":"max_tokens","code":400}}',
+    b'{"object":"error","message":"max_tokens: field required","type":"BadRequestError","param":null,"code":400}',
+    b'{"detail":"max_tokens: field required"}',
+    b"max_tokens: field required",
+    b'{"type":"error","error":{"type":"invalid_request_error","message":"max_tokens: field required"}}',
+)
+
+
+@pytest.mark.parametrize("said", ENGINES_WORDS)
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_an_engines_error_has_the_shape_of_anthropic_where_that_was_asked(said: bytes, chunked: bool) -> None:
+    async def engine(call: Call) -> None:
+        if chunked:
+            await call.start("text/plain", "400 Bad Request")
+            await call.chunk(said)
+            await call.end()
+        else:
+            await call.reply(said, status="400 Bad Request")
+
+    with Gateway() as gateway:
+        async with Upstream(engine) as upstream, http_client(gateway) as client:
+            gateway.route(model(upstream.url))
+            # The second answer of a connection has a known head.
+            for _ in range(2):
+                answer = await client.post("/v1/messages", json=ASK)
+                assert (answer.status_code, answer.headers["x-gateway-source"]) == (400, "engine")
+                assert answer.headers["content-type"] == "application/json"
+                told = {"type": "invalid_request_error", "message": "max_tokens: field required"}
+                assert answer.json() == {"type": "error", "error": told}
+            if not chunked:
+                assert (await client.post(CHAT, json=ASK)).content == said
+
+
+async def test_what_an_engine_answers_well_is_passed_on_as_it_is() -> None:
+    async def engine(call: Call) -> None:
+        await call.reply(b'{"type": "message"}')
+
+    with Gateway() as gateway:
+        async with Upstream(engine) as upstream, http_client(gateway) as client:
+            gateway.route(model(upstream.url))
+            assert (await client.post("/v1/messages", json=ASK)).content == b'{"type": "message"}'
