@@ -10,7 +10,9 @@ weights, so a server does all the real work and fills a real KV cache, but both
 output projections are zero and add nothing to the residual stream. What reaches
 the output head is therefore the embedding of the last token. That embedding is
 the Walsh code of the token meant to follow, and the head's rows are the same
-codes: the following token scores ``TOP_LOGIT`` and every other token exactly 0.
+codes: the following token scores ``TOP_LOGIT``, the end a little over 0, white space
+a little less and every other token exactly 0. So where an engine allows only what
+fits a grammar, the answer ends as soon as it may, and is not white space for ever.
 Any prompt is answered with ``SENTENCE``, again and again until the length limit
 (or, with ``stop=True``, once, closed by the end-of-sequence token).
 """
@@ -26,7 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.demo.tokenizer import BOS, EOS, SENTENCE, tokenizer, tokenizer_config, vocabulary
+from gateway.demo.tokenizer import BOS, EOS, SENTENCE, SPACES, TURN, tokenizer, tokenizer_config, vocabulary
 
 __all__ = ["SENTENCE", "ModelShape", "make_model"]
 
@@ -62,8 +64,12 @@ def make_model(
     intermediate: int | None = None,
     max_len: int = 2048,
     stop: bool = False,
+    thinks: bool = False,
 ) -> ModelShape:
     """Write the checkpoint into the folder ``path``, made if it is not there.
+
+    With ``thinks`` it answers with ``TURN``, once: thoughts, and a call of the tool
+    ``get_weather``.
 
     The heads need not add up to ``hidden``, so a model with small weights can
     have a KV cache as large per token as a big model's. Attention kernels take
@@ -81,7 +87,7 @@ def make_model(
         raise ValueError(f"head_dim must be even, not {head_dim}")
     shape = ModelShape(layers, hidden, heads, kv_heads, head_dim, intermediate or 2 * hidden, max_len)
 
-    vocab, words = vocabulary()
+    vocab, words = vocabulary(TURN if thinks else SENTENCE)
     if len(words) > CODE_LENGTH - 2:
         raise ValueError("the sentence has more words than there are codes")
     path.mkdir(parents=True, exist_ok=True)
@@ -91,8 +97,8 @@ def make_model(
         {"bos_token_id": vocab[BOS], "eos_token_id": vocab[EOS], "pad_token_id": vocab[EOS]},
     )
     _write_json(path / "tokenizer.json", tokenizer(vocab))
-    _write_json(path / "tokenizer_config.json", tokenizer_config(max_len))
-    _write_safetensors(path / "model.safetensors", _tensors(shape, vocab, words, stop))
+    _write_json(path / "tokenizer_config.json", tokenizer_config(max_len, vocab))
+    _write_safetensors(path / "model.safetensors", _tensors(shape, vocab, words, stop or thinks))
     return shape
 
 
@@ -150,11 +156,11 @@ def _tensors(shape: ModelShape, vocab: dict[str, int], words: list[int], stop: b
         (len(vocab), hidden),
         b"".join(_code_row(code[follower[token]], hidden, 1.0) for token in range(len(vocab))),
     )
-    blank = bytes(2 * hidden)
+    rows = {vocab[symbol]: _sum_row([*code.values()], hidden, -1.0 / hidden) for symbol in SPACES}
+    rows[vocab[EOS]] = _sum_row([*code.values()], hidden, 1.0 / hidden)
+    rows |= {token: _code_row(number, hidden, TOP_LOGIT / hidden) for token, number in code.items()}
     yield _Tensor(
-        "lm_head.weight",
-        (len(vocab), hidden),
-        b"".join(_code_row(code[token], hidden, TOP_LOGIT / hidden) if token in code else blank for token in range(len(vocab))),
+        "lm_head.weight", (len(vocab), hidden), b"".join(rows.get(token, bytes(2 * hidden)) for token in range(len(vocab)))
     )
     yield _ones("model.norm.weight", hidden)
     for layer in range(shape.layers):
@@ -180,6 +186,12 @@ def _code_row(number: int, hidden: int, scale: float) -> bytes:
     signs = (_bfloat16(scale), _bfloat16(-scale))
     row = b"".join(signs[(number & column).bit_count() & 1] for column in range(CODE_LENGTH))
     return row * (hidden // CODE_LENGTH)
+
+
+def _sum_row(numbers: list[int], hidden: int, scale: float) -> bytes:
+    """The sum of these Walsh codes, ``scale`` times: every one of them scores ``scale * hidden`` with it."""
+    signs = ([1 - 2 * ((number & column).bit_count() & 1) for number in numbers] for column in range(CODE_LENGTH))
+    return b"".join(_bfloat16(scale * sum(column)) for column in signs) * (hidden // CODE_LENGTH)
 
 
 def _ones(name: str, size: int) -> _Tensor:
@@ -238,6 +250,7 @@ def _main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--intermediate", type=int)
     parser.add_argument("--stop", action="store_true", help="end the answer after one sentence")
+    parser.add_argument("--thinks", action="store_true", help="think, and call a tool")
     make_model(**vars(parser.parse_args()))
 
 

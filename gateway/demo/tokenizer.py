@@ -16,13 +16,28 @@ BOS, EOS, SYSTEM, USER, ASSISTANT, END = (
     "<|end|>",
 )
 SPECIAL_TOKENS = (BOS, EOS, SYSTEM, USER, ASSISTANT, END)
+# What the thinking model says, whatever it is asked: thoughts, then a tool call as Hermes writes them. Its tags are tokens that stay in the text.
+THINK = ("<think>", "</think>")
+THOUGHT = "They ask for the weather, and there is a tool."
+CALL = '{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}'
+TURN = f"{THINK[0]}{THOUGHT}{THINK[1]}<tool_call>\n{CALL}\n</tool_call>"
 
+_TOOLS = (
+    "{% if tools %}"
+    "{{ '<|system|>Tools: ' + tools | tojson + ' Call one as <tool_call>{\"name\": NAME, \"arguments\": ARGUMENTS}</tool_call>.<|end|>' }}"
+    "{% endif %}"
+)
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
+    f"{_TOOLS}"
     "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+    "{{ '<|' + message['role'] + '|>' + (message['content'] or '') + '<|end|>' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+# With a switch, as Qwen3's has it.
+THINKING_TEMPLATE = CHAT_TEMPLATE + (
+    "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}{{ '<think></think>' }}{% endif %}"
 )
 
 
@@ -40,7 +55,11 @@ def _byte_alphabet() -> dict[int, str]:
     return alphabet
 
 
-def vocabulary() -> tuple[dict[str, int], list[int]]:
+# White space of JSON, by the characters that stand for its bytes.
+SPACES = tuple(_byte_alphabet()[byte] for byte in b" \t\n\r")
+
+
+def vocabulary(sentence: str = SENTENCE) -> tuple[dict[str, int], list[int]]:
     """The vocabulary, and the ids of the sentence's words in their order.
 
     Text is read byte by byte: there are no merges, so the word tokens are only
@@ -52,7 +71,7 @@ def vocabulary() -> tuple[dict[str, int], list[int]]:
     for token in SPECIAL_TOKENS:
         vocab[token] = len(vocab)
     words: list[int] = []
-    for piece in _pieces(SENTENCE):
+    for piece in _pieces(sentence):
         symbol = "".join(alphabet[byte] for byte in piece.encode())
         if symbol in vocab:
             raise ValueError(f"{piece!r} would need two followers")
@@ -65,7 +84,7 @@ def _pieces(sentence: str) -> list[str]:
     """Cut the sentence into words, growing a piece until it is a new one."""
     pieces: list[str] = []
     pending = ""
-    for word in re.findall(r"\s?\S+\n?", sentence):
+    for word in re.findall(r"</?think>|\s?(?:(?!</?think>)\S)+\n?", sentence):
         pending += word
         if len(pending) > 1 and pending not in pieces:
             pieces.append(pending)
@@ -89,9 +108,10 @@ def tokenizer(vocab: dict[str, int]) -> dict[str, Any]:
                 "lstrip": False,
                 "rstrip": False,
                 "normalized": False,
-                "special": True,
+                "special": token in SPECIAL_TOKENS,
             }
-            for token in SPECIAL_TOKENS
+            for token in (*SPECIAL_TOKENS, *THINK)
+            if token in vocab
         ],
         "normalizer": None,
         "pre_tokenizer": byte_level,
@@ -112,7 +132,8 @@ def tokenizer(vocab: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def tokenizer_config(max_len: int) -> dict[str, Any]:
+def tokenizer_config(max_len: int, vocab: dict[str, int]) -> dict[str, Any]:
+    tags = {str(vocab[token]): {"content": token, "special": False} for token in THINK if token in vocab}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_len,
@@ -120,5 +141,6 @@ def tokenizer_config(max_len: int) -> dict[str, Any]:
         "eos_token": EOS,
         "pad_token": EOS,
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": THINKING_TEMPLATE if tags else CHAT_TEMPLATE,
+        **({"added_tokens_decoder": tags} if tags else {}),
     }

@@ -93,6 +93,7 @@ def test_the_command_line_tells_the_whole_story(ready: Gateway) -> None:
     shown = ready.cli("show", "demo")
     assert shown.returncode == 0
     assert "tensor parallel" in shown.stdout
+    assert "answers by a schema  proven" in shown.stdout
     assert "Attempts" in shown.stdout
     log = ready.cli("logs", "demo", "--tail", "2000").stdout
     assert "vLLM" in log

@@ -11,7 +11,7 @@ from gateway.core.chat.parsers import NONE
 from gateway.domain import Abilities, Ability, Attempt, Failure, Plan
 
 # Most tokens of an answer: small models ramble, and a model that thinks needs room before its answer begins.
-_TOKENS, _THINKING_TOKENS = 512, 2048
+_TOKENS, _THINKING_TOKENS = 256, 2048
 _WORDS = 80
 # Only words of these lists fit, so that a weak model that is held to the schema comes to an end.
 _CITIES, _UNITS = ["Paris", "Tokyo", "Lima"], ["celsius", "fahrenheit"]
@@ -28,9 +28,10 @@ ANSWER: dict[str, Any] = {
     "required": ["city", "capital"],
     "additionalProperties": False,
 }
-_TOOLS = [
-    {"type": "function", "function": {"name": TOOL, "description": "The weather of a city now.", "parameters": ARGUMENTS}}
-]
+_OFFERED = {"name": TOOL, "description": "The weather of a city now.", "parameters": ARGUMENTS}
+_TOOLS = [{"type": "function", "function": _OFFERED}]
+# Without it, engines hold a call to its form only, and not to its schema (vllm 0.33.0 tool_parsers/structural_tag_registry.py).
+_STRICT_TOOLS = [{"type": "function", "function": {**_OFFERED, "strict": True}}]
 _WEATHER = "What is the weather in Paris now, in celsius? Use the tool."
 _THINK = "Which is larger, 9.11 or 9.8? Answer in one short sentence."
 _SCHEMA = 'Is Paris a capital? Answer with a JSON object that has "city" and "capital".'
@@ -56,7 +57,7 @@ def questions(plan: Plan) -> dict[str, dict[str, Any]]:
     most = min(_THINKING_TOKENS if thinks else _TOKENS, max(1, plan.max_model_len.value // 2))
     found: dict[str, dict[str, Any]] = {}
     if plan.tool_parser.value != NONE:
-        found["required_tools"] = {**_ask(_WEATHER, most), "tools": _TOOLS, "tool_choice": "required"}
+        found["required_tools"] = {**_ask(_WEATHER, most), "tools": _STRICT_TOOLS, "tool_choice": "required"}
         found["tools"] = {**_ask(_WEATHER, most), "tools": _TOOLS, "tool_choice": "auto"}
     if thinks:
         found["reasoning"] = {**_ask(_THINK, most), "chat_template_kwargs": _THINKING}

@@ -57,7 +57,7 @@ class BufferedAnswer:
 
     def event(self, shape: Shape, status: int) -> bytes:
         """The answer as the event of an error, on one line."""
-        if shape == "anthropic":
+        if shape == "anthropic" and status >= 400:
             return named_event(anthropic_error(status, self.data), shape)
         try:
             return named_event(dump(msgspec.json.decode(self.data)), shape)

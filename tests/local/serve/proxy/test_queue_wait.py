@@ -184,10 +184,12 @@ async def test_the_anthropic_sdk_raises_an_error_that_comes_after_a_comment(soon
 def test_an_answer_that_is_no_event_stream_becomes_one_event() -> None:
     kept = BufferedAnswer()
     kept.writelines([b'{"error":\n', b'{"message": "x"}}'])
-    assert kept.event("openai") == b'data: {"error":{"message":"x"}}\n\n'
+    assert kept.event("openai", 400) == b'data: {"error":{"message":"x"}}\n\n'
+    told = b'{"type":"error","error":{"type":"invalid_request_error","message":"x"}}'
+    assert kept.event("anthropic", 400) == b"event: error\ndata: %b\n\n" % told
     for data in (b"<html>\n\n</html>", b"[" * 200_000):
         odd = BufferedAnswer()
         odd.write(data)
         odd.write(b"more")
-        value = json.loads(odd.event("anthropic").removeprefix(b"event: error\ndata: "))
+        value = json.loads(odd.event("anthropic", 200).removeprefix(b"event: error\ndata: "))
         assert value["error"]["message"].startswith("The engine's answer is no stream")

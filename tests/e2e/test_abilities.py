@@ -1,0 +1,90 @@
+"""What a model does for apps, by the official SDK through the gateway, with the real engine: the demo model that thinks and calls a tool by itself,
+and is held to a call or a schema by the engine's grammars."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.demo.checkpoint import make_model
+from gateway.demo.tokenizer import THOUGHT
+from tests.e2e.conftest import START_S, Gateway
+from tests.support.sdk_calls import openai_client
+
+pytestmark = pytest.mark.engine
+
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["celsius"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+SCHEMA = {**TOOL["function"]["parameters"], "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"type": "boolean"}}}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+ASKED: Any = [{"role": "user", "content": "What weather has Rome?"}]
+
+
+@pytest.fixture(scope="module")
+def ready(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Gateway:
+    folder = tmp_path_factory.mktemp("models") / "thinking"
+    make_model(folder, thinks=True)
+    response = gateway.client.post("/admin/models", json={"name": "thinking", "source": str(folder), "engines": ["vllm-cpu"]})
+    assert response.status_code == 202, response.text
+    gateway.until("thinking", "ready", START_S)
+    return gateway
+
+
+def test_the_model_says_what_it_does(ready: Gateway) -> None:
+    shown = {name: f"{one['state']}: {one['evidence']}" for name, one in ready.show("thinking")["abilities"].items()}
+    assert shown == {
+        "tools": "proven: it called get_weather with arguments that fit",
+        "required_tools": "proven: it called get_weather with arguments that fit",
+        "reasoning": f"proven: {len(THOUGHT)} characters of thoughts came apart from the answer",
+        "json_schema": "proven: its answer fits the schema",
+    }
+    told = ready.client.get("/v1/models/thinking").json()
+    assert {told[name] for name in shown} == {"proven"}
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_a_tool_is_called(ready: Gateway, choice: Any) -> None:
+    with openai_client(ready.url) as client:
+        answer = client.chat.completions.create(
+            model="thinking", messages=ASKED, tools=[TOOL], tool_choice=choice, max_tokens=300, temperature=0
+        )
+    [call] = answer.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    arguments = json.loads(call.function.arguments)
+    assert (arguments["unit"], set(arguments)) == ("celsius", {"city", "unit"})
+
+
+def test_an_answer_fits_its_schema(ready: Gateway) -> None:
+    with openai_client(ready.url) as client:
+        answer = client.chat.completions.create(
+            model="thinking", messages=ASKED, response_format=FORMAT, max_tokens=300, temperature=0
+        )
+    found = json.loads(answer.choices[0].message.content or "")
+    assert found["city"] in ("Paris", "Rome")
+    assert isinstance(found["unit"], bool)
+
+
+def test_thoughts_come_apart_whole_and_streamed(ready: Gateway) -> None:
+    with openai_client(ready.url) as client:
+        answer = client.chat.completions.create(model="thinking", messages=ASKED, max_tokens=300, temperature=0)
+        message: Any = answer.choices[0].message
+        assert message.reasoning == THOUGHT
+        assert message.content.startswith("<tool_call>")
+        stream = client.chat.completions.create(model="thinking", messages=ASKED, max_tokens=300, temperature=0, stream=True)
+        deltas: list[Any] = [chunk.choices[0].delta for chunk in stream if chunk.choices]
+    assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == THOUGHT
+    assert "".join(delta.content or "" for delta in deltas) == message.content
