@@ -1,6 +1,7 @@
 """The parser that a plan names reads back what the model's own chat template writes, in every engine version that has it.
 
-The golden answers are made anew by scripts/engine-answers (tests/conformance/parser_questions.py).
+The golden answers are made anew by scripts/engine-answers (parser_questions.py, and sglang_parser_questions.py for SGLang, which is asked about
+thoughts too). parser_families.txt says what each family of models is given by each version.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import pytest
 from gateway.core.chat.parsers import NONE
 from gateway.domain import ModelSpec
 from gateway.profiles import Profiles
-from tests.conformance import parser_questions
+from tests.conformance import parser_families, parser_questions, sglang_parser_questions
 from tests.conformance.dialects import Dialect, kept
 from tests.conformance.golden import pairs
 from tests.support.published import published
-from tests.support.versions import VLLM
+from tests.support.versions import SGLANG, VLLM
 
 PROFILES = Profiles()
 # model_type, where a row asks for it, by how the name of the template begins.
@@ -28,6 +29,16 @@ UNTRIED = {
 }
 # What a version's own parser does not read of what the template writes.
 UNREAD = {("0.18.0", "deepseek-ai-DeepSeek-V3.2"), ("0.19.1", "deepseek-ai-DeepSeek-V3.2"), ("0.26.0", "MiniMax-M3")}
+# The same of SGLang: "" for all its versions.
+SGLANG_UNREAD = {
+    ("", "GigaChat3", "the parser wants the special tokens around the call, which the template has and a text loses"),
+    ("", "Mistral-Small-3.2", "the template writes the id of a call too, which the parser does not take"),
+    ("", "Mistral-Nemo", "the parser wants a space that the model's tokenizer puts, and the template does not"),
+    ("", "gpt-oss", "it reads the channels of a whole conversation"),
+    ("0.5.10.post1", "Laguna-XS", "glm47 reads the calls of Laguna S, and of XS only glm45"),
+    ("0.5.23", "GLM-4.6", "the template writes a line break before the thought, which no parser of it takes"),
+    ("0.5.23", "tencent-Hy3", "the suffix of its tokens is the tokenizer's"),
+}
 # Kinds of models that must not fall out of the table.
 FAMILIES = (
     "Apertus", "ByteDance-Seed", "GLM-4.6", "GLM-4.7", "GigaChat3", "Kimi-K2", "LFM2.5-8B", "MiniMax-M2", "Mistral-Small", "NVIDIA-Nemotron-3",
@@ -64,3 +75,30 @@ def test_a_family_that_calls_tools_has_a_parser(family: str, ref: str) -> None:
     if ref.startswith("sglang") and family == "ByteDance-Seed":
         pytest.skip("SGLang 0.5.23 has no parser for Seed-OSS")
     assert NONE not in {PROFILES.parsers.of(spec(one)).tool_parser(PROFILES.engine(ref)).value for one in found}
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_sglangs_parser_reads_what_the_template_writes(version: str) -> None:
+    engine, templates = PROFILES.engine(f"sglang=={version}"), {one.name: one for one in kept()}
+    wrong = set()
+    for question, read in pairs(sglang_parser_questions, version, "9.0"):
+        model = spec(templates[question.model]).evolve(added_tokens=("<think>", "</think>"))
+        writing = PROFILES.parsers.of(model)
+        mine = (writing.tool_parser(engine) if question.about == "calls" else writing.reasoning_parser(engine)).value
+        if mine not in (NONE, *read):
+            wrong.add(question.model)
+    unread = {name for since, name, _ in SGLANG_UNREAD if since in ("", version)}
+    assert {name for name in wrong if not any(one in name for one in unread)} == set()
+    assert all(any(one in name for name in wrong) for one in unread), "an exception that is none any more"
+
+
+def test_every_family_is_given_what_the_table_of_families_says() -> None:
+    """By the registry of each version: what a version does not list it is not given."""
+    assert len(parser_families.FAMILIES) >= 25
+    assert parser_families.text(PROFILES) == parser_families.KEPT.read_text()
+    for ref in parser_families.VERSIONS:
+        flags, at = PROFILES.engine(ref).flags, parser_families.VERSIONS.index(ref)
+        for family in parser_families.FAMILIES:
+            tools, thoughts = parser_families.given(PROFILES, family)[at].split("/")
+            assert tools == "-" or tools in (flags["tool-call-parser"].choices or ()), (ref, family)
+            assert thoughts == "-" or thoughts in (flags["reasoning-parser"].choices or ()), (ref, family)
