@@ -23,9 +23,9 @@ _STEP = 100
 
 def surplus(plan: Plan, wish: Wish) -> tuple[Offer, ...]:
     """Smallest first. Never less than one whole context stays, of the length that was wished for or that is of use, nor less than the wished
-    requests at once need. Nothing where the user set the size."""
+    requests at once need. Nothing where the user set the size, or pinned the model: to give is to be started anew."""
     memory, own = plan.memory, {name.replace("_", "-") for name in wish.args}
-    if not plan.gpus or not memory.kv_tokens or not memory.kv_bytes or own & _SIZES:
+    if wish.policy.pinned or not plan.gpus or not memory.kv_tokens or not memory.kv_bytes or own & _SIZES:
         return ()
     context = plan.max_model_len.value
     if wish.goal != "context" and "max-model-len" not in own and "context-length" not in own:
