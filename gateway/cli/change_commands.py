@@ -13,7 +13,15 @@ from gateway.cli.present import print_paragraph, show_differences
 from gateway.cli.terminal import say
 
 # Options whose field of a wish has another name.
-_FIELDS = {"engine": "engines", "for": "goal", "tp": "tensor_parallel", "arg": "args", "endpoint": "endpoints"}
+_FIELDS = {
+    "engine": "engines",
+    "for": "goal",
+    "tp": "tensor_parallel",
+    "arg": "args",
+    "endpoint": "endpoints",
+    "alias": "aliases",
+    "gpu": "gpus",
+}
 
 Unset = Annotated[
     list[str] | None,

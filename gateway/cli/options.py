@@ -24,6 +24,11 @@ Goal = Annotated[
 ]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests at once that are expected.")]
 Gpus = Annotated[str | None, typer.Option(help="GPUs that it may take: all, few, a number, or UUIDs with commas between.")]
+Gpu = Annotated[
+    list[str] | None, typer.Option("--gpu", help="GPU that it may take: its number in nvidia-smi, or its UUID; repeatable.")
+]
+Aliases = Annotated[list[str] | None, typer.Option("--alias", help="Another name that clients may use; repeatable.")]
+Dtype = Annotated[str | None, typer.Option(help="Type of the weights: auto, bfloat16, float16 or float32.")]
 Context = Annotated[int | None, typer.Option(min=1, help="Tokens of context; plans with as many come first.")]
 MinContext = Annotated[int | None, typer.Option(min=1, help="Refuse plans with fewer tokens of context.")]
 MaxContext = Annotated[int | None, typer.Option(min=1, help="Never plan more tokens of context.")]
@@ -51,6 +56,9 @@ def _wished(
     goal: Goal = None,
     concurrency: Concurrency = None,
     gpus: Gpus = None,
+    gpu: Gpu = None,
+    alias: Aliases = None,
+    dtype: Dtype = None,
     context: Context = None,
     tp: Tp = None,
     min_context: MinContext = None,
@@ -69,7 +77,9 @@ def _wished(
         "image": image,
         "goal": goal,
         "concurrency": concurrency,
-        "gpus": _gpus(gpus),
+        "gpus": _gpus(gpus, gpu),
+        "aliases": alias or None,
+        "dtype": dtype,
         "context": context,
         "tensor_parallel": tp,
         "min_context": min_context,
@@ -81,7 +91,11 @@ def _wished(
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _gpus(text: str | None) -> str | int | list[str] | None:
+def _gpus(text: str | None, named: list[str] | None) -> str | int | list[str] | None:
+    if named:
+        if text is not None:
+            usage("--gpus says how many, and --gpu which: give one of them.")
+        return [part for one in named for part in one.split(",")]
     if text is None or text in ("all", "few"):
         return text
     if not text.isdecimal():

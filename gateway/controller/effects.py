@@ -474,7 +474,7 @@ class Effects:
         def report(progress: str) -> None:
             replica.progress = progress
 
-        asked = watcher.client, watcher.url, attempt.model, attempt.plan
+        asked = watcher.client, watcher.url, attempt.served_name, attempt.plan
         failure = await verify(*asked, patience_s, report, watcher.proved)
         if failure is None:
             report("verifying: tool calls, thoughts and answers by a schema")
@@ -497,7 +497,7 @@ class Effects:
             asked = attempt.evolve(abilities=abilities.unasked(attempt.plan))
             await asyncio.to_thread(self._store.save_attempt, asked)
             self._note(replica, asked)
-            engine = (watcher.client, watcher.url, attempt.model, attempt.plan)
+            engine = (watcher.client, watcher.url, attempt.served_name, attempt.plan)
             known = await shown(*engine)
             if any(one.state == "unknown" for _, one in known) and not await alive(*engine, _ALIVE_S):
                 return abilities.ended()

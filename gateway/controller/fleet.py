@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from gateway.controller.managed_model import ManagedModel, ReplicaState, route
 from gateway.controller.planner import Room
@@ -12,6 +13,7 @@ from gateway.core.sharing.surplus import kept, surplus
 from gateway.core.starts import Holder, Stage, shape
 from gateway.domain import Attempt, Failure, Holding, Instance, Offer, Sharing, Wish
 from gateway.domain.value import MOST_BYTES
+from gateway.errors import Conflict
 from gateway.routing.table import ModelRoute, RouteTable
 from gateway.store.store import Store
 
@@ -197,7 +199,18 @@ class Fleet:
         # An engine with another plan than the recorded plan is about to be replaced.
         own = [instance for instance in instances if instance.fingerprint == plans.get(instance.name)]
         running = {instance.name: instance for instance in own if instance.state == "running"}
-        return RouteTable({name: _route(model, running, self._load_wait_s) for name, model in self.models.items()})
+        routes = {name: _route(model, running, self._load_wait_s) for name, model in self.models.items()}
+        aliases = {alias: name for name, model in self.models.items() for alias in model.wish.aliases if alias not in routes}
+        return RouteTable(
+            {**routes, **{alias: replace(routes[name], name=alias, alias_of=name) for alias, name in aliases.items()}}
+        )
+
+    def check_names(self, wish: Wish) -> None:
+        """Raises Conflict where a name or an alias of a wish is a name of another model."""
+        taken = {name: other.wish.name for other in self.models.values() for name in (other.wish.name, *other.wish.aliases)}
+        for name in (wish.name, *wish.aliases):
+            if taken.get(name, wish.name) != wish.name:
+                raise Conflict(f"{name} is a name of the model {taken[name]}.", hint="Choose another one.")
 
 
 def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:

@@ -95,6 +95,7 @@ class Loop:
     async def add(self, wish: Wish) -> ManagedModel:
         """Record a new model durably, then start working on it. Raises Conflict, StoreError."""
         self._store.changeable()
+        self._fleet.check_names(wish)
         now = time.time()
         await asyncio.to_thread(self._store.add_model, wish, now)
         model = self._fleet.admit(ManagedModel(wish, now))
@@ -121,6 +122,7 @@ class Loop:
                     f"The model {name} is being changed already.",
                     hint=f"`fitserve show {name}` tells how far that is; try again then.",
                 )
+            self._fleet.check_names(wish)
             if not anew:
                 await self._effects.enforce(model, wish, model.generation)
             elif not model.serving:

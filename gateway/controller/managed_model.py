@@ -320,7 +320,7 @@ def route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: flo
         routing.RoutedReplica(
             url=instance.url,
             id=instance.name,
-            served_name=model.wish.name,
+            served_name=replica.attempt.served_name,
             capacity=capacity(replica.attempt.plan),
             key=instance.key or "",
         )

@@ -248,7 +248,7 @@ class Watcher:
         doubtful = not self.observation.frozen and self._pulse.doubtful(time.monotonic(), waited_s, self._probe_s)
         if mute or doubtful:
             asked = time.monotonic()
-            lives = await alive(self.client, self.url, self.attempt.model, self.attempt.plan, self._probe_s)
+            lives = await alive(self.client, self.url, self.attempt.served_name, self.attempt.plan, self._probe_s)
             self._pulse.asked(asked, alive=lives)
             self._answered = time.monotonic() if lives else self._answered
             self._judge()
@@ -291,7 +291,7 @@ class Watcher:
         if silent is None or min(silent, time.monotonic() - self._answered) < patience_s:
             return
         for _ in range(_CANARIES):
-            if await alive(self.client, self.url, self.attempt.model, self.attempt.plan, patience_s / 3):
+            if await alive(self.client, self.url, self.attempt.served_name, self.attempt.plan, patience_s / 3):
                 self._answered = time.monotonic()
                 return
             still = self._silent_s(self.name)

@@ -30,7 +30,7 @@ from gateway.domain import Plan, Value, Wish
 from gateway.domain.units import gib
 
 # What no engine is started again for; of the policy, all but what the engine is told.
-_LIVE = frozenset({"check", "policy"})
+_LIVE = frozenset({"aliases", "check", "policy"})
 # Of the tokens that a plan holds in the place of what serves, a plan beside that has to hold so many.
 _AS_MANY = 0.95
 

@@ -10,7 +10,7 @@ from gateway.domain.value import Scalar, Value
 
 
 class Flag(Value):
-    """One command line flag of one engine version. `ours` flags are set by the gateway and refused from users."""
+    """One command line flag of one engine version. `ours` flags are refused from users: `gateway.core.open_flags` says why."""
 
     type: Literal["int", "float", "str", "bool", "json"]
     choices: tuple[str, ...] | None = None

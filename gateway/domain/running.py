@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from gateway.domain.facts import Fact, Failure, Served
 from gateway.domain.plan import Offer, Plan, Rival
-from gateway.domain.value import EngineRef, Grade, Value
+from gateway.domain.value import EngineRef, Grade, Value, served_name
 
 # A figure that somebody else reports: a number that a clock can give.
 Positive = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
@@ -123,6 +123,11 @@ class Attempt(Value):
         """The name of its instance on the host. It follows from the attempt alone, so starting twice is starting once."""
         slug = "".join(char if char.isalnum() or char in "-_" else "-" for char in self.model.lower())
         return f"{slug}-r{self.replica}-a{self.id}"
+
+    @property
+    def served_name(self) -> str:
+        """What its engine calls the model."""
+        return served_name(self.model)
 
     @property
     def live(self) -> bool:

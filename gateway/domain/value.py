@@ -34,3 +34,9 @@ class EngineRef(Value):
 
     def __str__(self) -> str:
         return f"{self.kind}=={self.version}"
+
+
+def served_name(name: str) -> str:
+    """What a model's own engines call it: SGLang takes what stands behind a colon for the name of a LoRA adapter
+    (_parse_model_parameter in sglang/srt/entrypoints/openai/serving_base.py:40 of 0.5.10.post1)."""
+    return name.replace(":", "-")

@@ -38,13 +38,17 @@ def pinned(source: str, revision: str | None) -> str:
     return f"{source}@{revision}" if revision else source
 
 
-NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})?$"
+# `name`, `org/name`, and either with a tag: `qwen3:8b`.
+NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})?(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$"
 
 
 class Wish(Value):
     """What a user asks for: a model to run (`source`), or an engine that already runs elsewhere (`endpoints`)."""
 
     name: str = Field(pattern=NAME_PATTERN, description="name that clients put in `model`")
+    aliases: tuple[Annotated[str, Field(pattern=NAME_PATTERN)], ...] = Field(
+        (), max_length=16, description="other names by which clients may ask for it"
+    )
     source: str | None = Field(None, min_length=1, max_length=4096, description="model folder or Hugging Face repository")
     revision: str | None = Field(None, pattern=r"^[\w][\w./-]{0,127}$", description="branch, tag or commit")
     endpoints: tuple[str, ...] = Field(
@@ -70,7 +74,7 @@ class Wish(Value):
     concurrency: int | None = Field(None, ge=1, le=65536, description="requests at once that are expected; None: by the goal")
     gpus: Literal["all", "few"] | Annotated[int, Field(ge=1, le=1024)] | tuple[str, ...] | None = Field(
         None,
-        description="all, few, how many, or which (UUIDs) GPUs the model takes; None: as many as help, or few beside other models",
+        description="all, few, how many, or which GPUs (UUIDs, or their numbers as nvidia-smi has them) the model takes; None: as many as help, or few beside other models",
     )
     tensor_parallel: int | None = Field(None, ge=1, le=64)
     replicas: int | None = Field(None, ge=1, le=64, description="None: one, or as many as the plan finds useful")

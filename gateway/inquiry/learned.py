@@ -11,12 +11,12 @@ import yaml
 from pydantic import ValidationError
 
 from gateway.core import variables
+from gateway.core.open_flags import flag
 from gateway.domain import Engine, EngineRef
 from gateway.domain.likeness import like
 from gateway.errors import HostError
 from gateway.inquiry.document import StatedGpus
 from gateway.inquiry.inquirer import Inquirer
-from gateway.inquiry.open_flags import flag
 from gateway.store import atomic_file
 
 # The oldest driver that runs a CUDA version, by its major number: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1.

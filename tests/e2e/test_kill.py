@@ -12,10 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.failpoint import FAILPOINTS
+from gateway.failpoint import CHANGE_FAILPOINTS, FAILPOINTS
 from tests.e2e.conftest import Gateway, wait_for
-from tests.e2e.scripted import ENGINE, engines, scripted_gateway, starts
+from tests.e2e.scripted import ENGINE, GPU_ENGINE, engines, gpu_gateway, scripted_gateway, starts
 from tests.e2e.storm import Storm
+from tests.support.makers import machine
 from tests.support.patience import HANG_S
 from tests.support.running import model_folder
 
@@ -75,6 +76,53 @@ def test_a_death_while_a_model_is_stopped_leaves_it_stopped(tmp_path: Path, poin
         assert starts(gateway) == 1
         assert gateway.client.post("/admin/models/m/start").status_code == 202
         gateway.until("m", "ready")
+
+
+# Beside what serves; in its place, for one GPU has no room for two; and back, for the new engine says nonsense.
+_CHANGES = {
+    "Adopt.before": (None, []),
+    "Adopt.after": (None, []),
+    "Finish.before": (None, []),
+    "GoInPlace.after": ("3090", []),
+    "Leave.after": ("3090", []),
+    "Replace.after": ("3090", []),
+    "GiveUp.before": (None, ["--gibberish"]),
+    "GiveUp.after": (None, ["--gibberish"]),
+}
+
+
+@pytest.mark.parametrize("point", _CHANGES)
+def test_a_death_in_a_change_costs_one_restart(tmp_path: Path, point: str) -> None:
+    assert point in CHANGE_FAILPOINTS
+    hardware, script = _CHANGES[point]
+    made = gpu_gateway(tmp_path, machine(hardware), [], script) if hardware else scripted_gateway(tmp_path, [], script)
+    with contextlib.closing(made) as gateway:
+        gateway.environment["FITSERVE_FAILPOINT"] = point
+        gateway.start()
+        body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "engines": [GPU_ENGINE if hardware else ENGINE]}
+        assert gateway.client.post("/admin/models", json={**body, "max_context": 512, "replicas": 1}).status_code == 202
+        gateway.until("m", "ready")
+        with contextlib.suppress(httpx.HTTPError):
+            changed = gateway.client.patch("/admin/models/m", json={"max_context": 256})
+            assert changed.status_code == 202, changed.text
+        assert gateway.process is not None
+        assert gateway.process.wait(HANG_S) == -signal.SIGKILL
+        del gateway.environment["FITSERVE_FAILPOINT"]
+        gateway.start()
+
+        def over() -> bool:
+            view = gateway.show("m")
+            settled = view["change"] is None or view["change"]["state"] == "refused"
+            live = [one["instance"] for one in view["attempts"] if one["state"] == "ready"]
+            return settled and view["state"] == "ready" and len(live) == 1 and list(engines(gateway)) == live
+
+        wait_for("one engine by the wish in force", over)
+        view = gateway.show("m")
+        assert view["wish"]["max_context"] == (512 if script else 256)
+        assert (view["change"] is not None) == bool(script)
+        answer = gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3})
+        assert answer.status_code == 200, answer.text
+    assert not engines(gateway)
 
 
 def test_deaths_at_random_leave_neither_orphans_nor_twins(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from gateway.core import variables
 from gateway.core.facts.peers import P2P_OFF
 from gateway.core.planner.flags import OWN, check_text, check_value
 from gateway.domain import Engine, Scalar
+from gateway.domain.value import served_name
 from gateway.errors import BadFlag
 
 # Flags that no user gives, and plans have.
@@ -31,7 +32,7 @@ def check_command(engine: Engine, argv: tuple[str, ...], *, model: str, port: in
     if [own.get(name) for name, _ in given] != [*OWN]:
         raise BadFlag(f"The command of {engine.ref} does not end with the model, its name, and where it listens.", param="argv")
     weights, name, host, listens = (value or "" for _, value in given)
-    if (name, host, listens) != (model, "0.0.0.0", str(port)):
+    if (name, host, listens) != (served_name(model), "0.0.0.0", str(port)):
         raise BadFlag(f"The command of {engine.ref} has another name or address than its container.", param="argv")
     check_text("--model", weights, param="argv")
     if ".." in weights.split("/") or not weights.startswith(f"{folder}/"):

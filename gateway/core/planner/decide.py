@@ -119,6 +119,8 @@ def _allowed(hardware: Hardware, wish: Wish) -> Hardware:
     named = wish.gpus
     if not isinstance(named, tuple):
         return hardware.usable()
+    numbers = {str(gpu.index): gpu.uuid for gpu in hardware.gpus}
+    named = tuple(numbers.get(one, one) for one in named)
     known = {gpu.uuid for gpu in hardware.gpus}
     if missing := [uuid for uuid in named if uuid not in known]:
         raise BadRequest(

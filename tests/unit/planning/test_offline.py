@@ -57,7 +57,14 @@ def test_what_cannot_be_wished_for_is_told(folder: Path) -> None:
 
 
 def test_every_field_of_a_wish_can_be_given() -> None:
-    assert set(WishFields.__annotations__) == set(Wish.model_fields) - {"name", "source", "endpoints", "engines", "check"}
+    assert set(WishFields.__annotations__) == set(Wish.model_fields) - {
+        "name",
+        "aliases",
+        "source",
+        "endpoints",
+        "engines",
+        "check",
+    }
 
 
 def test_importing_the_package_imports_none_of_it() -> None:

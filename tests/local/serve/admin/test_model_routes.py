@@ -47,7 +47,7 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
         assert "config.json" in await refused(gateway, {"name": "m", "source": str(broken)})
         assert "model.safetensors" in await refused(gateway, {"name": "m", "source": str(cut)})
         assert "max-num-seqs" in await refused(gateway, {"name": "m", "source": good, "args": {"max-num-seq": 4}})
-        assert "set by the gateway" in await refused(gateway, {"name": "m", "source": good, "args": {"--host": "0.0.0.0"}})
+        assert "the gateway sets it" in await refused(gateway, {"name": "m", "source": good, "args": {"--host": "0.0.0.0"}})
         assert "PATH" in await refused(gateway, {"name": "m", "source": good, "env": {"PATH": "/tmp"}})
         for name in ("-m", "a/b/c", "../x", "", "a b", "m\n", "x" * 200, ".hidden"):
             assert "name" in await refused(gateway, {"name": name, "source": good})

@@ -20,6 +20,14 @@ def test_a_model_that_fits_one_gpu_gets_one_gpu() -> None:
     assert best.verdict == "ok"
 
 
+def test_a_gpu_may_be_named_by_its_number() -> None:
+    second = machine("2x3090").gpus[1]
+    assert plan("2x3090", gpus=("1",)).gpus == (second.uuid,)
+    assert plan("2x3090", gpus=(second.uuid,)).gpus == (second.uuid,)
+    with pytest.raises(FitserveError, match="no GPU 2"):
+        planned("2x3090", gpus=("2",))
+
+
 def test_two_gpus_rank_first_when_one_leaves_too_little_context() -> None:
     # 8B in bf16 leaves a 24 GiB card about 5 GiB: 40 k tokens. Twice the layers leave nothing like that.
     decision = planned("2x3090", model=spec(num_hidden_layers=44))
@@ -82,7 +90,7 @@ def test_a_user_flag_that_cannot_fit_is_refused_with_what_would() -> None:
 def test_unknown_and_reserved_flags_are_refused_with_the_nearest() -> None:
     with pytest.raises(BadFlag, match="max-num-seqs"):
         planned(args={"max-num-seq": 3})
-    with pytest.raises(BadFlag, match="set by the gateway"):
+    with pytest.raises(BadFlag, match="cannot be given"):
         planned(args={"host": "0.0.0.0"})
 
 

@@ -68,6 +68,31 @@ NARROWED = {
 }
 
 
+# What to do instead, for flags that an option of ours stands for.
+INSTEAD = {
+    "--revision": "revision *-revision",
+    "--alias, which gives a model more names": "served-model-name",
+    "--gpu, or --gpus": "device-ids device base-gpu-id gpu-id-step",
+    "--replicas": "data-parallel-size dp-size",
+    "--drafter, or --speculative": "speculative-*",
+    "--allow-remote-code": "trust-remote-code",
+    "`fitserve keys`": "*api-key",
+    "FITSERVE_ORIGINS": "allowed-origins",
+}
+
+
+def why_closed(name: str) -> tuple[str, str]:
+    """Why users may not give a flag that is closed, and what to do instead."""
+    found = (why for why, patterns in OURS.items() if _matches(name, patterns))
+    why = next(found, "it takes any text, and nobody has looked yet at what that reaches in this version")
+    option = next((option for option, patterns in INSTEAD.items() if _matches(name, patterns)), "")
+    return why, f"Use {option}." if option else "Leave it out."
+
+
+def _matches(name: str, patterns: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split())
+
+
 def flag(name: str, asked: dict[str, Any]) -> dict[str, Any]:
     """What the profile says of one flag. Another name of a flag is closed where that flag is (gateway/core/planner/flags.py)."""
     if "same_as" in asked:
@@ -78,7 +103,7 @@ def flag(name: str, asked: dict[str, Any]) -> dict[str, Any]:
         choices = [choice for choice in choices or allowed if choice in allowed]
     reviewed = name in REVIEWED.split() or name in NARROWED
     open_value = asked["type"] in ("str", "json") and not choices
-    named = any(fnmatch.fnmatchcase(name, pattern) for pattern in " ".join(OURS.values()).split())
+    named = _matches(name, " ".join(OURS.values()))
     if not reviewed and (open_value or named):
         return {"type": asked["type"], "ours": True}
     if asked["type"] == "bool" and not asked["negatable"]:

@@ -1,0 +1,51 @@
+"""`fitserve set` and `fitserve update` as users type them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.domain import LaunchSpec
+from tests.local.cli.test_main import fitserve
+from tests.support.running import model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_model_is_changed_on_the_command_line(tmp_path: Path) -> None:
+    def script(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, gibberish="--max-model-len=256" in spec.argv)
+
+    async with running(tmp_path, script) as gateway:
+
+        async def run(*arguments: str) -> Any:
+            return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
+
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        shown = await run("set", "m", "--max-context", "1024", "--alias", "other", "--dry-run")
+        assert shown.returncode == 0, shown.stderr
+        assert "max model len" in shown.stdout
+        assert (await gateway.show("m"))["wish"]["max_context"] is None
+        done = await run("set", "m", "--max-context", "1024", "--alias", "other", "--dtype", "float32", "--wait", "--json")
+        assert done.returncode == 0, done.stderr
+        view = json.loads(done.stdout)
+        assert (view["wish"]["max_context"], view["wish"]["aliases"], view["wish"]["dtype"]) == (1024, ["other"], "float32")
+        back = await run("set", "m", "--unset", "dtype", "--unset", "alias", "--wait")
+        assert back.returncode == 0, back.stderr
+        view = await gateway.show("m")
+        assert (view["wish"]["max_context"], view["wish"]["aliases"], view["wish"]["dtype"]) == (1024, [], "auto")
+        # What fails is given up, and said.
+        failed = await run("set", "m", "--max-context", "256", "--wait")
+        assert failed.returncode == 1
+        assert "was given up" in failed.stderr
+        assert "the last change was given up" in (await run("ps")).stdout
+        assert "The last change was given up" in (await run("show", "m")).stdout
+        assert "nothing newer" in (await run("update", "m")).stdout
+        assert (await run("set", "m")).returncode == 2
+        assert (await run("set", "m", "--gpus", "2", "--gpu", "0")).returncode == 2
