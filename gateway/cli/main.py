@@ -175,7 +175,7 @@ def ps(as_json: Json = False) -> None:
     rows = [
         (
             *(m["name"], m["state"], str(len(m["replicas"]) or len(m["wish"]["endpoints"]))),
-            *(residence_text(m, time.time()), detail_text(m)),
+            *(residence_text(m, time.time()), _detail(m)),
         )
         for m in listing["data"]
     ]
