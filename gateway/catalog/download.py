@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from gateway.catalog.hub import REPOSITORY, Hub
 from gateway.catalog.hub_cache import COMMIT
-from gateway.domain.units import GIB, MIB
+from gateway.domain.units import words
 from gateway.errors import BadModel
 
 # Not imported: what reads models stays out of the gateway.
@@ -52,10 +52,6 @@ class Said(NamedTuple):
     failure: str | None = None
     hint: str = ""
     checking: bool = False
-
-
-def words(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
 
 
 async def download(hub: Hub, repo: str, commit: str, report: Callable[[str], None], *, allow_remote_code: bool = False) -> Path:

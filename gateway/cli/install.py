@@ -7,6 +7,7 @@ uses the package sources that pip is configured with (index, find-links, certifi
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -17,8 +18,8 @@ from pathlib import Path
 
 from gateway.domain import Engine, Install
 from gateway.domain.units import GIB
-from gateway.errors import BadRequest, FitserveError
-from gateway.hosts.process.environment import COMPLETE, engine_dir, is_installed
+from gateway.errors import BadRequest, Conflict, FitserveError
+from gateway.hosts.process.environment import COMPLETE, engine_dir, foreign_python, is_installed, note_foreign
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 
@@ -34,8 +35,11 @@ class InstallFailed(FitserveError):
     code = "install_failed"
 
 
-def install(engine: Engine, profiles: Profiles, settings: Settings, say: Callable[[str], None]) -> Path:
-    """The environment's folder, built unless it is complete already. Raises BadRequest, InstallFailed."""
+def install(
+    engine: Engine, profiles: Profiles, settings: Settings, say: Callable[[str], None], wheels: Path | None = None
+) -> Path:
+    """The environment's folder, built unless it is complete already. wheels: a folder that has all of them; no index is asked then. Raises BadRequest,
+    InstallFailed."""
     folder = engine_dir(settings.data, engine)
     if engine.install is None:
         raise BadRequest(
@@ -53,13 +57,18 @@ def install(engine: Engine, profiles: Profiles, settings: Settings, say: Callabl
                 hint="Free space or move FITSERVE_DATA_DIR.",
             )
         say(f"Installing {engine.ref} into {folder}")
-        sources = package_sources()
-        environment = {**os.environ, **sources}
+        sources = package_sources() if wheels is None else {}
+        alone = {"UV_OFFLINE": "1", "UV_PYTHON_DOWNLOADS": "never"} if wheels is not None else {}
+        environment = {**os.environ, **sources, **alone}
         uv = find_uv()
         _run([uv, "venv", "--quiet", "--clear", "--python", engine.install.python, str(folder)], environment)
         without = (f"{package}; sys_platform == 'never'\n" for package in engine.install.without)
         (folder / _WITHOUT).write_text("".join(without))
-        _run([uv, *pip_arguments(engine.install, profiles.install_file(engine), folder, sources)], environment)
+        arguments = pip_arguments(engine.install, profiles.install_file(engine), folder, sources, wheels)
+        if wheels is None:
+            _run([uv, *arguments], environment)
+        else:
+            _run_from(wheels, [uv, *arguments], environment)
         _run(
             [str(folder / "bin" / "python"), "-c", f"import {engine.install.module}"],
             {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(Path.home())},
@@ -79,7 +88,9 @@ def find_uv() -> str:
     return found
 
 
-def pip_arguments(recipe: Install, lock_file: Path | None, folder: Path, sources: Mapping[str, str]) -> list[str]:
+def pip_arguments(
+    recipe: Install, lock_file: Path | None, folder: Path, sources: Mapping[str, str], wheels: Path | None = None
+) -> list[str]:
     """The arguments of uv that install `recipe` into `folder`."""
     arguments = ["pip", "install", "--python", str(folder / "bin" / "python"), "--link-mode", "hardlink"]
     if not sys.stderr.isatty():
@@ -93,6 +104,8 @@ def pip_arguments(recipe: Install, lock_file: Path | None, folder: Path, sources
     elif recipe.without:
         arguments += ["--overrides", str(folder / _WITHOUT)]
     arguments += recipe.packages
+    if wheels is not None:
+        return [*arguments, "--no-index", "--find-links", str(wheels)]
     if recipe.torch_backend and not _has_torch(sources.get("UV_FIND_LINKS", "")):
         arguments += ["--torch-backend", recipe.torch_backend]
     return arguments
@@ -121,6 +134,73 @@ def package_sources() -> dict[str, str]:
 
 def _has_torch(find_links: str) -> bool:
     return any(list(Path(place).glob("torch-*.whl")) for place in find_links.split() if Path(place).is_dir())
+
+
+def take(engine: Engine, python: Path, settings: Settings) -> Path:
+    """The engine's folder, which stands for an environment that exists: nothing in that is changed, now or later. Raises BadRequest, InstallFailed,
+    Conflict."""
+    # Not resolved: the link in an environment says which environment it is.
+    python = Path(os.path.abspath(python.expanduser()))  # noqa: PTH100
+    if not os.access(python, os.X_OK) or python.is_dir():
+        raise BadRequest(f"{python} is no program.", hint="Give the Python of an environment, such as VENV/bin/python.")
+    module = engine.install.module if engine.install is not None else engine.kind
+    asked = subprocess.run(
+        [str(python), "-P", "-c", _ASKS, module], capture_output=True, text=True, check=False, env=_plain(python), cwd="/"
+    )
+    if asked.returncode != 0:
+        last = asked.stderr.strip().rpartition("\n")[2]
+        raise InstallFailed(f"{python} cannot import {module}: {last}.", hint="Give the Python of an environment that has it.")
+    version, package = json.loads(asked.stdout.rpartition("\n")[2])
+    if version not in (engine.version, None) and version.partition("+")[0] != engine.version:
+        raise InstallFailed(
+            f"{python} has {module} {version}, and {engine.ref} was asked for.",
+            hint=f"`fitserve engine install {engine.kind}=={version.partition('+')[0]} --python {python}` takes that one.",
+        )
+    folder = engine_dir(settings.data, engine)
+    if is_installed(settings.data, engine) and foreign_python(folder) is None:
+        raise Conflict(f"{engine.ref} is installed in {folder} already.", hint=f"`fitserve engine rm {engine.ref}` first.")
+    shutil.rmtree(folder, ignore_errors=True)
+    note_foreign(folder, engine.ref, python, package)
+    return folder
+
+
+# The version of a module's package, and the folder that says it. Its last line: what is imported may print.
+_ASKS = """
+import importlib, importlib.metadata, json, os, sys
+importlib.import_module(sys.argv[1])
+name = importlib.metadata.packages_distributions()[sys.argv[1]][0]
+found = importlib.metadata.distribution(name)
+os.write(1, b"\\n" + json.dumps([found.version, str(found._path)]).encode())
+"""
+
+
+def _plain(python: Path) -> dict[str, str]:
+    return {"PATH": f"{python.parent}:{os.environ.get('PATH', '/usr/bin:/bin')}", "HOME": str(Path.home())}
+
+
+def _run_from(wheels: Path, command: list[str], environment: Mapping[str, str]) -> None:
+    """uv, which says in a sentence of its own what the folder does not have."""
+    if not wheels.is_dir():
+        raise BadRequest(f"There is no folder {wheels}.", hint="`--from` takes a folder of wheels.")
+    done = subprocess.run(command, env=dict(environment), check=False, stderr=subprocess.PIPE, text=True)
+    if done.returncode == 0:
+        return
+    words = " ".join(done.stderr.split())
+    missing = next((found[1] for one in _MISSING if (found := re.search(one, words))), None)
+    told = f"{wheels} has no wheel of {missing} for this Python and machine" if missing else f"uv says: {words[-500:]}"
+    raise InstallFailed(
+        f"{told}.",
+        hint=f"Add it to the folder (`pip download {missing or 'NAME'} -d FOLDER` where there is a network), and run this again.",
+    )
+
+
+_MISSING = (
+    r"Because there is no version of (\S+) and",
+    r"Because (\S+) was not found in the provided package locations",
+    r"Because only (\S+) is available",
+    r"Because only the following versions of (\S+) are available",
+    r"Because (\S+) has no wheels",
+)
 
 
 def _run(command: list[str], environment: Mapping[str, str]) -> None:

@@ -21,7 +21,16 @@ from gateway.cli.fact_commands import app as facts_app
 from gateway.cli.key_commands import app as keys_app
 from gateway.cli.options import Json, KeepAlive, Priority, absolute, wishing
 from gateway.cli.plan_commands import matrix, plan
-from gateway.cli.present import detail_text, residence_text, show_decision, show_model, status_text, table
+from gateway.cli.present import (
+    detail_text,
+    removed_weights,
+    residence_text,
+    show_decision,
+    show_disk,
+    show_model,
+    status_text,
+    table,
+)
 from gateway.cli.terminal import pour, say, told
 from gateway.domain.visible import visible_line
 from gateway.errors import FitserveError
@@ -269,15 +278,32 @@ def start(name: str, as_json: Json = False) -> None:
 def rm(
     name: str,
     wait: Annotated[bool, typer.Option("--wait", help="Return when nothing of it runs any more.")] = False,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Remove its weights from the disk too, as far as no other model needs them.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Stop a model's engines and forget it."""
     import time
 
+    if weights:
+        answer = call("DELETE", f"/admin/models/{name}?weights=true", timeout_s=None)
+        _print(answer, as_json, removed_weights(answer))
+        return
     answer = call("DELETE", f"/admin/models/{name}")
     while wait and any(model["name"] == name for model in call("GET", "/admin/models")["data"]):
         time.sleep(0.2)
     _print(answer, as_json, f"{name}: {'removed' if wait else 'stopping'}")
+
+
+@app.command()
+def df(as_json: Json = False) -> None:
+    """Show what models and engines take on the disk, when they were last used, and what no model needs."""
+    found = call("GET", "/admin/disk", timeout_s=None)
+    if as_json:
+        say(json.dumps(found, indent=2))
+    else:
+        show_disk(found)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gateway.cli.terminal import say
+from gateway.domain.units import words as size
 from gateway.domain.visible import visible_line
 
 
@@ -269,3 +270,51 @@ def show_model(view: Any) -> None:
                     say(f"     {number}. {visible_line(step)}")
                 if follows := attempt["follows"]:
                     print_paragraph(f"next: {following_text(follows)}", indent=11, first="     ")
+
+
+def show_disk(found: Any) -> None:
+    import datetime
+
+    def day(at: float) -> str:
+        return datetime.datetime.fromtimestamp(at, tz=datetime.UTC).astimezone().strftime("%F")
+
+    rows = [
+        (
+            one["repo"],
+            one["commit"][:12],
+            size(one["bytes"]),
+            day(one["last_used"]),
+            ", ".join(one["models"]) or ("no model" if one["ours"] else "no model, brought by another program"),
+        )
+        for one in found["revisions"]
+    ]
+    table(("REPOSITORY", "COMMIT", "BYTES", "LAST USED", "NEEDED BY"), rows)
+    engines = [
+        (
+            one["name"],
+            size(one["bytes"]),
+            size(one["caches_bytes"]),
+            day(one["last_used"]),
+            ", ".join(one["models"]) or "no model",
+        )
+        for one in found["engines"]
+    ]
+    if engines:
+        say("")
+        table(("ENGINE", "BYTES", "COMPILED", "LAST USED", "NEEDED BY"), engines)
+    unfinished = f", {size(found['unfinished_bytes'])} of unfinished downloads" if found["unfinished_bytes"] else ""
+    say(f"\n{found['cache']}: {size(found['cache_bytes'])}{unfinished}; {size(found['free_bytes'])} are free")
+    if found["unused_bytes"]:
+        print_paragraph(
+            f"{size(found['unused_bytes'])} of revisions that no model of this gateway needs: `fitserve rm NAME --weights` removes those of a model "
+            "with it, `hf cache rm` those of other programs.",
+            indent=0,
+        )
+
+
+def removed_weights(answer: Any) -> str:
+    gone = ", ".join(f"{repo} at {commit[:12]}" for repo, commit in answer["removed"])
+    kept = [f"{one['repo']} stays: {', '.join(one['models'])} needs it" for one in answer["kept"]]
+    return "; ".join(
+        [f"{answer['name']}: removed, {size(answer['freed_bytes'])} freed" + (f" ({gone})" if gone else ""), *kept]
+    )

@@ -29,7 +29,7 @@ from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
 from gateway.domain import Attempt, Change, Hardware, Instance, Offer, Plan, Planned, RunningPlan, Served, Wish
 from gateway.domain.plan import ALONE
-from gateway.errors import BadModel, BadRequest, Conflict, HostError, NotFound, StoreError
+from gateway.errors import BadRequest, Conflict, HostError, NotFound, StoreError
 from gateway.failpoint import Failpoint
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.routes import Routes
@@ -193,16 +193,6 @@ class Loop:
         beside = wish if hardware else self._fleet.beside(wish)
         sharing = ALONE if hardware else self._fleet.sharing(None)
         return await self._planner.decide(beside, facts, self._fleet.claims(None), hardware, others=others, sharing=sharing)
-
-    async def present_commits(self, wish: Wish) -> dict[str, str]:
-        """What `wish.commits` would be if the model were added now. Raises BadModel where the Hub cannot be asked."""
-        planned = await self.plan(wish.evolve(commits={}))
-        if planned.unasked:
-            raise BadModel(
-                f"The Hub could not be asked what {', '.join(planned.unasked)} is now.",
-                hint="Try again when it can be reached.",
-            )
-        return dict(planned.commits)
 
     async def plan_change(self, model: ManagedModel, wish: Wish) -> Planned:
         """What would be done for this wish in the place of what the model has now; nothing is recorded."""

@@ -48,3 +48,8 @@ def in_words(seconds: float) -> str:
 
 
 Duration = Annotated[float, BeforeValidator(duration), Field(json_schema_extra={"examples": ["5m", "1h30m", 300, 0, -1]})]
+
+
+def words(count: int) -> str:
+    """`21.9 GiB`, or `3.0 MiB`: of files."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"

@@ -165,7 +165,7 @@ class Planner:
                 others = (measured(one, known.about_plan(one.fingerprint)),)
             better = rival(measured(running, known.about_plan(running.fingerprint)), others, wish, needed_tokens(wish, spec))
         files = model_files(read.config, read.tensors) if fields["asking"] else None
-        return Decided(decision, files, better, hub.commits, taught, tuple(sorted(hub.unasked)))
+        return Decided(decision, files, better, hub.read, taught, tuple(sorted(hub.unasked)))
 
     def _taught(
         self, running: Plan, spec: ModelSpec, machine: Hardware, seen: Sequence[Served], known: Sequence[Fact]

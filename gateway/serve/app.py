@@ -41,7 +41,7 @@ from gateway.planning.messages import Start
 from gateway.planning.plan_process import PlanProcess
 from gateway.profiles import Profiles
 from gateway.routing.routes import Routes
-from gateway.serve.admin import bench_routes, calibration_routes, docs, fact_routes, key_routes, model_routes
+from gateway.serve.admin import bench_routes, calibration_routes, disk_routes, docs, fact_routes, key_routes, model_routes
 from gateway.serve.admin.scopes import Scopes
 from gateway.serve.host_choice import choose_host
 from gateway.serve.metrics import gauges
@@ -239,6 +239,7 @@ def create_app(
         gauges.router,
         docs.router,
         calibration_routes.router,
+        disk_routes.router,
         fact_routes.router,
         key_routes.router,
         bench_routes.router,

@@ -72,6 +72,33 @@ def test_a_model_stays_at_its_commit_and_starts_without_a_question(gateway: Gate
     assert planned.json()["plans"][0]["model"]["revision"] == MOVED
 
 
+def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(gateway: Gateway, hub: FakeHub) -> None:
+    cache = gateway.data.parent / "hf" / "hub"
+    for name in ("m", "other"):
+        assert gateway.cli("add", name, "org/name", "--wait").returncode == 0
+    found = json.loads(gateway.cli("df", "--json").stdout)
+    (one,) = found["revisions"]
+    assert (found["cache"], one["repo"], one["commit"], one["models"]) == (str(cache), "org/name", COMMIT, ["m", "other"])
+    assert one["bytes"] == sum(map(len, set(hub.repos["org/name"].files.values())))
+    assert one["ours"]
+    assert found["unused_bytes"] == 0
+    (engine,) = found["engines"]
+    assert (engine["name"], engine["models"]) == ("vllm-cpu-99.0.0", ["m", "other"])
+    shown = gateway.cli("df")
+    assert "m, other" in shown.stdout, shown.stderr
+
+    first = gateway.cli("rm", "m", "--weights")
+    assert first.stdout.strip() == "m: removed, 0.0 MiB freed; org/name stays: other needs it", first.stderr
+    gateway.until("other", "ready")
+    assert (cache / "models--org--name").is_dir()
+    last = json.loads(gateway.cli("rm", "other", "--weights", "--json").stdout)
+    assert (last["freed_bytes"], last["removed"], last["kept"]) == (one["bytes"], [["org/name", COMMIT]], [])
+    assert not (cache / "models--org--name").exists()
+    assert json.loads(gateway.cli("df", "--json").stdout)["revisions"] == []
+    # What was removed is brought again.
+    assert gateway.cli("add", "m", "org/name", "--wait").returncode == 0
+
+
 def ask_alone(gateway: Gateway) -> Any:
     """The gateway is started in a network of its own, and asked there; both are gone afterwards."""
     command = [*ALONE, sys.executable, "-m", "tests.support.alone", str(gateway.port), *gateway.command]

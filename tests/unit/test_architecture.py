@@ -22,7 +22,7 @@ ARROWS = {
     "checking": "inquiry core.model",
     "serve.workers": "serve.metrics serve.proxy routing access logging supervision settings api shared_memory",
     "serve.metrics": "serve.admin serve.proxy controller version api store",
-    "serve.admin": "calibration controller profiles core.planner access core.facts core settings store",
+    "serve.admin": "catalog calibration controller profiles core.planner access core.facts core settings store",
     "serve.proxy": "routing access api",
     "tuning": "controller core.planner core.speed core.facts supervision settings store",
     "controller": "catalog core.chat core.sharing core.planner hosts.process routing core.facts core supervision failpoint machine settings hosts store core.failures",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from gateway.core.variables import INHERITED
@@ -18,7 +19,32 @@ def engine_dir(data: Path, engine: Engine | EngineRef) -> Path:
 
 
 def is_installed(data: Path, engine: Engine | EngineRef) -> bool:
-    return (engine_dir(data, engine) / COMPLETE).is_file()
+    """A foreign environment counts while it has the version that it had when it was taken."""
+    try:
+        _, *foreign = (engine_dir(data, engine) / COMPLETE).read_text().splitlines()
+    except (OSError, ValueError):
+        # An empty file says as much as the engine's name.
+        return (engine_dir(data, engine) / COMPLETE).is_file()
+    return not foreign or all(Path(path).exists() for path in foreign)
+
+
+def foreign_python(folder: Path) -> str | None:
+    """The Python of the environment that was taken as it is, where the engine's folder stands for such a one."""
+    try:
+        return (folder / COMPLETE).read_text().splitlines()[1]
+    except (OSError, IndexError):
+        return None
+
+
+def note_foreign(folder: Path, ref: str, python: Path, package: str) -> None:
+    """The folder stands for an environment that belongs to somebody else: its `bin/python` is that one, and nothing else is in it. package: the folder of
+    the engine's version there, which goes with the version."""
+    program = folder / "bin" / "python"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    # No link: Python finds its environment by the path that it was started as.
+    program.write_text(f'#!/bin/sh\nPATH={shlex.quote(str(python.parent))}:"$PATH" exec {shlex.quote(str(python))} "$@"\n')
+    program.chmod(0o755)
+    (folder / COMPLETE).write_text(f"{ref}\n{python}\n{package}\n")
 
 
 def variables(program: str, home: Path) -> dict[str, str]:

@@ -18,10 +18,11 @@ from gateway.core.changes import Difference, of_plans, of_wishes, same_start, st
 from gateway.core.planner.explain import changes
 from gateway.domain import Abilities, Attempt, Decision, Failure, Hardware, Plan, Value, Wish
 from gateway.domain.endpoint_url import endpoint_url
-from gateway.errors import BadRequest, Conflict, NoPlan, NotFound
+from gateway.errors import BadModel, BadRequest, Conflict, NoPlan, NotFound
 from gateway.profiles import first_problem
 from gateway.serve.admin import bench_routes
 from gateway.serve.admin.bench_routes import RivalView, rival_view
+from gateway.serve.admin.disk_routes import RemovedWeights, remove_with_weights
 from gateway.settings import Settings
 
 router = APIRouter(prefix="/admin", tags=["admin"])
@@ -203,8 +204,11 @@ async def show_model(request: Request, name: str) -> Response:
 
 
 @router.delete("/models/{name:path}", status_code=202)
-async def remove_model(request: Request, name: str) -> dict[str, str]:
-    """Stop its engines and forget it."""
+async def remove_model(request: Request, name: str, weights: bool = False) -> dict[str, str] | RemovedWeights:
+    """Stop its engines and forget it. With `weights` the answer comes when nothing of it runs any more, and its weights are gone, as far as no
+    other model needs them."""
+    if weights:
+        return await remove_with_weights(request, name)
     await request.app.state.loop.remove(name)
     return {"name": name, "state": "stopping"}
 
@@ -220,6 +224,11 @@ async def change_model(request: Request, name: str, body: dict[str, Any], dry_ru
     anew, planned = starts_anew(old, wish), None
     if anew and wish.source is not None:
         planned = await loop.plan_change(model, wish)
+        if planned.unasked and "commits" in body:
+            raise BadModel(
+                f"The Hub could not be asked what {', '.join(planned.unasked)} is now; {name} stays as it is.",
+                hint="Try again when it can be reached.",
+            )
         wish = wish.evolve(commits=dict(planned.commits))
         running = [attempt.plan for attempt in model.serving]
         plan = planned.plan

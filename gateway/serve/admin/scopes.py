@@ -25,6 +25,7 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("GET", "/admin/openapi.json"): "read",
     ("GET", "/admin/hardware"): "read",
     ("POST", "/admin/calibrate"): "admin",
+    ("GET", "/admin/disk"): "read",
     ("GET", "/admin/facts"): "read",
     ("POST", "/admin/facts"): "admin",
     ("DELETE", "/admin/facts/{number}"): "admin",
