@@ -22,13 +22,15 @@ _MOST_BYTES = 1024 * 1024
 # What was last seen tells of the engine as it is now.
 _KEPT = 20
 _OK, _NOT_FOUND = 200, 404
+# To compare them takes a plan, so that it is done every few minutes.
+AGAIN_STRETCHES = 10
 # The first requests compile what was not compiled at the start.
 _COLD_S = 60.0
 
 
 @dataclass
 class _Readings:
-    """Of one engine. fresh: stretches since something was last learned from them."""
+    """Of one engine. fresh: stretches since they were last looked at together; told: they once were."""
 
     names: Mapping[str, str] | None = None
     counts: Counts | None = None
@@ -37,6 +39,7 @@ class _Readings:
     silent: bool = False
     stretches: deque[Served] = field(default_factory=lambda: deque(maxlen=_KEPT))
     fresh: int = 0
+    told: bool = False
 
 
 class Traffic:
@@ -75,10 +78,11 @@ class Traffic:
     def due(self, model: ManagedModel) -> tuple[Served, ...]:
         """What the engines of the model gave their clients, once enough of that is new; all copies have the same plan."""
         engines = [self._engines[one.instance_name] for one in model.serving if one.instance_name in self._engines]
-        if sum(one.fresh for one in engines) < LEAST_STRETCHES:
+        wanted = AGAIN_STRETCHES if any(one.told for one in engines) else LEAST_STRETCHES
+        if sum(one.fresh for one in engines) < wanted:
             return ()
         for one in engines:
-            one.fresh = 0
+            one.fresh, one.told = 0, True
         return tuple(stretch for one in engines for stretch in one.stretches)
 
     async def _read(self, replica: ReplicaState, attempt: Attempt, readings: _Readings) -> None:

@@ -90,6 +90,48 @@ async def test_what_is_served_slower_than_expected_is_learned_and_said(tmp_path:
         assert decision["plans"][0]["speed"]["stream"]["value"] < expected / 1.5
 
 
+async def test_what_is_served_much_slower_than_another_plan_should_be_is_said(tmp_path: Path) -> None:
+    def slow(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, max_model_len=400_000, counts=served(0.5))
+
+    async with running(tmp_path, slow, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
+        wish = {"engines": ["vllm==0.26.0"], "goal": "latency", "gpus": "all"}
+        await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), **wish)
+        await gateway.until("m", "ready")
+        async with asyncio.timeout(HANG_S):
+            while (rival := (await gateway.show("m"))["rival"]) is None:
+                await asyncio.sleep(0.02)
+        assert rival["gain"] > 1.15
+        assert "(served)" in rival["words"]
+
+
+async def test_what_a_neighbour_disturbs_teaches_nothing(tmp_path: Path) -> None:
+    """It answers a client all the while, on the same GPU."""
+    world, hold = World(), tmp_path / "hold"
+
+    def script(spec: LaunchSpec) -> EngineScript:
+        counts = served(0.1) if spec.model == "m" else ()
+        return EngineScript(model=spec.model, max_model_len=400_000, counts=counts, hold=hold if spec.model == "n" else None)
+
+    async with running(tmp_path, script, world, hardware=machine("3090"), nvml=two_3090()) as gateway:
+        small = {**WISH, "args": {"gpu-memory-utilization": 0.4}}
+        folder = model_folder(tmp_path / "model")
+        await gateway.add("n", folder, **small)
+        await gateway.until("n", "ready")
+        hold.touch()
+        body = {"model": "n", "prompt": "hi", "max_tokens": 4}
+        asking = asyncio.ensure_future(gateway.client.post("/v1/completions", json=body))
+        await gateway.add("m", folder, **small)
+        await gateway.until("m", "ready")
+        await looked(world, 30)
+        rows = (await gateway.client.get("/admin/facts")).json()["data"]
+        assert not asking.done()
+        assert not [row for row in rows if row["fact"]["kind"] == "speed_ratio"]
+        hold.unlink()
+        assert (await asking).status_code == 200
+        await learned(gateway)
+
+
 @pytest.mark.parametrize(
     "counts",
     [
