@@ -14,7 +14,7 @@ from gateway.core.planner.parallel import freed
 from gateway.core.planner.sizes import wanted_context
 from gateway.core.sharing.offers import shared
 from gateway.core.sharing.surplus import kept, surplus
-from gateway.domain import Attempt, Cap, Decision, Failure, Hardware, Holding, ModelSpec, Plan, Sharing, Wish
+from gateway.domain import Attempt, Cap, Decision, Failure, Hardware, Holding, ModelSpec, Plan, Policy, Sharing, Wish
 from gateway.profiles import Profiles
 from tests.support.makers import GIB, LLAMA_8B, plan, wish
 from tests.support.published import config
@@ -57,6 +57,7 @@ def test_one_whole_context_stays_and_what_was_wished_for() -> None:
 def test_nothing_is_given_of_a_size_that_the_user_set_nor_of_little() -> None:
     assert surplus(plan("3090", max_context=8192), wish(args={"gpu_memory_utilization": 0.9})) == ()
     assert surplus(plan("3090"), wish(goal="context")) == ()
+    assert surplus(plan("h200", max_context=8192), wish(max_context=8192, policy={"pinned": True})) == ()
 
 
 def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -> None:
@@ -105,16 +106,15 @@ class Machine:
 
     def sharing(self, name: str) -> Sharing:
         others = {other: one for other, one in self.serving.items() if other != name}
-        offers = [
-            offer for other, one in others.items() if other not in self.fixed for offer in surplus(one, self.wishes[other])
-        ]
+        offers = [offer for other, one in others.items() for offer in surplus(one, self.wishes[other])]
         holders = tuple(
             Holding(model=other, gives=dict.fromkeys(one.gpus, one.memory.promised_bytes)) for other, one in others.items()
         )
         return Sharing(kept(self.attempts.get(name, []), others.keys()), tuple(offers), holders)
 
     def add(self, name: str, *, pinned: bool = False) -> bool:
-        self.wishes[name] = Wish(name=name, source="m", gpus="few" if self.serving else None)
+        policy = Policy(pinned=pinned)
+        self.wishes[name] = Wish(name=name, source="m", gpus="few" if self.serving else None, policy=policy)
         self.fixed |= {name} if pinned else set()
         sharing = self.sharing(name)
         wanted = wanted_context(spec_of(name), self.wishes[name], {})
