@@ -109,11 +109,14 @@ def get_body(port: int, path: str, key: str = "") -> tuple[int, bytes]:
         connection.close()
 
 
-def wait_until(port: int, path: str, process: subprocess.Popen[bytes], seconds: float, key: str = "") -> bool:
-    """Whether a GET gave 200 in time, with the process still there."""
+def wait_until(
+    port: int, path: str, process: subprocess.Popen[bytes], seconds: float, key: str = "", holds: bytes = b""
+) -> bool:
+    """Whether a GET gave 200 with a body that `holds` this, in time, with the process still there."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
-        if get(port, path, key) == 200:
+        status, body = get_body(port, path, key)
+        if status == 200 and holds in body:
             return True
         time.sleep(0.1)
     return False

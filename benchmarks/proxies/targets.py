@@ -144,7 +144,7 @@ def fitserve(where: Where, workers: int = 1, tree: Path = ROOT) -> Started:
     answer = connection.getresponse()
     text = answer.read().decode(errors="replace")
     connection.close()
-    if answer.status >= 300 or not processes.wait_until(where.port, "/v1/models/m", process, 20, KEY):
+    if answer.status >= 300 or not processes.wait_until(where.port, "/v1/models/m", process, 20, KEY, b'"state":"ready"'):
         processes.stop(process)
         raise Missing(f"did not take the fake engine as a model: {answer.status} {text[:300]}")
     metrics = "on" if processes.get(where.port, "/metrics", KEY + "-admin") == 200 else "not there"

@@ -153,7 +153,7 @@ class Storm:
     def _time_adoption(self, began: float) -> None:
         """Only of models that were ready: what was still starting has yet to be verified."""
         listed = self.gateway.client.get("/v1/models").json()["data"]
-        if listed:
+        if any(one["state"] == "ready" for one in listed):
             self.adopted_s.append(time.monotonic() - began)
 
     def acknowledged(self) -> int:

@@ -84,7 +84,10 @@ def started(folder: Path, *flags: str, **settings: str) -> Iterator[Gateway]:
         )
         assert added.status_code == 202, added.text
         gateway.until("m", "ready")
-        wait_for("two workers", lambda: len(workers(gateway)) == 2 and gateway.client.get("/v1/models/m").is_success)
+        wait_for(
+            "two workers",
+            lambda: len(workers(gateway)) == 2 and gateway.client.get("/v1/models/m").json().get("state") == "ready",
+        )
         yield gateway
     finally:
         gateway.close()

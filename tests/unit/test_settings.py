@@ -54,6 +54,15 @@ def test_any_other_address_needs_one(monkeypatch: pytest.MonkeyPatch, host: str)
     assert load_settings().host == host
 
 
+def test_origins_of_web_pages_are_as_browsers_send_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FITSERVE_ORIGINS", "https://App.example, http://localhost:3000,tauri://localhost")
+    assert load_settings().web_origins == ("http://localhost:3000", "https://app.example", "tauri://localhost")
+    for wrong in ("app.example", "https://app.example/path", "https://a b"):
+        monkeypatch.setenv("FITSERVE_ORIGINS", wrong)
+        with pytest.raises(SettingsError, match=r"FITSERVE_ORIGINS is wrong: .* is no origin"):
+            load_settings()
+
+
 def test_variables_of_engines_are_words_of_a_shell_or_a_mapping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FITSERVE_ENGINE_ENV", "NCCL_DEBUG=WARN  TORCH_CUDA_ARCH_LIST='9.0a 10.0'\nVLLM_USE_DEEP_GEMM=0")
     found = load_settings().engine_env
