@@ -81,6 +81,8 @@ class DemandStorm(BootStorm):
             self.gateway.start()
             self._killed.clear()
             time.sleep(seconds / 2)
+            # However slow the machine is: each model has its turn.
+            wait_for("each model was answered", lambda: len(self.heard.by_model) == MODELS, 4 * HANG_S)
             self._count()
         finally:
             self._over.set()
