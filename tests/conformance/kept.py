@@ -5,6 +5,7 @@ The standard library alone: scripts/engine-answers imports this with a bare Pyth
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import re
 import shutil
@@ -29,23 +30,28 @@ class Kept(NamedTuple):
     def sources(self, engine: str, version: str) -> Path:
         """The folder that holds this version's package."""
         folder = self.folder / f"{engine}-{version}"
-        if not folder.is_dir():
-            known = tomllib.loads((ROOT / "tests/conformance/engine/wheels.toml").read_text())
-            ref = f"{engine}=={version}"
-            pin = f"{ref} {known[ref]['wheel']}" if ref in known else ""
-            if not pin:
-                sys.exit(
-                    f"{engine} {version} has no section in tests/conformance/engine/wheels.toml: add one, with the hashes of its wheel"
-                )
-            with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
-                requirement = Path(temporary, "requirement.txt")
-                requirement.write_text(pin + "\n")
-                download(temporary, "--require-hashes", "--requirement", str(requirement))
-                with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as wheel:
-                    # The metadata too: a version that cannot be asked for makes vLLM do without Triton. SGLang looks for its CUDA files.
-                    wanted = re.compile(rf"{engine}/.*\.(py|cuh|h)|[^/]*\.dist-info/METADATA")
-                    wheel.extractall(Path(temporary, "wheel"), [name for name in wheel.namelist() if wanted.fullmatch(name)])
-                Path(temporary, "wheel").rename(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with Path(f"{folder}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # others want it too, and wait until it is whole
+            if not folder.is_dir():
+                known = tomllib.loads((ROOT / "tests/conformance/engine/wheels.toml").read_text())
+                ref = f"{engine}=={version}"
+                pin = f"{ref} {known[ref]['wheel']}" if ref in known else ""
+                if not pin:
+                    sys.exit(
+                        f"{engine} {version} has no section in tests/conformance/engine/wheels.toml: add one, with the hashes of its wheel"
+                    )
+                with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
+                    requirement = Path(temporary, "requirement.txt")
+                    requirement.write_text(pin + "\n")
+                    download(temporary, "--require-hashes", "--requirement", str(requirement))
+                    with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as wheel:
+                        # The metadata too: a version that cannot be asked for makes vLLM do without Triton. SGLang looks for its CUDA files.
+                        wanted = re.compile(rf"{engine}/.*\.(py|cuh|h)|[^/]*\.dist-info/METADATA")
+                        wheel.extractall(
+                            Path(temporary, "wheel"), [name for name in wheel.namelist() if wanted.fullmatch(name)]
+                        )
+                    Path(temporary, "wheel").rename(folder)
         return folder
 
     def environment(self) -> str:

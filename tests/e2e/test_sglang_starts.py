@@ -29,6 +29,7 @@ from tests.support.versions import since
 pytestmark = pytest.mark.engine
 
 MACHINES = {"sglang==0.5.10.post1": "2x3090", "sglang==0.5.15.post1": "h200", "sglang==0.5.23": "2x5090"}
+SOURCES = (*MACHINES,)
 FORMATS = ("fp8-dynamic", "awq", "nvfp4")
 NEWER = "0.5.16"  # versions before are made for a transformers before 5.13
 EAGER = ("llama-3.1-8b", "eager")

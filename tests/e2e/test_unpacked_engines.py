@@ -37,6 +37,7 @@ pytestmark = pytest.mark.engine
 
 ASKED = {"vllm==0.19.1": (2, 1), "vllm==0.26.0": (2,), "vllm==0.33.0": (2,), "sglang==0.5.23": (1,)}
 NO_RULES = "vllm==0.30.0"
+SOURCES = (*ASKED, NO_RULES)
 SEED = config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
 # Of the published file; SGLang reads it though the layers are listed.
 SEED["text_config"]["full_attention_interval"] = 4
@@ -86,10 +87,8 @@ def questions(engine: str, sizes: Sequence[int]) -> list[Question]:
 def said(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> Said:
     """Everything is asked at once, two engines at a time: an import takes a core for 15 s."""
     folder, kept = tmp_path_factory.mktemp("asked"), Kept(ROOT / ".cache/engines")
-    kept.folder.mkdir(parents=True, exist_ok=True)
-    names = [*ASKED, NO_RULES]
     with ThreadPoolExecutor(3) as pool:
-        sources = dict(zip(names, pool.map(lambda name: kept.sources(*name.split("==")), names), strict=True))
+        sources = dict(zip(SOURCES, pool.map(lambda name: kept.sources(*name.split("==")), SOURCES), strict=True))
     python = engines / ENGINE.replace("==", "-") / "bin/python"
     host, cache = Unpacked(python, sources, folder / "asking"), AnswerCache(folder / "answers")
     model, turns = model_files(SEED, None), asyncio.Semaphore(2)
