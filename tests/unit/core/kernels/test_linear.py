@@ -194,7 +194,7 @@ def test_any_layer_gets_the_same_answer_twice_and_never_an_error(
 ) -> None:
     choice = choose(RULES[version], shape, capability, disabled=disabled, forced=forced)
     assert choice == choose(RULES[version], shape, capability, disabled=disabled, forced=forced)
-    assert (choice.kernel is not None) == (choice.status == "ok")
+    assert (choice.kernel is not None) == (choice.status in ("ok", "crash"))
     assert choice.status == "ok" or choice.refused
     assert all(refusal.reason for refusal in choice.refused)
     assert choice.kernel not in {refusal.kernel for refusal in choice.refused}
