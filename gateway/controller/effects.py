@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from functools import partial
 
 import structlog
 
@@ -398,7 +397,10 @@ class Effects:
             attempt = await self._pin(model, replica, attempt, report)
         entry = RunningEngine(wish=model.wish_of(replica), created_at=model.created_at, attempt=attempt)
         await asyncio.to_thread(self._running.write, attempt.instance_name, entry)
-        turn = partial(self._gate.turn, attempt, report)
+
+        async def turn(sizes: bool) -> int | None:
+            return await self._gate.turn(attempt, report, sizes=sizes)
+
         await self._launcher.launch(attempt, report, turn, allow_remote_code=model.wish_of(replica).policy.allow_remote_code)
 
     async def _replaced(self, model: ManagedModel, engine: EngineRef) -> bool:
@@ -522,7 +524,7 @@ class Effects:
 
     async def fail(self, replica: ReplicaState, attempt: Attempt, failure: Failure) -> None:
         now = time.time()
-        disturbed = self._gate.disturbance(attempt)
+        disturbed = self._gate.failed(attempt, failure) or self._gate.disturbance(attempt)
         if not disturbed and failure.proves != "nothing" and attempt.state == "starting":
             disturbed, _ = await self._gate.since(attempt)
         failure = excused(attempt, failure, disturbed)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gateway.catalog.model_folder import check_unmoved, reach, shared_blobs
-from gateway.core.planner.flags import launch_spec
+from gateway.core.planner.flags import CACHE_BYTES, launch_spec
 from gateway.domain import Attempt, Engine, EngineRef, LaunchSpec, ModelRef, Mount
 from gateway.errors import BadModel
 from gateway.hosts.host import Host
@@ -21,6 +21,8 @@ from gateway.hosts.process.environment import engine_dir
 from gateway.settings import Settings
 
 Report = Callable[[str], None]
+Turn = Callable[[bool], Awaitable[int | None]]
+"""Asked whether the engine can be given its KV cache in bytes; the answer comes when it may start, with the bytes."""
 
 
 class Download(Protocol):
@@ -38,18 +40,18 @@ class Launcher:
     profile_of: Callable[[EngineRef], Engine]
     download: Download
 
-    async def launch(
-        self, attempt: Attempt, report: Report, turn: Callable[[], Awaitable[None]], *, allow_remote_code: bool
-    ) -> None:
+    async def launch(self, attempt: Attempt, report: Report, turn: Turn, *, allow_remote_code: bool) -> None:
         """Bring engine and weights here and start the engine once `turn` returns. Raises HostError, BadModel and their kin."""
         plan = attempt.plan
         await self.host.prepare(plan.engine, report)
         weights = await self._weights(plan.model, report, allow_remote_code=allow_remote_code)
         drafter = await self._weights(plan.drafter, report, allow_remote_code=False) if plan.drafter else None
-        await turn()
+        # Beside the event loop: a profile is read.
+        engine = await asyncio.to_thread(self.profile_of, plan.engine)
+        given = any(item.startswith(f"--{CACHE_BYTES}=") for item in plan.argv)
+        cache_bytes = await turn(CACHE_BYTES in engine.flags and not given)
         report("starting the engine")
-        # Beside the event loop: a profile is read for it, and folders are looked at.
-        spec = partial(self._spec, attempt, weights, drafter, remote_code=allow_remote_code)
+        spec = partial(self._spec, engine, attempt, weights, drafter, cache_bytes, remote_code=allow_remote_code)
         await self.host.start(await asyncio.to_thread(spec))
 
     async def _weights(self, model: ModelRef, report: Report, *, allow_remote_code: bool) -> Path:
@@ -59,8 +61,16 @@ class Launcher:
             return folder
         return await self.download(model.source, model.revision, report, allow_remote_code=allow_remote_code)
 
-    def _spec(self, attempt: Attempt, weights: Path, drafter: Path | None, *, remote_code: bool) -> LaunchSpec:
-        engine = self.profile_of(attempt.plan.engine)
+    def _spec(
+        self,
+        engine: Engine,
+        attempt: Attempt,
+        weights: Path,
+        drafter: Path | None,
+        cache_bytes: int | None,
+        *,
+        remote_code: bool,
+    ) -> LaunchSpec:
         mounts: tuple[Mount, ...] = ()
         environment: str | None = str(engine_dir(self.settings.data, engine))
         if self.host.kind == "docker":
@@ -78,6 +88,7 @@ class Launcher:
             mounts=mounts,
             environment=environment,
             drafter=str(drafter) if drafter else None,
+            cache_bytes=cache_bytes,
             remote_code=remote_code,
         )
 

@@ -16,6 +16,7 @@ from gateway.core.starts import (
     Holdup,
     Reading,
     Start,
+    cache_bytes,
     changed,
     disturbances,
     holdup,
@@ -72,6 +73,10 @@ class StartGate:
         """By instance, what its GPUs had just before it was let through."""
         self._restless: dict[str, float] = {}
         """By instance that waits, since when it looks at what else runs."""
+        self._sized: set[str] = set()
+        """Instances that were given their KV cache in bytes."""
+        self._measuring: set[str] = set()
+        """Models whose engines measure, for one that was given bytes has failed."""
         self._numbers: dict[str, str] = {}
         """By UUID, the numbers of GPUs, for people."""
         self._looked = asyncio.Event()
@@ -82,7 +87,7 @@ class StartGate:
         now, before = time.monotonic(), self._holders
         running = {instance.name for instance in instances if instance.state == "running"}
         seen = self._engines.holders(running, self._begun, now)
-        self._holders = {one.instance: _since(one, before.get(one.instance)) for one in seen}
+        self._holders = {one.instance: _since(self._known(one), before.get(one.instance)) for one in seen}
         # What runs already when the gateway is started disturbs nobody by being seen.
         before = before if self._seen_once else self._holders
         self._seen_once = True
@@ -90,6 +95,7 @@ class StartGate:
             self._disturbed[instance] = now, how
         self._readings = {name: read for name, read in self._readings.items() if name in self._holders or name in self._waiting}
         self._disturbed = {name: noted for name, noted in self._disturbed.items() if name in self._holders}
+        self._sized &= self._holders.keys() | self._waiting.keys()
         self._looked.set()
         self._looked = asyncio.Event()
 
@@ -101,9 +107,11 @@ class StartGate:
         at, how = self._disturbed.get(attempt.instance_name, (0.0, ""))
         return how if attempt.state == "starting" or time.monotonic() - at < _ECHO_S else ""
 
-    async def turn(self, attempt: Attempt, report: Callable[[str], None]) -> None:
-        """Returns when the engine may start; from then on it counts as one that loads. Raises WithdrawnError."""
-        start = start_of(attempt)
+    async def turn(self, attempt: Attempt, report: Callable[[str], None], *, sizes: bool = False) -> int | None:
+        """Returns when the engine may start, with the bytes of its KV cache where it is not to measure; from then on it counts as one that loads.
+        sizes: the engine can be given bytes. Raises WithdrawnError."""
+        count = cache_bytes(attempt.plan) if sizes and attempt.model not in self._measuring else None
+        start = start_of(attempt, sized=count is not None)
         try:
             self._waiting[start.instance] = start
             if not self._seen_once:
@@ -121,7 +129,22 @@ class StartGate:
             self._restless.pop(start.instance, None)
         self._begun.add(start.instance)
         self._disturbed.pop(start.instance, None)
-        self._holders[start.instance] = Holder(start.instance, start.model, start.gpus, start.shape, "loads", time.monotonic())
+        if start.sized:
+            self._sized.add(start.instance)
+        self._holders[start.instance] = self._known(
+            Holder(start.instance, start.model, start.gpus, start.shape, "loads", time.monotonic())
+        )
+        return count
+
+    def failed(self, attempt: Attempt, failure: Failure) -> str:
+        """Take note of a failure. Why it tells nothing of the plan, where the engine was not to measure and lacked memory; "" else."""
+        if failure.proves != "memory" or attempt.instance_name not in self._sized:
+            return ""
+        self._measuring.add(attempt.model)
+        return f"{attempt.model} was given its KV cache in bytes, and measures from now on"
+
+    def _known(self, one: Holder) -> Holder:
+        return replace(one, sized=one.instance in self._sized)
 
     async def _quiet(self, attempt: Attempt, start: Start, report: Callable[[str], None]) -> bool:
         """Whether nobody else changes the memory of its GPUs now; what they have then is remembered. Raises WithdrawnError where they have

@@ -6,11 +6,13 @@
 
 An engine measures the free memory of its GPUs while it starts, and takes for its own use whatever changes meanwhile: vLLM from
 `request_memory` to the end of `determine_available_memory`, SGLang from `init_torch_distributed` to the end of `init_memory_pool`. So of
-the engines that share a GPU one at a time is before its KV cache stands; on different GPUs they start side by side.
+the engines that measure on a GPU one at a time is before its KV cache stands; on different GPUs they start side by side.
 
-A number of bytes for the KV cache (`--kv-cache-memory-bytes`) is no way around that. vLLM compares free memory with its share before
-anything else all the same (request_memory, vllm/v1/worker/utils.py:425 of 0.26.0, :716 of 0.33.0), and then keeps to that share no longer
-(vllm/v1/worker/gpu_worker.py:462 of 0.26.0, :656 of 0.33.0): what an estimate lacks would be missing while it serves.
+A vLLM that is given its KV cache in bytes (`--kv-cache-memory-bytes`) measures nothing: it compares the free memory with its share once
+(request_memory, vllm/v1/worker/utils.py:425 of 0.26.0, :716 of 0.33.0), which holds because the plans of a GPU never promise more than there is, and then
+takes these bytes (vllm/v1/worker/gpu_worker.py:462 of 0.26.0, :656 of 0.33.0). So engines that are `sized` start side by side on one GPU too. What
+the estimate lacks would be missing while the engine serves, so the bytes are what the plan leaves with its own band of error, and a part of
+the GPU less; a model whose engine failed so measures from then on.
 """
 
 from __future__ import annotations
@@ -40,11 +42,17 @@ _WORDS: Mapping[Stage, str] = {
 _STILL = ("warms", "stands")
 
 
+# A plan that leaves so much of its GPUs expects others there.
+_OTHERS_SHARE = 0.85
+# Of a GPU, what estimates were off by on real ones: 0.1 to 0.7 % of the KV cache.
+_OFF = 0.01
+
+
 @dataclass(frozen=True)
 class Holder:
     """An engine that is there. loads: its KV cache does not stand yet. warms: that stands, and graphs and workspaces are still to come.
     ends: it was told to stop. since: when that stage began, in seconds. measures: a start that has imported its code, and so looks at
-    its GPUs. proved: it has generated tokens."""
+    its GPUs. proved: it has generated tokens. sized: it was given its KV cache in bytes."""
 
     instance: str
     model: str
@@ -54,11 +62,13 @@ class Holder:
     since: float = 0.0
     measures: bool = True
     proved: bool = False
+    sized: bool = False
 
 
 @dataclass(frozen=True)
 class Start:
-    """An engine that wants to start. order: the smaller goes first. proven: its very plan has generated tokens before."""
+    """An engine that wants to start. order: the smaller goes first. proven: its very plan has generated tokens before. sized: it would be given its
+    KV cache in bytes."""
 
     instance: str
     model: str
@@ -66,6 +76,7 @@ class Start:
     shape: str
     order: int
     proven: bool
+    sized: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,10 +88,22 @@ class Holdup:
     gpu: str | None = None
 
 
-def start_of(attempt: Attempt) -> Start:
+def start_of(attempt: Attempt, *, sized: bool = False) -> Start:
     """Attempts are numbered as they are made: who has waited longest goes first, and after a boot the oldest model."""
-    proven = attempt.plan.grade == "verified"
-    return Start(attempt.instance_name, attempt.model, frozenset(attempt.plan.gpus), shape(attempt.plan), attempt.id, proven)
+    plan = attempt.plan
+    proven = plan.grade == "verified"
+    return Start(attempt.instance_name, attempt.model, frozenset(plan.gpus), shape(plan), attempt.id, proven, sized)
+
+
+def cache_bytes(plan: Plan) -> int | None:
+    """Bytes of KV cache on each GPU for an engine that is not to measure. None where it has its GPUs for itself, or where what would be left is
+    no whole context."""
+    memory = plan.memory
+    if not plan.gpus or memory.promised_bytes > _OTHERS_SHARE * memory.gpu_bytes or not memory.kv_bytes_per_token:
+        return None
+    count = memory.kv_bytes - int(_OFF * memory.gpu_bytes)
+    whole = plan.max_model_len.value * memory.kv_bytes / max(1, memory.kv_tokens)
+    return count if count >= max(whole, memory.kv_bytes / 2) else None
 
 
 def shape(plan: Plan) -> str:
@@ -94,7 +117,8 @@ def holdup(start: Start, waiting: Iterable[Start], holders: Iterable[Holder], no
     """Why the start has to wait. limit_s: who loads or ends for longer than that holds nobody up any more."""
     fresh = [one for one in holders if one.instance != start.instance and (one.stage in _STILL or now - one.since < limit_s)]
     for one in fresh:
-        if one.stage not in _STILL and (shared := one.gpus & start.gpus):
+        beside = start.sized and one.sized and one.stage == "loads"
+        if one.stage not in _STILL and not beside and (shared := one.gpus & start.gpus):
             return Holdup(one.model, _WORDS[one.stage], min(shared))
     # Of copies whose plan nobody has seen work the first start proves it: a plan that fails, fails once.
     copies = [one for one in fresh if (one.model, one.shape) == (start.model, start.shape) and one.stage != "ends"]
@@ -103,6 +127,8 @@ def holdup(start: Start, waiting: Iterable[Start], holders: Iterable[Holder], no
     for earlier in sorted(waiting, key=lambda one: one.order):
         if earlier.order >= start.order:
             break
+        if earlier.sized and start.sized:
+            continue
         if shared := earlier.gpus & start.gpus:
             return Holdup(earlier.model, "starts first", min(shared))
     return None
@@ -118,7 +144,8 @@ def disturbances(before: Iterable[Holder], now: Iterable[Holder]) -> Iterator[tu
         small = stage == "warms" or (was, stage) == ("warms", "stands")
         done = f"{one.model} {_WORDS[stage] if stage is not None else 'came to its end'} on the same GPU"
         for other in new.values():
-            if other.instance != instance and one.gpus & other.gpus and (other.measures or not small):
+            heeds = (other.measures or not small) and not (other.sized and one.sized)
+            if other.instance != instance and one.gpus & other.gpus and heeds:
                 yield other.instance, done
 
 

@@ -5,7 +5,7 @@
 FOLDER has what all processes use of the GPUs (pretended_gpus.py), and a line in `measured` for each KV cache that was made. What it takes
 follows from the model's config.json and its flags. The order is that of vLLM 0.26.0: a CUDA context, free memory compared with its share
 (v1/worker/utils.py:425), the weights, a profile run, the check of that run and what is left for the KV cache (v1/worker/gpu_worker.py:482
-to 545), the cache, graphs. Standard library only.
+to 545) or the bytes that it was given (:462 to 480), the cache, graphs. Standard library only.
 """
 
 from __future__ import annotations
@@ -91,13 +91,18 @@ def start(folder: Path, total: int, flags: dict[str, str], config: dict[str, Any
     gpu.take(ACTIVATION)
     wait(PROFILE_S)
     gpu.take(-ACTIVATION)
-    after = gpu.free
-    if before < after:
+    after, sized = gpu.free, int(flags.get("kv-cache-memory-bytes", "0"))
+    if before < after and not sized:
         fail(
             f"AssertionError: Error in memory profiling. Initial free memory {gib(before)} GiB, current free memory {gib(after)} GiB."
         )
-    cache = requested - (before - after - torch) - ACTIVATION - torch
-    info(f"Available KV cache memory: {gib(cache)} GiB")
+    cache = sized or requested - (before - after - torch) - ACTIVATION - torch
+    if sized:
+        info(
+            f"Initial free memory {gib(before)} GiB, reserved {gib(cache)} GiB memory for KV Cache as specified by kv_cache_memory_bytes config"
+        )
+    else:
+        info(f"Available KV cache memory: {gib(cache)} GiB")
     if cache <= 0:
         fail(
             "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
@@ -110,7 +115,8 @@ def start(folder: Path, total: int, flags: dict[str, str], config: dict[str, Any
         )
     info(f"GPU KV cache size: {cache // per_token(config):,} tokens")
     gpu.take(cache)
-    told = {"model": flags["served-model-name"], "pid": os.getpid(), "bytes": cache, "alone": cache_alone(config, total, share)}
+    alone = cache_alone(config, total, share)
+    told = {"model": flags["served-model-name"], "pid": os.getpid(), "bytes": cache, "alone": alone, "sized": bool(sized)}
     with (folder / "measured").open("a") as file:
         file.write(json.dumps(told) + "\n")
     say("Capturing CUDA graphs (decode, FULL): 100%|##########| 51/51 [00:00<00:00, 185.04it/s]")

@@ -16,6 +16,8 @@ from gateway.errors import BadFlag
 _MAX_VALUE = 8192
 # What no user gives, whatever a profile says; by the planner's names, like all of these.
 OWN = ("model", "served-model-name", "host", "port")
+# How a vLLM is told how much KV cache to make, so that it need not measure.
+CACHE_BYTES = "kv-cache-memory-bytes"
 # The planner computes with these, so a value that no engine takes would make a plan of nonsense.
 _RANGES: dict[str, tuple[float, float]] = {
     "tensor-parallel-size": (1, 64),
@@ -25,7 +27,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max-num-batched-tokens": (1, 10**9),
     "block-size": (1, 2**16),
     "gpu-memory-utilization": (0.01, 1),
-    "kv-cache-memory-bytes": (1, 2**50),
+    CACHE_BYTES: (1, 2**50),
 }
 
 
@@ -77,12 +79,13 @@ def launch_spec(
     mounts: Iterable[Mount],
     environment: str | None,
     drafter: str | None = None,
+    cache_bytes: int | None = None,
     remote_code: bool = False,
 ) -> LaunchSpec:
     """The plan made concrete for one host.
 
     `weights` and `drafter` are the model folders as the engine sees them; `environment` the folder of the engine's virtual
-    environment, or None when the engine runs in its container. remote_code: the code of the model's repository may run.
+    environment, or None when the engine runs in its container. cache_bytes: of KV cache on each GPU, for an engine that is not to measure. remote_code: the code of the model's repository may run.
     """
     program = engine.container_command if environment is None else engine.process_command
     argv = tuple(part.replace("{env}", environment or "") for part in program)
@@ -98,6 +101,7 @@ def launch_spec(
         # Ours come last, and parsers take the last one, so nothing in a plan can displace them.
         argv=argv
         + tuple(_drafting(item, drafter) for item in plan.argv)
+        + (arguments({CACHE_BYTES: cache_bytes}) if cache_bytes is not None else ())
         + arguments({engine.spelling.get(flag, flag): value for flag, value in own.items()}),
         env={**engine.env, **plan.env},
         gpus=plan.gpus,

@@ -33,7 +33,7 @@ class Docker:
         self.started.append(spec)
 
 
-async def at_once() -> None: ...
+async def at_once(_sizes: bool) -> None: ...
 
 
 async def mounted(tmp_path: Path, folder: Path) -> tuple[Mount, ...]:

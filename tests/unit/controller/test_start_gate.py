@@ -54,7 +54,7 @@ def gate(seen: Seen) -> StartGate:
     return StartGate(seen, hardware, 1800.0)
 
 
-async def turned(asked: StartGate, one: Attempt, words: list[str]) -> asyncio.Task[None]:
+async def turned(asked: StartGate, one: Attempt, words: list[str]) -> asyncio.Task[int | None]:
     task = asyncio.create_task(asked.turn(one, words.append))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -186,3 +186,26 @@ def test_a_plan_that_is_tried_beside_what_serves_is_there_for_the_gate_too() -> 
     assert {one.instance: one.proved for one in fleet.holders(names, set(), 1.0)} == dict(
         zip(sorted(names), (True, False), strict=True)
     )
+
+
+async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
+    seen, shared = Seen(), plan(replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78})
+    asked = gate(seen)
+    asked.look([])
+    one = attempt(9, plan=shared.evolve(gpus=(UUID,)), model="new")
+    assert await asked.turn(one, lambda _: None) is None, "its engine takes no bytes"
+    assert await asked.turn(one, lambda _: None, sizes=True)
+    oom = Failure(kind="gpu_oom", phase="capturing graphs", message="out of memory", proves="memory")
+    assert "measures from now on" in asked.failed(one, oom)
+    again = attempt(10, plan=one.plan, model="new")
+    assert await asked.turn(again, lambda _: None, sizes=True) is None
+    assert not asked.failed(again, oom), "a measuring engine that lacks memory says what is so"
+
+
+async def test_a_kernel_that_fails_fails_whoever_was_given_bytes_too() -> None:
+    asked = gate(Seen())
+    asked.look([])
+    shared = plan(replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78})
+    one = attempt(9, plan=shared.evolve(gpus=(UUID,)), model="new")
+    assert await asked.turn(one, lambda _: None, sizes=True)
+    assert not asked.failed(one, Failure(kind="kernel_refused", phase="loading weights", message="no kernel", proves="kernel"))

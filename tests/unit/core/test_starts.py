@@ -12,6 +12,7 @@ from gateway.core.starts import (
     Holdup,
     Reading,
     Start,
+    cache_bytes,
     changed,
     disturbances,
     holdup,
@@ -34,7 +35,7 @@ def holder(name: str, *gpus: str, stage: Any = "loads", **fields: Any) -> Holder
 
 
 def start(name: str, *gpus: str, order: int = 1, proven: bool = False, **fields: Any) -> Start:
-    return Start(name, name.partition("-")[0], frozenset(gpus), fields.pop("shape", name), order, proven)
+    return Start(name, name.partition("-")[0], frozenset(gpus), fields.pop("shape", name), order, proven, **fields)
 
 
 def held(asking: Start, *others: Holder, waiting: tuple[Start, ...] = (), now: float = 0.0) -> Holdup | None:
@@ -49,6 +50,33 @@ def test_on_one_gpu_engines_start_one_after_the_other_and_on_others_side_by_side
     assert held(asking, holder("a", "G1", stage="ends")) == Holdup("a", "is being stopped", "G1")
     assert held(asking, holder("a", "G1", stage="warms")) is None
     assert held(asking, holder("a", "G1", stage="stands")) is None
+
+
+def test_engines_that_are_given_their_kv_cache_start_side_by_side_and_beside_nobody_who_measures() -> None:
+    asking = start("b", "G0", sized=True)
+    assert held(asking, holder("a", "G0", sized=True)) is None
+    assert held(asking, holder("a", "G0")) == Holdup("a", "loads its weights", "G0")
+    assert held(asking, holder("a", "G0", stage="ends", sized=True)) == Holdup("a", "is being stopped", "G0")
+    assert held(start("c", "G0"), holder("a", "G0", sized=True)) == Holdup("a", "loads its weights", "G0")
+    assert held(asking, waiting=(start("d", "G0", order=0, sized=True),)) is None
+    assert held(asking, waiting=(start("d", "G0", order=0),)) == Holdup("d", "starts first", "G0")
+
+
+def test_who_is_given_its_kv_cache_is_disturbed_by_nobody_who_is_too() -> None:
+    sized, other, measuring = holder("a", "G0", sized=True), holder("b", "G0", sized=True), holder("c", "G0")
+    assert not [*disturbances((sized,), (sized, other))]
+    assert {name for name, _ in disturbances((sized, measuring), (sized, measuring))} == {"a", "c"}
+
+
+def test_only_a_plan_that_leaves_room_for_others_gives_bytes_and_never_less_than_a_context() -> None:
+    alone = plan(replicas=1, tensor_parallel=1, max_context=8192)
+    shared = plan(replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78})
+    assert cache_bytes(alone) is None
+    count = cache_bytes(shared)
+    assert count == shared.memory.kv_bytes - shared.memory.gpu_bytes // 100
+    tight = shared.evolve(max_model_len=shared.max_model_len.evolve(value=shared.memory.kv_tokens))
+    assert cache_bytes(tight) is None, "what is given would hold no whole context"
+    assert cache_bytes(shared.evolve(gpus=())) is None
 
 
 def test_engines_without_a_gpu_wait_for_nobody() -> None:
