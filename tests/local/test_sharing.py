@@ -59,6 +59,23 @@ def test_small_models_added_one_after_the_other_all_serve_and_the_first_gives_wh
         storm.close()
 
 
+def test_a_share_that_the_user_set_and_that_is_not_free_is_asked_of_others_or_refused(tmp_path: Path) -> None:
+    storm = BootStorm(tmp_path, models=2, gpus=1, snapshot="3090")
+    share = {"args": {"gpu-memory-utilization": 0.6}}
+    try:
+        storm.gateway.start()
+        storm.add("m0", **share, policy={"pinned": True})
+        ready(storm, "m0")
+        storm.add("m1", **share)
+        wait_for("m1 has no plan", lambda: shown(storm, "m1")["state"] == "no_plan")
+        assert "gpu-memory-utilization=0.6 was set" in shown(storm, "m1")["detail"]
+        storm.gateway.client.patch("/admin/models/m0", json={"policy": {"pinned": False, "keep_alive": "0"}}).raise_for_status()
+        ready(storm, "m1")
+        assert all(not shown(storm, name)["attempts"][0]["failure"] for name in storm.names)
+    finally:
+        storm.close()
+
+
 def test_models_added_at_once_share_and_after_a_power_cut_all_have_what_they_had(tmp_path: Path) -> None:
     storm = BootStorm(tmp_path, models=4, gpus=1, snapshot="3090")
     try:

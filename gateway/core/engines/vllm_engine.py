@@ -10,6 +10,7 @@ from typing import ClassVar
 from gateway.core.attention.vllm_attention import layer_attention
 from gateway.core.attention.vllm_rules import AttentionRules
 from gateway.core.engines.candidate import Budget, Candidate, Default, Footprint
+from gateway.core.engines.planning_input import available_bytes
 from gateway.core.engines.refusal import Refused
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
@@ -168,6 +169,11 @@ class VllmRules:
         seen = candidate.seen_bytes
         if "gpu-memory-utilization" in candidate.args:
             share = float(candidate.args["gpu-memory-utilization"])
+            found = ((available_bytes(gpu, candidate.given.claims), gpu.total_bytes or seen) for gpu in candidate.group)
+            free, total = min(found, key=lambda one: one[0] - one[1] * share)
+            if total * share > free:  # the engine would compare the same, and end
+                reason = f"--gpu-memory-utilization={share:g} was set, which is {gib(round(total * share))} of a GPU that has {gib(free)} free"
+                raise Refused("no_memory", reason, "your flag")
             return Budget(round(seen * share), {}, f"utilization {share:.2f}, set by the user")
         spared = _CONSERVATIVE if candidate.variant.conservative else 0
         share = self._share(footprint, candidate.engine.default_utilization - spared)
