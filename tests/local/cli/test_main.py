@@ -198,7 +198,8 @@ def test_the_doctor_says_what_to_do(tmp_path: Path) -> None:
     blocked.write_text("")
     assert fitserve("doctor", FITSERVE_DATA_DIR=str(blocked / "data")).returncode == 1
     fresh = tmp_path / "fresh"
-    mended = json.loads(fitserve("doctor", "--fix", "--json", FITSERVE_DATA_DIR=str(fresh)).stdout)
+    places = {"FITSERVE_DATA_DIR": str(fresh), "FITSERVE_MODELS_DIR": f"{fresh}/models"}
+    mended = json.loads(fitserve("doctor", "--fix", "--json", **places).stdout)
     assert [check["fixed"] for check in mended if check["name"] == "data folder"] == [f"made, made {fresh}/models"]
     assert fresh.stat().st_mode & 0o777 == 0o700
 
