@@ -113,7 +113,9 @@ async def test_errors_have_anthropics_shape_under_its_paths() -> None:
             ):
                 response = await client.post("/v1/messages", json=body)
                 assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
-            assert (await client.post("/v1/chat/completions", json=ASK)).status_code == 401
+            # The same header lets in on all paths of inference, for Anthropic's SDK lists models there; errors keep the shape of the path.
+            response = await client.post("/v1/chat/completions", json=ASK)
+            assert (response.status_code, "type" in response.json()) == (502, False)
 
 
 async def test_a_stream_of_messages_that_breaks_ends_with_an_error_event(gateway: Gateway) -> None:

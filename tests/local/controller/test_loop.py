@@ -102,7 +102,7 @@ async def test_an_engine_that_answers_nonsense_is_never_routed(
         assert len(view["attempts"]) == 2
         assert len({attempt["fingerprint"] for attempt in view["attempts"]}) == 2
         assert {attempt["failure"]["kind"] for attempt in view["attempts"]} <= {"gibberish", "verification_failed"}
-        assert (await gateway.client.get("/v1/models")).json()["data"] == []
+        assert [one["state"] for one in (await gateway.client.get("/v1/models")).json()["data"]] == ["no_plan"]
 
 
 async def test_a_long_prompt_that_kills_the_engine_is_met_before_traffic(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ async def test_a_killed_engine_is_noticed_unrouted_and_started_again(tmp_path: P
         (name,) = gateway.world.engines
         gateway.world.engines[name].kill()
         await gateway.until("m", "backing_off")
-        assert (await gateway.client.get("/v1/models")).json()["data"] == []
+        assert [one["state"] for one in (await gateway.client.get("/v1/models")).json()["data"]] == ["backing_off"]
         an_hour_later = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 3601)
         monkeypatch.setattr("gateway.controller.replica_steps.time", an_hour_later)
         ready = await gateway.until("m", "ready")
