@@ -112,6 +112,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
         # The gateway in its container is user 65532, and pytest's folders are for their owner only.
         folder.chmod(0o755)
     composed = Composed(models)
+    before = docker("volume", "ls", "-q", "--filter", "label=fitserve.cache").split()
     composed.compose("build")
     composed.compose("up", "-d", "gateway-cpu")
     try:
@@ -121,7 +122,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
         for engine in composed.engines():
             docker("rm", "-f", engine, check=False)
         composed.compose("down", "-t", "5")
-        docker("volume", "rm", f"{PROJECT}-data", f"{PROJECT}-agent", check=False)
+        kept = docker("volume", "ls", "-q", "--filter", "label=fitserve.cache").split()
+        docker("volume", "rm", f"{PROJECT}-data", f"{PROJECT}-agent", *(one for one in kept if one not in before), check=False)
         docker("network", "rm", PROJECT, check=False)
         composed.client.close()
 
@@ -164,8 +166,12 @@ def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Compose
     assert not any(found["NetworkSettings"]["Ports"].values())
     assert list(found["NetworkSettings"]["Networks"]) == [PROJECT]
     assert inspect(PROJECT)["Internal"] is True
-    (mount,) = found["Mounts"]
-    assert (mount["Destination"], mount["RW"]) == ("/models", False)
+    mounts = {mount["Destination"]: mount for mount in found["Mounts"]}
+    models = mounts.pop("/models")
+    assert not models["RW"]
+    # Beside the weights it sees what engines of its image and its trust have compiled, and nothing else.
+    (compiled,) = mounts.values()
+    assert (compiled["Type"], compiled["Name"].startswith("fitserve-cache-")) == ("volume", True)
     assert not [item for item in found["Config"]["Env"] if item.startswith(("FITSERVE_", "HF_TOKEN"))]
 
 
