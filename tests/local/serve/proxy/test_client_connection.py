@@ -494,7 +494,9 @@ async def test_fastapi_gets_its_requests_whole(gateway: Gateway) -> None:
         ([b"authorization: Basic api-secret"], 401),
         ([b"authorization: Bearer api-secret"], 200),
         ([b"authorization: Bearer admin-secret"], 200),
-        ([b"x-api-key: api-secret"], 401),
+        ([b"x-api-key: api-secret"], 200),
+        ([b"x-api-key: wrong"], 401),
+        ([b"x-api-key: api-secret", b"authorization: Bearer wrong"], 401),
     ],
 )
 async def test_inference_needs_a_key(headers: list[bytes], status: int) -> None:
