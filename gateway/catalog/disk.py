@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.errors import FitserveError
+from gateway.own_program import started
 
 _PROGRAM = "gateway.catalog.disk_program"
 _SNAPSHOT = re.compile(r".*/models--([^/]+)/snapshots/([0-9a-f]{40})")
@@ -28,19 +25,7 @@ class DiskJob(NamedTuple):
 
 async def look(job: DiskJob) -> Any:
     """What the program answers. Raises FitserveError."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep),
-        "HF_HOME": job.notes,
-        "HF_HUB_VERBOSITY": "error",
-    }
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", _PROGRAM),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
+    child = await started(_PROGRAM, {"HF_HOME": job.notes, "HF_HUB_VERBOSITY": "error"}, errors=True)
     said, words = await child.communicate(json.dumps(job).encode())
     if child.returncode != 0:
         last = words.decode(errors="replace").strip().rpartition("\n")[2][:300]

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from gateway.catalog.hub import REPOSITORY, Hub
 from gateway.catalog.hub_cache import COMMIT
 from gateway.domain.units import words
 from gateway.errors import BadModel
+from gateway.own_program import started
 
 # Not imported: what reads models stays out of the gateway.
 _PROGRAM = "gateway.catalog.fetch"
@@ -82,22 +81,9 @@ class Rate:
 
 async def _run_child(job: Job, report: Callable[[str], None]) -> int:
     """Run gateway.catalog.fetch in a process that ends when this is cancelled. The bytes of the model. Raises what the child says went wrong."""
-    environment = os.environ | {
-        # So that the child finds this very package, installed or not.
-        "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep),
-        "HF_HOME": job.notes,
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        # The library's warnings hold signed addresses.
-        "HF_HUB_VERBOSITY": "error",
-    }
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", _PROGRAM),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=environment,
-        # Away from the terminal's Ctrl-C: the gateway decides when it ends.
-        start_new_session=True,
-    )
+    # The library's warnings hold signed addresses.
+    quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error"}
+    child = await started(_PROGRAM, {"HF_HOME": job.notes, **quiet})
     rate = Rate()
     assert child.stdin is not None and child.stdout is not None  # noqa: S101, PT018
     try:

@@ -87,7 +87,8 @@ class StartGate:
         now, before = time.monotonic(), self._holders
         running = {instance.name for instance in instances if instance.state == "running"}
         seen = self._engines.holders(running, self._begun, now)
-        self._holders = {one.instance: _since(self._known(one), before.get(one.instance)) for one in seen}
+        known = (replace(one, sized=one.instance in self._sized) for one in seen)
+        self._holders = {one.instance: _since(one, before.get(one.instance)) for one in known}
         # What runs already when the gateway is started disturbs nobody by being seen.
         before = before if self._seen_once else self._holders
         self._seen_once = True
@@ -131,9 +132,8 @@ class StartGate:
         self._disturbed.pop(start.instance, None)
         if start.sized:
             self._sized.add(start.instance)
-        self._holders[start.instance] = self._known(
-            Holder(start.instance, start.model, start.gpus, start.shape, "loads", time.monotonic())
-        )
+        now, sized = time.monotonic(), start.sized
+        self._holders[start.instance] = Holder(start.instance, start.model, start.gpus, start.shape, "loads", now, sized=sized)
         return count
 
     def failed(self, attempt: Attempt, failure: Failure) -> str:
@@ -142,9 +142,6 @@ class StartGate:
             return ""
         self._measuring.add(attempt.model)
         return f"{attempt.model} was given its KV cache in bytes, and measures from now on"
-
-    def _known(self, one: Holder) -> Holder:
-        return replace(one, sized=one.instance in self._sized)
 
     async def _quiet(self, attempt: Attempt, start: Start, report: Callable[[str], None]) -> bool:
         """Whether nobody else changes the memory of its GPUs now; what they have then is remembered. Raises WithdrawnError where they have

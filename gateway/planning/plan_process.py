@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
 from gateway.errors import BadFlag, BadModel, BadRequest, Busy, FitserveError, NeedsRemoteCode, NoPlan, NotFound, SettingsError
+from gateway.own_program import started
 from gateway.planning.messages import HEADER_BYTES, LENGTH, PROCESSOR_S, Answer, Frames, Request, Start, packed
 
 log = structlog.get_logger("fitserve.planning")
@@ -90,12 +90,7 @@ class PlanProcess:
         return answer, Frames(*rest)
 
     async def _started(self) -> asyncio.subprocess.Process:
-        # Our own settings stay here: its own come on stdin.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")} | {
-            # So that the child finds this very package, installed or not.
-            "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))).rstrip(
-                os.pathsep
-            ),
+        variables = {
             # Each arena of the allocator counts against the limit of memory, whatever is in it.
             "MALLOC_ARENA_MAX": "2",
             "HF_HOME": str(Path(self._start.data) / "hub"),
@@ -104,14 +99,7 @@ class PlanProcess:
             "HF_HUB_VERBOSITY": "error",
         }
         try:
-            child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", _PROGRAM),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=environment,
-                # Away from the terminal's Ctrl-C: the gateway decides when it ends.
-                start_new_session=True,
-            )
+            child = await started(_PROGRAM, variables)  # its settings come on stdin
         except OSError as error:
             raise Busy(
                 f"The process that plans cannot be started: {error.strerror}.",

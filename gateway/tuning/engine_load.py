@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import structlog
 from pydantic import ValidationError
 
 from gateway.domain import Attempt, BenchReport, Instance
+from gateway.own_program import started
 
 log = structlog.get_logger("fitserve.tuning")
 
@@ -32,18 +31,7 @@ async def measure(attempt: Attempt, instance: Instance, busy: Callable[[], bool]
         "vocabulary": plan.model.vocab,
     }
     job |= {"context": plan.max_model_len.value, "levels": sorted({1, planned}), "seconds": seconds}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
-    environment["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parents[2]), environment.get("PYTHONPATH", ""))).rstrip(
-        os.pathsep
-    )
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "gateway.bench"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
+    child = await started("gateway.bench", {}, errors=True)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
     answering = asyncio.ensure_future(child.communicate(json.dumps(job).encode()))
