@@ -28,7 +28,7 @@ from gateway.core.layers.build import _blueprint, _schemes  # noqa: E402
 from gateway.core.model.spec import read_model  # noqa: E402
 from gateway.core.planner.decide import decide  # noqa: E402
 from gateway.core.planner.layer_kernels import layer_kernels  # noqa: E402
-from gateway.domain import Engine, ModelSpec, Wish  # noqa: E402
+from gateway.domain import Engine, Hardware, ModelSpec, Wish  # noqa: E402
 from gateway.errors import BadModel  # noqa: E402
 from gateway.profiles import Profiles  # noqa: E402
 from tests.conformance.layer_cases import QUANTS  # noqa: E402
@@ -36,6 +36,12 @@ from tests.conformance.layer_cases import QUANTS  # noqa: E402
 MODELS = ROOT / "tests" / "models"
 MACHINES = ("3090", "2x3090", "4x3090", "4090", "5090", "8xa100-80g", "8xh100", "8xb200", "rtx-pro-6000", "gb10")
 ENGINES = ("vllm", "sglang")
+# Of models that need several GPUs most layouts are tried: Llama-3.1-70B, Qwen3-235B-A22B, DeepSeek-V3.
+LARGE: dict[str, dict[str, int]] = {
+    "llama-3.1-8b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
+    "qwen3-30b-a3b": {"hidden_size": 4096, "moe_intermediate_size": 1536, "num_hidden_layers": 94, "num_attention_heads": 64},
+    "deepseek-v3": {},
+}
 
 
 def specs(count: int) -> list[ModelSpec]:
@@ -51,6 +57,11 @@ def specs(count: int) -> list[ModelSpec]:
         except BadModel:
             continue
     return list(islice(found, count))
+
+
+def large() -> list[ModelSpec]:
+    configs = {name: json.loads((MODELS / f"{name}.json").read_text()) | changed for name, changed in LARGE.items()}
+    return [read_model(name, None, config, None, None, (), None) for name, config in configs.items()]
 
 
 def process(folder: Path, data: Path) -> tuple[float, float]:
@@ -75,19 +86,21 @@ def main() -> None:
     engines = profiles.engines(ENGINES, device="cuda")
     rules = profiles.rules(engines)
     machines = [profiles.hardware(name) for name in MACHINES]
+    eight = [profiles.hardware("8xh100"), profiles.hardware("8xh200")]
     models = specs(100)
     wish = Wish(name="m", source="-")
     newest = [engine for engine in engines if engine.kind == "vllm"][:1]
 
-    def cpu_ms(spec: ModelSpec, chosen: list[Engine]) -> float:
+    def cpu_ms(spec: ModelSpec, chosen: list[Engine], machine: Hardware = machines[1]) -> float:
+        facts, gpus, pace, parsers = profiles.facts, profiles.gpus, profiles.pace, profiles.parsers
         began = time.process_time()
-        decide(spec, machines[1], chosen, wish, profiles.facts, rules=rules)
+        decide(spec, machine, chosen, wish, facts, rules=rules, gpus=gpus, pace=pace, parsers=parsers)
         return (time.process_time() - began) * 1000
 
-    def unseen(spec: ModelSpec, chosen: list[Engine]) -> float:
+    def unseen(spec: ModelSpec, chosen: list[Engine], machine: Hardware = machines[1]) -> float:
         for remembered in (_blueprint, _schemes, layer_kernels, choose_backend):
             remembered.cache_clear()
-        return cpu_ms(spec, chosen)
+        return cpu_ms(spec, chosen, machine)
 
     def again(spec: ModelSpec) -> float:
         cpu_ms(spec, engines)
@@ -110,6 +123,16 @@ def main() -> None:
             f"one plan, all {len(engines)} engine versions, of a model that was planned before",
             40,
             [min(again(m) for _ in range(args.rounds)) for m in models[::5]],
+        ),
+        (
+            "a large model on eight GPUs, one engine version",
+            15,
+            [min(unseen(m, newest, h) for _ in range(args.rounds)) for m in large() for h in eight],
+        ),
+        (
+            f"a large model on eight GPUs, all {len(engines)} engine versions",
+            40,
+            [min(unseen(m, engines, h) for _ in range(args.rounds)) for m in large() for h in eight],
         ),
     ):
         print(f"{what}: median {statistics.median(times):.1f} ms, worst {max(times):.1f} ms   to reach {most} ms")

@@ -52,7 +52,7 @@ def _timed(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | None:
     ep = tp if plan.expert_parallel.value else 1
     rank = Rank(tp, pp, ep, plan.dtype.value, plan.kv_cache_dtype.value, group[0].capability or "")
     built = stage(build(spec, asked(spec, engine.traits)), pp)
-    work = work_with(spec, built, rank, plan.kernels, PROFILES.gpus, engine.traits)
+    work = work_with(spec, built, rank, plan.kernels, PROFILES.gpus, engine.traits, PROFILES.pace.table)
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
     machine = machine_of(group, links, PROFILES.pace, direct=plan.custom_all_reduce.value)
     return None if machine is None else Timed(plan, work, machine)

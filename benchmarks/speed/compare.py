@@ -1,7 +1,9 @@
 """What was measured beside what the speed model expects, and what aiconfigurator-core estimates: python benchmarks/speed/compare.py
 
+--results FILE...    what run.py wrote; of a setting that is in several the last file counts
 --estimates FILE     what aiconfigurator_estimates.py wrote
 --fit                then also parts and times that fit the measurements best, as a speed.yaml to look at
+--without MODEL      with --fit: of all other models, so that what is shown of this one is foretold
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from speed import models
 from speed.clocks import PROFILES, Timed, timed
 from speed.grid import LOADS
 
-RESULTS = Path(__file__).parent / "results" / "vllm-0.26.0-h200.jsonl"
+RESULTS = [
+    Path(__file__).parent / "results" / f"vllm-0.26.0-h200{part}.jsonl" for part in ("", "-unseen", "-twice", "-uniform")
+]
+ESTIMATES = Path(__file__).parent / "results" / "aiconfigurator-0.12.0-h200.jsonl"
 # What a client of a stream sees of the first token beside the engine's work: HTTP, JSON.
 VLLM = "vllm==0.26.0"  # of lines that name no engine
 LOAD = {one.name: one for one in LOADS}
@@ -58,11 +63,12 @@ def args_of(flags: list[str]) -> dict[str, Any]:
     return {name: value or "true" for name, _, value in named}
 
 
-def points(results: Path) -> list[Point]:
+def points(*results: Path) -> list[Point]:
     hardware = PROFILES.hardware("8xh200")
+    read = [json.loads(line) for file in results for line in file.read_text().splitlines()]
+    rows = {(row["model"], row["setting"]): row for row in read if "loads" in row}
     found = []
-    for line in results.read_text().splitlines():
-        row = json.loads(line)
+    for row in rows.values():
         args = args_of(row["flags"])
         tp, pp = int(args.pop("tensor-parallel-size", 1)), int(args.pop("pipeline-parallel-size", 1))
         made = timed(models.config(row["model"]), hardware, row.get("engine", VLLM), tp, pp, args)
@@ -114,28 +120,53 @@ def show(all_points: list[Point], table: SpeedTable, estimates: dict[tuple[str, 
         print(
             f"where both say something: ours median {statistics.median(ours_there):.1%}, aiconfigurator's {statistics.median(others):.1%}, of {len(others)}"
         )
-    print("settings of one model in the right order, of pairs that differ by more than 5 %:", *ordered(all_points, table))
+    told = "settings of one model in the right order, of pairs that differ by more than 5 %"
+    print(f"{told}:", *ordered(all_points, table))
+    print(f"{told}, and are expected to differ by 2 % or more:", *ordered(all_points, table, 0.02))
+    best(all_points)
 
 
-def ordered(all_points: list[Point], table: SpeedTable) -> tuple[int, int]:
-    """Pairs of settings of one model whose figures differ by more than 5 %, and how many of them the model puts in the right order."""
+def ordered(all_points: list[Point], table: SpeedTable, least: float = 0.0) -> tuple[int, int]:
+    """Pairs of settings of one model whose figures differ by more than 5 %, and how many of them the model puts in the right order. least: by how
+    much they have to differ as expected: what does the same work differs by chance."""
     right = pairs = 0
     groups: dict[tuple[str, str, str], list[Point]] = {}
     for one in all_points:
         groups.setdefault((one.model, one.load, one.what), []).append(one)
     for group in groups.values():
         for a, b in combinations(group, 2):
-            if abs(a.measured / b.measured - 1) > 0.05:
+            mine, other = a.expected(table), b.expected(table)
+            if abs(a.measured / b.measured - 1) > 0.05 and abs(mine / other - 1) >= least:
                 pairs += 1
-                right += (a.measured < b.measured) == (a.expected(table) < b.expected(table))
+                right += (a.measured < b.measured) == (mine < other)
     return right, pairs
+
+
+def best(all_points: list[Point]) -> None:
+    """What the flags that are planned for one GPU give, as a part of the best setting that was measured on one."""
+    print()
+    parts = []
+    for model in dict.fromkeys(one.model for one in all_points):
+        planned = timed(models.config(model), PROFILES.hardware("8xh200"), VLLM, 1, 1, {})
+        here = [one for one in all_points if one.model == model and len(one.timed.plan.gpus) == 1]
+        if planned is None or len({one.setting for one in here}) < 2:
+            continue
+        shown = []
+        for load in ("1", "8", "64", "256"):
+            rates = {one.setting: one for one in here if one.load == load and one.what == "tokens_s"}
+            mine = next((one.measured for one in rates.values() if one.timed.plan.argv == planned.plan.argv), 0.0)
+            first = max(rates.values(), key=lambda one: one.measured)
+            parts.append(mine / first.measured)
+            shown.append(f"{load}: {parts[-1]:.3f} of {first.setting}")
+        print(f"{model:18} {len({one.setting for one in here})} settings; planned, by requests at once: {', '.join(shown)}")
+    print(f"planned flags give 0.95 of the best or more in {sum(part >= 0.95 for part in parts)} of {len(parts)} (model, load)")
 
 
 # --- fit ---
 
 _FITTED = (
-    "dense.memory", "dense.flops", "dense.least_s", "experts.memory", "experts.flops", "experts.least_s", "attention.memory", "attention.flops", "layer_s", "eager_layer_s",
-    "step_s", "request_s", "first_s", "nvlink.part", "nvlink.latency_s", "stage_s", "stage_wait",
+    "dense.memory", "dense.flops", "dense.least_s", "experts.memory", "experts.flops", "experts.least_s", "attention.flops", "layer_s", "eager_layer_s",
+    "step_s", "request_s", "first_s", "admit_s", "expert_launch_of.vllm", "nvlink.part", "nvlink.latency_s", "stage_s", "stage_wait",
 )  # fmt: skip
 
 
@@ -179,17 +210,18 @@ def fit(all_points: list[Point], table: SpeedTable) -> SpeedTable:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--estimates", type=Path)
+    parser.add_argument("--results", type=Path, nargs="+", default=RESULTS)
+    parser.add_argument("--estimates", type=Path, default=ESTIMATES)
     parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--without")
     given = parser.parse_args()
-    found = points(given.results)
-    lines = given.estimates.read_text().splitlines() if given.estimates else []
+    found = points(*given.results)
+    lines = given.estimates.read_text().splitlines()
     estimates = {(row["model"], row["setting"]): row for row in map(json.loads, lines)}
     table = PROFILES.pace.table
     if given.fit:
-        table = fit(found, table)
-    show(found, table, estimates)
+        table = fit([one for one in found if given.without is None or not one.model.startswith(given.without)], table)
+    show([one for one in found if given.without is None or one.model.startswith(given.without)], table, estimates)
     if given.fit:
         print(yaml.safe_dump(json.loads(json.dumps(table.model_dump())), sort_keys=False))
 

@@ -64,6 +64,7 @@ SIZES: dict[str, tuple[float, int]] = {
     "llama-3.1-8b-gptq": (5.4, 128), "qwen3-30b-a3b": (57, 96), "gpt-oss-20b": (13, 48), "deepseek-v2-lite": (29.3, 32),
     "llama-3.3-70b-fp8": (68, 320), "tiny": (0.1, 2),
 }  # fmt: skip
+KERNEL_ROUTED = {"gpt-oss-20b"}  # its experts are chosen by the kernel that computes them
 LOADED_TOKENS = 180_000  # 256 requests of 640 tokens, and some
 BESIDE_GIB = 6  # activations, graphs, CUDA's own
 

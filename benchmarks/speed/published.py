@@ -157,16 +157,23 @@ def rows(configs: Path | None) -> Iterator[Row | str]:
             read, written = figure.input_tokens or 0, figure.output_tokens or 256
             kept = made.plan.memory.kv_tokens // max(1, read + written) if made.plan.memory.kv_bytes_per_token else 10**6
             at_once = max(1.0, min(figure.concurrency, made.plan.max_num_seqs.value, kept))
+            all_per_s = clock.apart_per_s if unlike(figure) else clock.total_per_s
             if figure.tpot_ms or figure.decode_tokens_s:
                 seen = 1000 / figure.tpot_ms if figure.tpot_ms else figure.decode_tokens_s or 0.0
                 expected = 1 / clock.decode_s(at_once, read + written / 2)
                 if figure.concurrency > 2 and read:
                     # Steps between two tokens also compute the prompts of others.
-                    expected = clock.total_per_s(at_once, read, written, most) / at_once
+                    expected = all_per_s(at_once, read, written, most) / at_once
                 yield Row(one, figure, "tokens/s of one", seen, expected)
             elif figure.output_tokens_s:
-                expected = clock.total_per_s(at_once, max(1, read), written, most)
+                expected = all_per_s(at_once, max(1, read), written, most)
                 yield Row(one, figure, "tokens/s of all", figure.output_tokens_s, expected)
+
+
+def unlike(figure: Figure) -> bool:
+    """Whether its requests were of many lengths: then the table has their mean, which is no round number."""
+    read = figure.input_tokens or 0
+    return (read % 64 > 0 and read % 10 > 0) or figure.concurrency != int(figure.concurrency)
 
 
 def ordered(found: list[Row]) -> tuple[int, int]:

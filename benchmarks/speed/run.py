@@ -25,13 +25,14 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from speed import models
+from speed import models, start_engine
 from speed.grid import GRID, LOADS, Load, Setting
 
 HERE = Path(__file__).parent
 PORT = 18400
 START_S, START_SEVERAL_S = 210, 330
 WORTH_STARTING_S = 50
+FEW = 192  # requests of a load before it is measured
 TOGETHER_GIB = 125  # of an H200's 140
 SAID = re.compile(
     r"(KV cache size|Available KV cache|Graph captur|torch\.compile took|Compiling a graph|[Uu]sing .*(backend|[Kk]ernel|FlashAttention|MoE|Runner)"
@@ -239,8 +240,10 @@ class Run:
         argv += [*options.flags, *setting.flags]
         if standing.engines > 1:  # what is measured of a GPU while others load is no measure of memory
             argv += [f"--kv-cache-memory-bytes={models.cache_bytes(setting.model)}", "--gpu-memory-utilization=0.02"]
-        # A router of random weights sends most tokens to the same few experts; a trained one spreads them.
-        routing = {"VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random"}
+        # A router of random weights sends most tokens to the same few experts; a trained one spreads them. The engine's own means
+        # would take another kernel where the kernel itself chooses the experts.
+        spread = start_engine.SPREAD if setting.model in models.KERNEL_ROUTED else "VLLM_MOE_ROUTING_SIMULATION_STRATEGY"
+        routing = {spread: "uniform_random"}
         env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "VLLM_WORKER_MULTIPROC_METHOD": method, **routing}
         began = time.time()
         engine.serve(argv, env, cores, log)
@@ -258,13 +261,14 @@ class Run:
         vocabulary = models.config(setting.model)["vocab_size"]
         standing.wait(self.cut)
         with standing.loads:
+            # Twice, all loads before any is measured: what is only built or compiled at the first request of a size is no speed of the setting.
             for number, load in enumerate(options.loads):
-                # Twice: what is only built or compiled at the first request of a size is no speed of the setting.
-                once = asked(load._replace(requests=load.concurrency), port, 100 + number, vocabulary, cores)
+                once = load._replace(requests=min(load.requests, max(load.concurrency, FEW)))
+                result.setdefault("first", {})[load.name] = asked(once, port, 100 + number, vocabulary, cores)
+            for number, load in enumerate(options.loads):
                 figures = asked(load, port, 1 + number, vocabulary, cores)
                 if self.cut.is_set():
                     raise Cut
-                result.setdefault("first", {})[load.name] = once
                 result.setdefault("loads", {})[load.name] = figures
 
     def until_ready(self, engine: Engine, port: int, log: Path, until: float) -> None:
@@ -324,7 +328,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True, help="then everything is stopped")
     parser.add_argument("--gpus", type=lambda text: [int(one) for one in text.split(",")], default=[0, 1, 2, 3], help="which")
     parser.add_argument("--together", type=int, default=1, help="engines that start on a GPU at once")
-    parser.add_argument("--only", action="append", default=[], help="MODEL, SETTING or MODEL/SETTING; default: the whole grid")
+    parser.add_argument(
+        "--only", action="append", default=[], help="MODEL, SETTING or MODEL/SETTING, in this order; default: the whole grid"
+    )
     parser.add_argument("--flag", action="append", default=[], help="a flag of the engine for all settings")
     parser.add_argument("--rehearse", action="store_true", help="a tiny model and small loads, for machines without GPUs")
     args = parser.parse_args()
@@ -340,10 +346,10 @@ def main() -> None:
             Load(one.name, min(8, one.concurrency), min(16, one.requests), one.tokens_in // 8, min(8, one.tokens_out))
             for one in LOADS
         )
-    wanted = set(args.only)
+    wanted, asked_for = set(args.only), {name: place for place, name in enumerate(args.only)}
     known = done(args.folder)
     settings = [
-        one for one in settings
+        one for one in sorted(settings, key=lambda one: asked_for.get(f"{one.model}/{one.name}", 0))
         if (not wanted or wanted & {one.model, one.name, f"{one.model}/{one.name}"})
         and one.gpus <= len(args.gpus) and (one.model, one.name) not in known
     ]  # fmt: skip

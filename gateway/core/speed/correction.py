@@ -116,6 +116,8 @@ def _is_served(fact: Fact) -> bool:
 def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
     """facts: about this plan. The figures of another number of replicas, or of requests at once, are none of its own."""
     facts = tuple(facts)
+    if not facts:
+        return plan
     found = {fact.scope["figure"]: fact for fact in facts if fact.kind == "speed_measured" and _same(plan, fact)}
     if not {"stream", "total", "first_token_2k_s"} <= found.keys():
         return _served(plan, facts)

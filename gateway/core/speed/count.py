@@ -16,6 +16,7 @@ from gateway.core.layers.built_model import BuiltModel, Linear, padded_vocab, pe
 from gateway.core.layers.weights import TRAITS, linear_bytes
 from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import Scheme, described
+from gateway.core.speed.machine import NO_NAMES, KernelNames, SpeedTable
 from gateway.core.speed.work import Product, Reading, Work
 from gateway.domain import AttentionGroup, Experts, LayerKernel, ModelSpec, TensorGroup
 
@@ -28,12 +29,20 @@ _ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def work_with(
-    spec: ModelSpec, stage: BuiltModel, rank: Rank, rows: Iterable[LayerKernel], gpus: GpuTable | None, traits: Iterable[str]
+    spec: ModelSpec,
+    stage: BuiltModel,
+    rank: Rank,
+    rows: Iterable[LayerKernel],
+    gpus: GpuTable | None,
+    traits: Iterable[str],
+    table: SpeedTable,
 ) -> Work:
-    """The same for a model, the kernels of a plan, and what GPUs multiply; plans that share all of it share their work."""
+    """The same for a model, the kernels of a plan, and what GPUs multiply; plans that do the same work share it, also of engine versions
+    whose kernels have other names and are as fast."""
     kernels = tuple((row.layer, row.scheme, row.kernel or "") for row in rows)
     formats = gpus.multiplied(rank.capability) if gpus else frozenset()
-    return work_of(Model(spec.hidden, spec.vocab, spec.experts), stage, rank, kernels, formats, frozenset(traits) & TRAITS)
+    model, known = Model(spec.hidden, spec.vocab, spec.experts), frozenset(traits) & TRAITS
+    return work_of(model, stage, rank, kernels, formats, known, table.names)
 
 
 class Model(NamedTuple):
@@ -52,8 +61,10 @@ def work_of(
     kernels: tuple[tuple[str, str, str], ...],
     formats: frozenset[tuple[str, str]],
     traits: frozenset[str] = frozenset(),
+    names: KernelNames = NO_NAMES,
 ) -> Work:
-    """kernels: layer, scheme, kernel. formats: kind of scheme, and in which its products are made on this GPU; missing: in 16 bits. What has no size is left out."""
+    """kernels: layer, scheme, kernel. formats: kind of scheme, and in which its products are made on this GPU; missing: in 16 bits. names: of kernels
+    whose speed is known. What has no size is left out."""
     item = _ITEM[rank.dtype]
     chosen = {(layer, scheme): kernel for layer, scheme, kernel in kernels}
     made = dict(formats)
@@ -62,22 +73,27 @@ def work_of(
         product
         for layer in stage.linears
         if not _MEDIA.match(layer.name)
-        and (product := _product(layer, rank, chosen, made, per_token, item, traits)) is not None
+        and (product := _product(layer, rank, chosen, made, per_token, item, traits, names)) is not None
     ]
     if not stage.known:
         products += [_tensor(tensor, model.experts, rank, item) for tensor in stage.others if tensor.shard != "vocab"]
     readings = tuple(_reading(group, rank, item) for group in stage.attention if group.kind not in ("vision", "encoder"))
     layers = sum(group.layers for group in stage.attention if group.kind != "vision")
-    return Work(
-        products=tuple(products),
-        head=_head(model, rank.tp, item),
-        readings=readings,
-        layers=layers,
-        reduces=2 * layers,
-        hidden_bytes=model.hidden * item,
-        tp=rank.tp,
-        pp=rank.pp,
-    )
+    return _work(tuple(products), _head(model, rank.tp, item), readings, layers, model.hidden * item, rank.tp, rank.pp)
+
+
+@lru_cache(maxsize=256)
+def _work(
+    products: tuple[Product, ...],
+    head: Product,
+    readings: tuple[Reading, ...],
+    layers: int,
+    hidden_bytes: int,
+    tp: int,
+    pp: int,
+) -> Work:
+    """One object for the same work."""
+    return Work(products, head, readings, layers, 2 * layers, hidden_bytes, tp, pp)
 
 
 def _product(
@@ -88,6 +104,7 @@ def _product(
     per_token: int,
     item: int,
     traits: frozenset[str],
+    names: KernelNames,
 ) -> Product | None:
     size, scheme = linear_bytes(layer, rank, traits), layer.scheme
     dealt = layer.experts > 0 and rank.ep > 1
@@ -103,7 +120,7 @@ def _product(
         flops=2.0 * k * n * layer.count * taken,
         passed=float((k + n) * item * layer.count * taken),
         multiplied=multiplied(scheme, kernel, formats, rank.dtype),
-        kernel=f"{kernel} {scheme.kind}",
+        kernel=names.of(f"{kernel} {scheme.kind}", experts=layer.experts > 0),
         experts=layer.experts,
         per_token=per_token if layer.experts else 0,
         dealt=rank.ep if dealt else 1,
@@ -153,6 +170,7 @@ def _reading(group: AttentionGroup, rank: Rank, item: int) -> Reading:
         return Reading(
             group.layers * group.head_dim * stored,
             2.0 * group.layers * heads * (group.head_dim + value),
+            small=stored == 1,
             prompt_flops=taken_out,
         )
     kv_heads = max(1, group.kv_heads // rank.tp)
@@ -160,4 +178,5 @@ def _reading(group: AttentionGroup, rank: Rank, item: int) -> Reading:
         group.layers * kv_heads * (group.head_dim + value) * stored,
         2.0 * group.layers * heads * (group.head_dim + value),
         group.window,
+        small=stored == 1,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -75,13 +76,29 @@ class Reference(Value):
         return self.memory if what == "memory" else self.flops.get("bfloat16" if what == "float16" else what)
 
 
+class KernelNames(NamedTuple):
+    """By which kernels are told apart: what has none of these in its name is as fast as all others. experts: of products of experts."""
+
+    dense: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
+
+    def of(self, kernel: str, *, experts: bool) -> str:
+        """The first of them that stands in the kernel's own name; "": none does."""
+        return next((name for name in (self.experts if experts else self.dense) if name in kernel), "")
+
+
+NO_NAMES = KernelNames()
+
+
 class SpeedTable(Value):
     """What engines reach of the peaks of GPUs (profiles/speed.yaml), fitted to measurements.
 
     kernels: by a part of the kernel's name; the first that matches counts. experts: of products of experts, by the same. layer_s: what
     one layer costs beside its products with CUDA graphs, eager_layer_s without; expert_launch_s: the least of a layer of experts where prompts are
     computed, which has no graphs; expert_launch_of: of kinds of engines of which that is known. step_s, request_s: of the engine's own programs for each step, for
-    each request in the batch; step_of: the first of them, of kinds of engines with a time of their own. first_s: of a request before its prompt is computed. stage_s: of a message to the next stage. stage_wait: the part
+    each request in the batch; step_of: the first of them, of kinds of engines with a time of their own. separate_of: kinds of engines
+    whose steps compute prompts or decode, never both. first_s: of a request before its prompt is computed; admit_s: of each of several, which begin behind each other. small_cache: of attention
+    that reads a KV cache in 8 bits. stage_s: of a message to the next stage. stage_wait: the part
     by which stages that work at once are slower than each alone. band: the part by which a number
     and a measurement may differ; docs/speed.md says how many do by less. reference: without one, what is measured of a GPU is not comparable.
     """
@@ -92,6 +109,7 @@ class SpeedTable(Value):
     experts: Part
     expert_kernels: dict[str, Part] = Field({})
     attention: Part
+    small_cache: Part
     layer_s: float
     eager_layer_s: float
     expert_launch_s: float = 0.0
@@ -99,7 +117,10 @@ class SpeedTable(Value):
     step_s: float
     step_of: dict[str, float] = Field({})
     request_s: float
+    separate: bool = False
+    separate_of: tuple[str, ...] = ()
     first_s: float
+    admit_s: float
     nvlink: WirePart
     p2p: WirePart
     host: WirePart
@@ -110,16 +131,18 @@ class SpeedTable(Value):
 
     def of(self, kind: str) -> SpeedTable:
         """As it is for this kind of engine."""
-        if kind not in self.step_of and kind not in self.expert_launch_of:
-            return self
-        launch_s = self.expert_launch_of.get(kind, self.expert_launch_s)
-        made: SpeedTable = self.evolve(step_s=self.step_of.get(kind, self.step_s), expert_launch_s=launch_s)
+        launch_s, step_s = self.expert_launch_of.get(kind, self.expert_launch_s), self.step_of.get(kind, self.step_s)
+        made: SpeedTable = self.evolve(step_s=step_s, expert_launch_s=launch_s, separate=kind in self.separate_of)
         return made
 
-    def part(self, kernel: str, *, experts: bool) -> Part:
-        named = self.expert_kernels if experts else self.kernels
-        found = next((part for name, part in named.items() if name in kernel), None)
-        return found or (self.experts if experts else self.dense)
+    @property
+    def names(self) -> KernelNames:
+        return KernelNames(tuple(self.kernels), tuple(self.expert_kernels))
+
+    def part(self, name: str, *, experts: bool) -> Part:
+        """name: as `names` has it."""
+        named, others = (self.expert_kernels, self.experts) if experts else (self.kernels, self.dense)
+        return named.get(name, others)
 
 
 @dataclass(frozen=True, eq=False)

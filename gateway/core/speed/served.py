@@ -51,28 +51,36 @@ def counted(text: bytes, names: Mapping[str, str]) -> Counts | None:
     whole, found = b"\n" + text, dict[str, float]()
     for what, name in names.items():
         try:
-            total = _sum(whole, b"\n" + name.encode())
+            values = _values(whole, b"\n" + name.encode())
         except ValueError:
             return None
-        if total is not None:
-            found[what] = total
+        if values:
+            found[what] = sum(values)
     return found or None
 
 
-def _sum(text: bytes, name: bytes) -> float | None:
+def highest(text: bytes, name: str) -> float | None:
+    """The highest value of a series, over all its labels. None where it is not there, or no number."""
+    try:
+        return max(_values(b"\n" + text, b"\n" + name.encode()), default=None)
+    except ValueError:
+        return None
+
+
+def _values(text: bytes, name: bytes) -> list[float]:
     """Raises ValueError."""
-    total, series, at = 0.0, 0, text.find(name)
+    values: list[float] = []
+    at = text.find(name)
     while at >= 0:
         end = text.find(b"\n", at + 1)
         rest = text[at + len(name) : end if end >= 0 else None]
         if rest[:1] in (b"{", b" "):
             value = float(rest.rpartition(b" ")[2])
-            series += 1
-            if not 0 <= value <= _MOST_VALUE or series > _MOST_SERIES:
+            if not 0 <= value <= _MOST_VALUE or len(values) >= _MOST_SERIES:
                 raise ValueError
-            total += value
+            values.append(value)
         at = text.find(name, at + 1)
-    return total if series else None
+    return values
 
 
 def between(before: Counts, after: Counts) -> Served | None:
@@ -115,7 +123,7 @@ def clock_of(
     ep = tp if plan.expert_parallel.value else 1
     rank = Rank(tp, pp, ep, plan.dtype.value, plan.scope["kv_cache_dtype"], group[0].capability or "")
     built = build(loaded_as(spec, plan.scope.get("quantization", "")), asked(spec, engine.traits))
-    work = work_with(spec, stage(built, pp), rank, plan.kernels, gpus, engine.traits)
+    work = work_with(spec, stage(built, pp), rank, plan.kernels, gpus, engine.traits, pace.table)
     links = {frozenset((link.a, link.b)): link for link in machine.links}
     here = machine_of(group, links, pace, Measured(facts), direct=plan.custom_all_reduce.value)
     return Clock(work, here, pace.table.of(engine.kind), plan.enforce_eager.value) if here else None

@@ -54,9 +54,10 @@ class Clock:
 
     def step_s(self, requests: float, context: float) -> float:
         """Of this stage alone, for so many requests."""
-        memory, flops = self._attention_rates
+        flops = self._attention_flops
         seconds = self._products_s(requests, requests)
         for reading in self.work.readings:
+            memory = self.machine.memory * (self.table.small_cache if reading.small else self.table.attention).memory
             read = reading.token_bytes * reading.seen(context) + reading.state_bytes
             seconds += requests * max(read / memory, reading.flops * reading.seen(context) / flops)
         # The engine's own programs prepare a step while the GPU computes the one before.
@@ -72,18 +73,17 @@ class Clock:
         computed = max(batches * one + count * clock.pairs_s(length) for one, clock in zip(each, clocks, strict=True))
         others = sum(each) - max(each) if self.beside else (self.work.pp - 1) * each[0]
         fill = others + (self.work.pp - 1) * self.table.stage_s
-        return computed * (self._waiting if batches > 1 else 1) + fill
+        return computed * (self._waiting if batches > 1 else 1) + fill + count * self.table.admit_s
 
     def batch_s(self, tokens: float, logits: float) -> float:
         """Of a batch of prompts in this stage alone, but for attention."""
         # Prompts are computed without graphs, and a layer of experts takes so many kernels that the CPU may be the slower one.
-        launched_s = self.work.expert_layers * self.table.expert_launch_s * self.machine.launch
-        return max(self._products_s(tokens, logits), self.table.step_s, launched_s)
+        return max(self._products_s(tokens, logits), self.table.step_s, self._experts_launched_s)
 
     def pairs_s(self, length: float) -> float:
         """Of a whole prompt's attention in this stage alone."""
         pairs = sum((reading.prompt_flops or reading.flops) * reading.pairs(length) for reading in self.work.readings)
-        return pairs / self._attention_rates[1]
+        return pairs / self._attention_flops
 
     def total_per_s(self, requests: float, read: float, written: float, most: int) -> float:
         """Tokens/s of so many requests at once, each of which reads a prompt of `read` tokens and writes `written`.
@@ -92,6 +92,17 @@ class Clock:
         """
         seconds = written * self.decode_s(requests, read + written / 2) + self.prompts_s(requests, read, most)
         return requests * written / (seconds + self.table.first_s)
+
+    def apart_per_s(self, requests: float, read: float, written: float, most: int) -> float:
+        """The same of requests of unlike lengths, each of which begins as another ends: prompts are computed few at a time."""
+        steps = min(requests, written)  # those that compute prompts
+        decode_s, prompts_s = self.decode_s(requests, read + written / 2), self.prompts_s(requests / steps, read, most)
+        if not self.table.separate:
+            # A step that computes a prompt too reads weights once.
+            decoded_s = (written - steps) * decode_s + steps * max(0.0, decode_s - self.decode_s(1, 1))
+        else:
+            decoded_s = written * decode_s
+        return requests * written / (decoded_s + steps * prompts_s + self.table.first_s)
 
     def first_token_s(self, prompt: int, most: int) -> float:
         return self.table.first_s + self.prompts_s(1, prompt, most)
@@ -112,7 +123,8 @@ class Clock:
         seconds += max(work.head.bytes / memory, work.head.flops * logits / flops) / work.pp
         seconds += work.reduces * self._reduce_s(tokens) + work.layers * table.layer_s
         # Without graphs the CPU launches kernel by kernel: the GPU waits for it, or it for the GPU.
-        return max(seconds, work.layers * table.eager_layer_s * self.machine.launch if self.eager else 0.0)
+        launched_s = work.layers * table.eager_layer_s * self.machine.launch + self._experts_launched_s if self.eager else 0.0
+        return max(seconds, launched_s)
 
     def _reduce_s(self, tokens: float) -> float:
         """Seconds of one all-reduce."""
@@ -140,7 +152,11 @@ class Clock:
     def _head_rates(self) -> tuple[float, float, float]:
         return self._rates(self.work.head)
 
-    @cached_property
-    def _attention_rates(self) -> tuple[float, float]:
-        part = self.table.attention
-        return self.machine.memory * part.memory, self.machine.flops["bfloat16"] * part.flops
+    @property
+    def _attention_flops(self) -> float:
+        return self.machine.flops["bfloat16"] * self.table.attention.flops
+
+    @property
+    def _experts_launched_s(self) -> float:
+        """Of the CPU, for the kernels of all layers of experts without graphs."""
+        return self.work.expert_layers * self.table.expert_launch_s * self.machine.launch

@@ -11,7 +11,7 @@ from functools import cached_property
 class Product:
     """All linear layers of one kind on one rank. bytes: of their weights. flops, passed: FLOP, and bytes of inputs and outputs, of one
     token. experts: of them each token takes `per_token`; 0: all tokens take all weights. dealt: over how many ranks whole experts are; 1: each is cut.
-    multiplied: the format in which."""
+    multiplied: the format in which. kernel: as KernelNames has it."""
 
     count: int
     bytes: float
@@ -39,13 +39,14 @@ class Product:
 @dataclass(frozen=True)
 class Reading:
     """Attention layers of one kind on one rank. token_bytes: of the KV cache for each token of context, of which `window` count.
-    state_bytes: what is read and written for each request, however long. flops: of one token with one token of its context; of a
+    state_bytes: what is read and written for each request, however long. small: the cache is kept in 8 bits. flops: of one token with one token of its context; of a
     prompt's, where they differ, `prompt_flops`."""
 
     token_bytes: float
     flops: float
     window: int | None = None
     state_bytes: float = 0
+    small: bool = False
     prompt_flops: float = 0
 
     def seen(self, context: float) -> float:

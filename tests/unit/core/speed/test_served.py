@@ -11,7 +11,7 @@ import pytest
 from gateway.core.planner.decide import decide
 from gateway.core.speed.correction import measured
 from gateway.core.speed.rival import rival
-from gateway.core.speed.served import between, clock_of, counted, learned, ratios
+from gateway.core.speed.served import between, clock_of, counted, highest, learned, ratios
 from gateway.core.speed.step import Clock
 from gateway.domain import Fact, Plan, Served
 from gateway.profiles import Profiles
@@ -86,7 +86,17 @@ def test_every_version_with_rules_says_how_it_counts() -> None:
         assert {"requests", "first_s", "between", "between_s", "steps", "prompt", "cached"} <= PROFILES.engine(
             ref
         ).counters.keys()
+        assert {"running", "waiting", "kv_use", "preempted"} <= PROFILES.engine(ref).series.keys()
+        assert {"drafted", "accepted"} <= PROFILES.engine(ref).series.keys() or "accept_rate" in PROFILES.engine(ref).series
         assert PROFILES.engine(ref).sources["counters"]
+        assert PROFILES.engine(ref).sources["series"]
+
+
+def test_of_several_ranks_the_highest_value_counts() -> None:
+    text = b'# TYPE a gauge\na{engine="0"} 0.25\na{engine="1"} 0.75\nab{engine="0"} 0.9\n'
+    assert highest(text, "a") == 0.75
+    assert highest(text, "b") is None
+    assert highest(b"a nan\n", "a") is None
 
 
 @pytest.mark.parametrize(

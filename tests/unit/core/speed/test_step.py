@@ -107,3 +107,37 @@ def test_a_prompt_of_a_model_with_experts_waits_for_the_cpu() -> None:
     assert Clock(work("qwen3-30b-a3b"), H100, slow).prompts_s(1, 512, 8192) == pytest.approx(48 * 0.1, rel=0.1)
     dense = [Clock(work("llama-3.1-8b"), H100, table).prompts_s(1, 512, 8192) for table in (TABLE, slow)]
     assert dense[0] == dense[1]
+
+
+def test_without_graphs_experts_wait_for_the_cpu_in_every_step() -> None:
+    slow = TABLE.evolve(expert_launch_of={"vllm": 0.1}).of("vllm")
+    experts, dense = work("qwen3-30b-a3b"), work("llama-3.1-8b")
+    assert Clock(experts, H100, slow, eager=True).decode_s(1, 512) > 48 * 0.1 > 10 * Clock(experts, H100, slow).decode_s(1, 512)
+    plain = [Clock(dense, H100, table, eager=True).decode_s(1, 512) for table in (TABLE, slow)]
+    assert plain[0] == plain[1]
+
+
+def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
+    free = TABLE.evolve(step_s=0.0, request_s=0.0)
+    spec = published("llama-3.1-8b")
+
+    def attention_s(kv_dtype: str) -> float:
+        model, rank = Model(spec.hidden, spec.vocab, spec.experts), Rank(kv_dtype=kv_dtype, capability="9.0")
+        clock = Clock(work_of(model, build(spec, frozenset()), rank, (), frozenset()), H100, free)
+        return clock.decode_s(64, 4096) - clock.decode_s(64, 0)
+
+    assert 0.5 * attention_s("auto") < attention_s("fp8") < attention_s("auto")
+
+
+def test_requests_that_come_together_begin_one_behind_the_other() -> None:
+    whole, late = work("llama-3.1-8b"), TABLE.evolve(admit_s=1.0)
+    assert Clock(whole, H100, late).prompts_s(8, 512, 8192) > 8 > Clock(whole, H100, TABLE).prompts_s(8, 512, 8192)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b"])
+def test_prompts_that_come_one_by_one_cost_most_where_they_have_steps_of_their_own(name: str) -> None:
+    """A step of vLLM that computes a prompt decodes too."""
+    mixed, separate = (Clock(work(name), H100, TABLE.of(kind)) for kind in ("vllm", "sglang"))
+    alike = Clock(work(name), H100, TABLE.of("vllm").evolve(separate=True))
+    assert alike.apart_per_s(64, 512, 128, 8192) < mixed.apart_per_s(64, 512, 128, 8192)
+    assert separate.apart_per_s(64, 512, 128, 8192) < separate.total_per_s(64, 512, 128, 8192)

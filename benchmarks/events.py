@@ -1,0 +1,116 @@
+"""What events cost the gateway's event loop: a look at models of which nothing is new, and a storm of failures and starts.
+
+    python -m benchmarks.events [--models 200] [--seconds 10] [--starts 1]
+
+Storm: twenty passes a second, in each of which a model (--starts: so many) fails, gets the next plan, starts and is ready; all of it goes to the disk and to
+two listeners. The figures are processor time of the thread that has the loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.core.reconcile import Rest
+from gateway.domain import Attempt, Failure
+from gateway.events.event_log import EventLog
+from gateway.events.observer import Observer
+from gateway.machine.gpu_watch import GpuWatch
+from gateway.settings import Settings
+from gateway.store.store import Store
+from tests.support.makers import plan, wish
+
+PASSES = 20
+PLANS = (plan(), plan(max_context=2048))
+
+
+def step(replica: ReplicaState, numbers: Iterator[int]) -> None:
+    """What a pass finds: its engine failed, and the next one is ready already."""
+    now, old = time.time(), replica.attempt
+    if old is not None:
+        failure = Failure(
+            kind="oom", phase="loading", message="it needs 3 GiB more", line="torch.OutOfMemoryError: ...", advice="Wait."
+        )
+        replica.history.append(old.evolve(state="failed", ended_at=now, failure=failure))
+        del replica.history[:-4]
+    number = next(numbers)
+    made = PLANS[number % 2]
+    replica.attempt = Attempt(
+        id=number, model=replica.model, replica=0, state="ready", plan=made, fingerprint=made.fingerprint, port=1,
+        started_at=now - 60, ready_at=now,
+    )  # fmt: skip
+    replica.shown = Rest("ready")
+
+
+async def listen(events: EventLog, heard: list[int]) -> None:
+    number = events.newest
+    while True:
+        found = await events.after(number)
+        heard[0] += sum(len(event.model_dump_json()) > 0 for event in found.events)
+        if number == found.number:
+            await events.more(10)
+        number = found.number
+
+
+async def measure(count: int, seconds: float, starts: int, folder: Path) -> None:
+    store = Store(folder / "fitserve.db")
+    events = EventLog(store)
+    await events.begin()
+    models: dict[str, ManagedModel] = {}
+    numbers = iter(range(1, 10**9))
+    for number in range(count):
+        made = ManagedModel(wish(name=f"m{number}"), time.time())
+        made.replicas = [ReplicaState(made.wish.name, 0)]
+        step(made.replicas[0], numbers)
+        models[made.wish.name] = made
+    no_keys: Any = lambda: ()  # noqa: E731
+    observer = Observer(events, models, GpuWatch(SimpleNamespace()), no_keys, Settings(data_dir=folder))
+    observer.begin(store)
+    observer.look()
+    began = time.thread_time()
+    for _ in range(100):
+        observer._look()  # noqa: SLF001 - what `look` puts off
+    quiet_ms = (time.thread_time() - began) * 10
+    heard = [0]
+    listeners = [asyncio.create_task(listen(events, heard)) for _ in range(2)]
+    await asyncio.sleep(0.5)
+    began, until, making = time.thread_time(), time.monotonic() + seconds, 0.0
+    turn = cycle(models.values())
+    while time.monotonic() < until:
+        making -= time.thread_time()
+        for _ in range(starts):
+            step(next(turn).replicas[0], numbers)
+        making += time.thread_time()
+        observer.look()
+        await asyncio.sleep(1 / PASSES)
+    spent = time.thread_time() - began - making
+    await asyncio.sleep(1)
+    told = heard[0] / 2
+    print(f"{count} models, nothing new: {quiet_ms:.2f} ms a look")
+    print(f"storm: {told / seconds:.0f} events/s, {1000 * spent / seconds:.1f} ms of the loop's time per second")
+    for task in listeners:
+        task.cancel()
+    await events.close()
+    store.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--starts", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(measure(given.models, given.seconds, given.starts, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
