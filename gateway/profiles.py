@@ -5,6 +5,7 @@
     failures.yaml               -> Signature list
     gpus.yaml                   -> GpuTable: what follows from a GPU's capability
     parsers.yaml                -> ParserTable: how models write tool calls and thoughts
+    chat_templates.yaml         -> RepairTable: published chat templates that are broken, and how each is repaired
     cards.yaml                  -> CardTable: what the data sheets of cards promise
     speed.yaml                  -> SpeedTable: what engines reach of that
     facts.yaml                  -> Fact list: what passes every rule and still fails
@@ -28,6 +29,7 @@ from packaging.version import Version
 from pydantic import ValidationError
 
 from gateway.core.chat.parsers import ParserTable
+from gateway.core.chat.repair import RepairTable
 from gateway.core.engines.candidate import EngineRules
 from gateway.core.engines.registry import KINDS
 from gateway.core.engines.vllm_engine import VllmRules
@@ -360,7 +362,13 @@ class Profiles:
         return ParserTable(
             tools=tuple(row for table in tables for row in table.tools),
             reasoning=tuple(row for table in tables for row in table.reasoning),
+            repairs=tuple(row for table in self._repairs() for row in table.repairs),
         )
+
+    def _repairs(self) -> list[RepairTable]:
+        """Of published chat templates."""
+        paths = [root / "chat_templates.yaml" for root in self.roots]
+        return [_validate(path, RepairTable, self._yaml(path)) for path in paths if path.is_file()]
 
     @cached_property
     def xids(self) -> XidTable:
@@ -399,7 +407,8 @@ def first_problem(error: ValidationError) -> str:
     """The first problem of a validation error in a phrase: `gpus.0.uuid: Field required`."""
     problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in problem["loc"])
-    return f"{where}: {problem['msg']}" if where else problem["msg"]
+    said = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {said}" if where else said
 
 
 def _validate(path: Path, model: type[V], data: Any) -> V:

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.domain import Plan, Value, Wish
+from gateway.domain import ChatTemplate, Plan, Value, Wish
 from gateway.domain.units import gib
 
 # What no engine is started again for; of the policy, all but what the engine is told.
@@ -191,7 +191,7 @@ def _said(name: str, wish: Wish) -> str | None:
         return ", ".join(value)
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items())
-    if isinstance(value, Value):
+    if isinstance(value, Value) and not isinstance(value, ChatTemplate):
         return ", ".join(f"{key}={item}" for key, item in value.model_dump(exclude_defaults=True).items())
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
@@ -228,7 +228,8 @@ def _told(plan: Plan) -> Iterator[tuple[str, str]]:
 _CHOICES = frozenset(
     (
         *("tensor_parallel", "pipeline_parallel", "expert_parallel", "replicas", "dtype", "quantization", "kv_cache_dtype"),
-        *("speculation", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "tool_parser", "reasoning_parser"),
+        *("speculation", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "chat_template", "loras"),
+        *("tool_parser", "reasoning_parser"),
     )
 )
 

@@ -70,6 +70,8 @@ NARROWED = {
 
 # What to do instead, for flags that an option of ours stands for.
 INSTEAD = {
+    "--chat-template": "chat-template",
+    "--lora NAME=SOURCE": "lora-modules lora-paths",
     "--revision": "revision *-revision",
     "--alias, which gives a model more names": "served-model-name",
     "--gpu, or --gpus": "device-ids device base-gpu-id gpu-id-step",

@@ -6,7 +6,11 @@
     yes      none        absent     -                  MakePlan (or Rest, while it backs off or in quarantine)
     yes      none        absent     held back          Rest (what it waits for, gateway/core/residence.py)
     yes      starting    any        leaves             Retire
-    yes      ready       running    leaves, drained    Retire, then Stop as the engine of an ended attempt
+    yes      ready       running    leaves, drained    Sleep, where the engine can; else Retire, then Stop as the engine of an ended attempt
+    yes      asleep      running    its turn           Wake (also what was cut off while it fell asleep or woke up)
+    yes      asleep      running    has to end         Retire
+    yes      asleep      exited/absent                 Retire: nobody misses it
+    yes      any         any        could not sleep    Retire
     yes      starting    absent     -                  Launch (also what was created and never ran)
     yes      starting    running    proof              Fail
     yes      starting    running    answering          Verify, then Publish
@@ -68,6 +72,18 @@ class Retire:
 
 
 @dataclass(frozen=True)
+class Sleep:
+    """Put the engine to sleep; where it cannot, or does not give its memory back, its attempt ends."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class Wake:
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
 class Stop:
     name: str
     why: str = field(default="stopping the engine", compare=False)
@@ -78,13 +94,22 @@ class Rest:
     """Nothing to do; `state` and `reason` are what the user sees. `until` is when to look again, if ever."""
 
     state: Literal[
-        "starting", "verifying", "ready", "unreachable", "backing_off", "quarantined", "no_plan", "stopped", "stopping"
+        "starting",
+        "verifying",
+        "ready",
+        "unreachable",
+        "backing_off",
+        "quarantined",
+        "no_plan",
+        "stopped",
+        "asleep",
+        "stopping",
     ]
     reason: str = ""
     until: float | None = None
 
 
-Action = MakePlan | Launch | Verify | Publish | Fail | Retire | Stop | Rest
+Action = MakePlan | Launch | Verify | Publish | Fail | Retire | Sleep | Wake | Stop | Rest
 
 
 @dataclass(frozen=True)
@@ -112,6 +137,10 @@ class ReplicaSnapshot:
     """Why it is to stop, though it is wanted."""
     drained: bool = False
     """Nothing is in flight at its engine, and nothing will be."""
+    spent: bool = False
+    """Its engine could not fall asleep, or wake up."""
+    sleeps: bool = False
+    """Where it leaves, its engine may be put to sleep instead."""
 
 
 def next_action(replica: ReplicaSnapshot, now: float, *, backoff_s: float, backoff_max_s: float) -> Action:
@@ -126,9 +155,15 @@ def next_action(replica: ReplicaSnapshot, now: float, *, backoff_s: float, backo
             return Stop(replica.instance.name)
         return _between_attempts(replica, now, backoff_s, backoff_max_s)
     instance = replica.instance
+    if replica.spent and not replica.busy:
+        return Retire(attempt)
+    if attempt.asleep is not None or (attempt.serves and replica.seen.sleeping):
+        return _asleep(replica, attempt)
     if replica.seen.proof is not None:
         return Fail(attempt, replica.seen.proof)
     if replica.leaving and (attempt.state == "starting" or replica.drained):
+        if attempt.state == "ready" and replica.sleeps and instance is not None and instance.state == "running":
+            return Rest("stopping", replica.leaving) if replica.busy else Sleep(attempt)
         return Retire(attempt)
     if instance is not None and instance.fingerprint != attempt.fingerprint:
         why = "replacing an engine that runs with another plan than the one that was recorded"
@@ -155,6 +190,28 @@ def next_action(replica: ReplicaSnapshot, now: float, *, backoff_s: float, backo
     if replica.seen.answering and not replica.busy:
         return Verify(attempt)
     return Rest("verifying" if replica.seen.answering else "starting", replica.seen.phase)
+
+
+def _asleep(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
+    """Of an engine that sleeps, falls asleep or wakes up."""
+    settled = attempt.asleep is not None and attempt.asleep.gave is not None
+    if replica.instance is None or replica.instance.state != "running" or replica.seen.proof is not None:
+        return Retire(attempt)
+    if replica.busy:
+        return (
+            Rest("stopping", replica.leaving)
+            if replica.leaving
+            else Rest("starting" if replica.asked else "asleep", replica.seen.phase)
+        )
+    if replica.leaving and not (replica.sleeps and settled):
+        return Retire(attempt)
+    if not settled:
+        return Wake(attempt) if replica.seen.answering else Rest("starting", replica.seen.phase)
+    if not replica.asked or replica.leaving:
+        return Rest("asleep")
+    if replica.hold or replica.blocked is not None:
+        return Rest("starting", replica.hold or replica.blocked or "")
+    return Wake(attempt)
 
 
 def backoff(failures: int, backoff_s: float, backoff_max_s: float) -> float:

@@ -3,6 +3,8 @@
 model     asked     and                                                    then
 any       -         its owner has stopped it                               leaves, and rests
 out       yes       its turn has come                                      loads; where it finds no room, another one leaves for it
+asleep    yes       the same                                               wakes up; where its memory was given away, another one leaves for it
+asleep    no        its owner, or a plan that lacks what it still has      leaves: it stops
 out       yes       others have waited longer                              waits for its turn
 out       no        pinned                                                 as if it were asked
 out       no        new, kept for ever, or used within its keep_alive      loads where there is room, and nobody waits
@@ -11,10 +13,11 @@ serves    no        idle for longer than its keep_alive, not pinned        leave
 serves    -         the plan of who is asked needs its memory, not         leaves once its residence is over, and what it answers is answered
                     pinned
 
-Plans are offered the models that could leave in the order of `may_leave`: those first that nobody asks.
+Plans are offered the models that could leave in the order of `may_leave`: those first that nobody asks. Who leaves is put to sleep where its engine can
+(gateway/core/sharing/leaving.py), else stopped.
 Who leaves gets no new request; those wait. A residence is as long as the load took (LEAST_S at least, MOST_S at most), so that no more than half of
 the time goes into loading. A model that had to leave waits from then on, behind those that wait already: so each of N models that want
-one place has it in turn, and no request waits for longer than N residences, loads and drains (MOST_DRAIN_S each).
+one place has it in turn, and no request waits for longer than N residences, loads and drains (FITSERVE_DRAIN_S each).
 """
 
 from __future__ import annotations
@@ -26,18 +29,18 @@ from typing import Literal
 from gateway.domain.units import in_words
 
 LEAST_S, MOST_S = 5.0, 60.0
-# What is in flight gets so long to end. An answer that takes longer is cut off by the engine's own end.
-MOST_DRAIN_S = 300.0
 
-State = Literal["out", "loads", "serves", "leaves"]
+State = Literal["out", "asleep", "loads", "serves", "leaves"]
+# It takes a load, or waking up, before it serves.
+_AWAY = ("out", "asleep")
 Why = Literal["idle", "room", "owner"]
 
 
 @dataclass(frozen=True)
 class Resident:
     """One model. Times are in Unix seconds. since: when it came into its state. requests: in flight. waited_s: the oldest request that waits.
-    room: False where no plan was found with what is left of the machine; needs: the models that have to leave for one, promised: others give
-    what it lacks and stay. able: it could be started now but for its room. gave_way: since the
+    room: False where no plan was found with what is left of the machine; needs: the models that have to leave for one, ends: those of them that
+    have to stop, promised: others give what it lacks and stay. able: it could be started now but for its room. gave_way: since the
     gateway runs it had to leave. new: it was never loaded, so that nobody knows whether it can be."""
 
     name: str
@@ -53,6 +56,7 @@ class Resident:
     waited_s: float | None = None
     room: bool = True
     needs: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
     promised: bool = False
     able: bool = True
     gave_way: bool = False
@@ -72,8 +76,11 @@ class Resident:
 
 @dataclass(frozen=True)
 class Leave:
+    """ends: it is stopped, though it could sleep."""
+
     why: Why
     words: str
+    ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ def decide(residents: Iterable[Resident], now: float) -> Moves:
         if one.stopped and one.state == "out":
             hold[one.name] = "stopped by its owner"
         elif one.stopped and one.state != "leaves":
-            leave[one.name] = Leave("owner", "its owner stops it")
+            leave[one.name] = Leave("owner", "its owner stops it", ends=True)
         elif _expired(one, now):
             leave[one.name] = Leave("idle", f"it was not asked for {in_words(one.idle_s(now))}")
     queue = sorted((one for one in known if _asks(one)), key=lambda one: (_turn(one, now), one.name))
@@ -104,9 +111,15 @@ def decide(residents: Iterable[Resident], now: float) -> Moves:
             hold[one.name] = f"it waits for its turn, after {first.name}"
         elif one.needs and not going:
             first = one
-            named = [other for other in known if other.name in one.needs and other.state == "serves" and not other.pinned]
-            if all(_over(other, now) for other in named):
-                leave |= {other.name: Leave("room", f"it makes room for {one.name}") for other in named}
+            named = [
+                other
+                for other in known
+                if (other.name in one.needs and other.state == "serves" and not other.pinned)
+                or (other.name in one.ends and other.state == "asleep")
+            ]
+            if all(other.state == "asleep" or _over(other, now) for other in named):
+                words = f"it makes room for {one.name}"
+                leave |= {other.name: Leave("room", words, ends=other.name in one.ends) for other in named}
             hold[one.name] = f"it waits for {', '.join(sorted(one.needs))} to leave"
         elif one.room or (one.promised and not one.needs):
             first = one
@@ -143,11 +156,13 @@ def loadable(residents: Iterable[Resident], one: Resident) -> bool:
     others = (other for other in residents if other.name != one.name and not other.pinned)
     may = one.waited_s is None and any(other.state == "serves" for other in others)
     going = any(other.state in ("loads", "leaves") for other in residents if other.name != one.name)
-    return one.able and not one.stopped and (one.room or one.state != "out" or one.promised or bool(one.needs) or may or going)
+    return (
+        one.able and not one.stopped and (one.room or one.state not in _AWAY or one.promised or bool(one.needs) or may or going)
+    )
 
 
 def _asks(one: Resident) -> bool:
-    return one.state == "out" and not one.stopped and one.able and (one.waited_s is not None or one.pinned)
+    return one.state in _AWAY and not one.stopped and one.able and (one.waited_s is not None or one.pinned)
 
 
 def _turn(one: Resident, now: float) -> float:

@@ -23,6 +23,15 @@ _IN_RAM = ("offload", "swap", "hicache", "cache-gb", "lmcache", "sleep", "cpu-")
 _PROGRAM_PIDS, _RANK_PIDS = 12288, 4096
 
 
+# What stays free of a machine's RAM whatever sleeps there.
+_RAM_LEFT, _RAM_LEFT_SHARE = 2 * GIB, 20
+
+
+def ram_left(ram_bytes: int) -> int:
+    """Of so much RAM, what engines that sleep leave to everybody else."""
+    return max(_RAM_LEFT, ram_bytes // _RAM_LEFT_SHARE)
+
+
 def ranks(plan: Plan) -> int:
     return plan.tensor_parallel.value * plan.pipeline_parallel.value
 

@@ -11,8 +11,9 @@ from gateway.domain.answer import Asked, AskedAttention, AskedCache, AskedKernel
 from gateway.domain.engine import Advisory, Engine, Flag, Install, Method, MethodRule
 from gateway.domain.facts import Fact, FactKind, Failure, Served
 from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
-from gateway.domain.model import AttentionGroup, Experts, ModelSpec, Quant, Recurrent, Shard, TensorGroup
+from gateway.domain.model import Adapter, AdapterLayer, AttentionGroup, Experts, ModelSpec, Quant, Recurrent, Shard, TensorGroup
 from gateway.domain.plan import (
+    AdapterRef,
     BoolChoice,
     Cap,
     Choice,
@@ -42,6 +43,7 @@ from gateway.domain.plan import (
 from gateway.domain.running import (
     Abilities,
     Ability,
+    Asleep,
     Attempt,
     AttemptState,
     Bench,
@@ -57,18 +59,22 @@ from gateway.domain.running import (
     RunningPlan,
 )
 from gateway.domain.value import MOST_BYTES, EngineRef, Grade, Scalar, Task, Value
-from gateway.domain.wish import NAME_PATTERN, Change, Policy, Wish
+from gateway.domain.wish import NAME_PATTERN, Change, ChatTemplate, Policy, Wish
 
 __all__ = [
     "MOST_BYTES",
     "NAME_PATTERN",
     "Abilities",
     "Ability",
+    "Adapter",
+    "AdapterLayer",
+    "AdapterRef",
     "Advisory",
     "Asked",
     "AskedAttention",
     "AskedCache",
     "AskedKernel",
+    "Asleep",
     "Attempt",
     "AttemptState",
     "AttentionGroup",
@@ -79,6 +85,7 @@ __all__ = [
     "BoolChoice",
     "Cap",
     "Change",
+    "ChatTemplate",
     "Choice",
     "Decision",
     "Engine",

@@ -104,6 +104,7 @@ class Engine(Value):
     block_size: int = 16
     head_dims: tuple[int, ...] = Field((), description="head sizes its attention can compute; empty: not known to be limited")
     no_float16: tuple[str, ...] = Field((), description="model types that it refuses to compute in float16")
+    no_lora: tuple[str, ...] = Field((), description="architectures that it has, and serves no adapters for")
     traits: tuple[str, ...] = Field((), description="what this version builds differently; core/layers/build.py names them")
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
     config_classes: tuple[str, ...] = Field(
@@ -120,11 +121,18 @@ class Engine(Value):
         description="flags without which a client's media may name files of this machine; empty: none may, or there are no such",
     )
     env: dict[str, str] = Field({}, description="environment the engine always gets")
+    quiet: tuple[str, ...] = Field(
+        (), description="arguments that keep what the gateway asks every few seconds out of its access log"
+    )
     eager_env: dict[str, str] = Field({}, description="environment added when it runs without graphs and compilation")
     caches: dict[str, str] = Field(
         {}, description="environment variables that name folders of what it compiles -> their names below one folder for all"
     )
     user_env: tuple[str, ...] = Field((), description="environment variables a user may set")
+    sleep_levels: tuple[int, ...] = Field(
+        (),
+        description="levels of its sleep mode that give memory back and can be woken from, as its code says; empty: none, or not known",
+    )
     key_env: str | None = Field(None, description="environment variable with the key that its callers must send")
     key_option: str | None = Field(
         None, description="the same, of an engine without one: a line of the YAML file that --config names"
@@ -132,6 +140,10 @@ class Engine(Value):
     counters: dict[str, str] = Field(
         {},
         description="what core/speed/served.py counts -> the series of this engine's /metrics that says it; empty: not known",
+    )
+    series: dict[str, str] = Field(
+        {},
+        description="what serve/metrics/engine_series.py shows beside that -> the series of this engine's /metrics that says it",
     )
     sources: dict[str, str] = Field({}, description="where each rule was read")
     guessed_from: str | None = Field(

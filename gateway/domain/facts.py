@@ -1,8 +1,8 @@
-"""What was learned, why an attempt ended, and what an engine gave its clients."""
+"""What was learned, why an attempt ended, what an engine gave its clients, and what happened."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -19,6 +19,8 @@ FactKind = Literal[
     "spare_memory",
     "beside_memory",
     "peers_fail",
+    "sleep_works",
+    "sleep_fails",
     "speed_ratio",
     "speed_measured",
     "machine_speed",
@@ -35,7 +37,8 @@ class Fact(Value):
     scope names of capability, architecture and quantization. needs_memory: `value` bytes of each device were in use before
     there was a KV cache. spare_memory: `value` bytes more of each device had to be left free beside the engine's share.
     beside_memory: of each device an engine that was ready took `value` bytes more beside its share than its plan had said.
-    peers_fail: these `gpus` cannot reach each other `by` one of the links of core/facts/peers.py. speed_ratio: `value` thousandths
+    peers_fail: these `gpus` cannot reach each other `by` one of the links of core/facts/peers.py. sleep_works: an engine of this version
+    on this device was put to sleep and gave its memory back, of which `value` thousandths were expected to come. sleep_fails: it did not, or did not wake up. speed_ratio: `value` thousandths
     of what was expected were measured of the `figure` of plans of this device, engine, kernel, attention backend and ranks, `samples`
     times; with a fingerprint in its scope by what clients were served by that plan, else by `fitserve bench`. speed_measured: `value` thousandths are the `figure` of the plan of this fingerprint. machine_speed: `what`
     these `gpus` do, in bytes/s, FLOP/s or nanoseconds (core/speed/measured.py).
@@ -85,3 +88,63 @@ class Served(Value):
     def at_once(self) -> float:
         """Requests that got something in one step, in the mean."""
         return max(1.0, self.outputs / self.steps)
+
+
+EventKind = Literal[
+    "gateway.started",
+    "gateway.stopped",
+    "model.added",
+    "model.changing",
+    "model.changed",
+    "model.change_refused",
+    "model.removing",
+    "model.removed",
+    "model.stopped",
+    "model.started",
+    "model.retried",
+    "model.state",
+    "model.leaving",
+    "plan.chosen",
+    "plan.fallback",
+    "plan.shrunk",
+    "plan.waits",
+    "plan.none",
+    "weights.downloading",
+    "weights.downloaded",
+    "engine.pulling",
+    "engine.started",
+    "engine.phase",
+    "engine.proven",
+    "engine.ready",
+    "engine.failed",
+    "engine.retry",
+    "engine.quarantined",
+    "engine.frozen",
+    "engine.answers",
+    "engine.stopped",
+    "engine.installed",
+    "engine.uninstalled",
+    "endpoint.reached",
+    "endpoint.lost",
+    "gpu.lost",
+    "gpu.back",
+    "gpu.error",
+    "gpu.throttled",
+    "gpu.unthrottled",
+    "key.added",
+    "key.removed",
+]
+EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
+
+
+class Event(Value):
+    """`id` grows with each event, over restarts too; 0: it is not recorded yet."""
+
+    id: int = 0
+    at: float = Field(description="when the gateway saw it, in Unix seconds")
+    kind: EventKind
+    words: str = Field(description="the same in a sentence, for people")
+    model: str | None = None
+    replica: int | None = None
+    attempt: int | None = Field(None, description="the number of the start that it is about")
+    data: dict[str, Any] = Field({}, description="the evidence; docs/events.md says what each kind has")

@@ -114,3 +114,24 @@ class ModelSpec(Value):
     config: dict[str, Any] = Field(
         {}, exclude=True, description="config.json, from which the layers of each engine version follow"
     )
+
+
+class AdapterLayer(Value):
+    """What an adapter changes of layers of one name (numbers written `*`): `inputs` x `rank` x `outputs`."""
+
+    module: str
+    inputs: int
+    outputs: int
+    rank: int
+
+
+class Adapter(Value):
+    """A LoRA adapter, read from adapter_config.json and tensor headers. `rank`: the highest. `deepest`: number of the last layer that it changes."""
+
+    name: str = Field(description="that clients put in `model`")
+    source: str
+    revision: str | None = None
+    base: str | None = Field(None, description="the model that it was trained for, as it says itself")
+    rank: int
+    layers: tuple[AdapterLayer, ...]
+    deepest: int = 0

@@ -82,6 +82,14 @@ class ModelRef(Value):
     inputs: tuple[str, ...] = Field((), description="what it takes: text, image, video, audio; empty: not known")
 
 
+class AdapterRef(Value):
+    """An adapter of a plan: `source` and `revision` say what to load."""
+
+    name: str = Field(description="that clients put in `model`")
+    source: str
+    revision: str | None = None
+
+
 class Refusal(Value):
     """One kernel or backend that the engine passes over, and why. at_start: it says so only when it starts, by compiled code or as was
     seen in a start."""
@@ -133,10 +141,10 @@ class Question(Value):
 
 
 class Cap(Value):
-    """The most KV cache that a model takes, for the sake of others on its GPUs. models: whose sake; without them it is void."""
+    """What a model may take of each of its GPUs, which others share. models: those others; without them it is void."""
 
-    tokens: int = Field(ge=1, description="tokens of KV cache that stay")
-    models: tuple[str, ...] = Field(description="the models that got the rest")
+    bytes: int = Field(ge=1, description="bytes of each GPU")
+    models: tuple[str, ...] = Field(description="the models that have the rest, or got it")
 
 
 class Offer(Value):
@@ -146,7 +154,12 @@ class Offer(Value):
     model: str
     how: Literal["surplus", "sleep", "stop"]
     gives: dict[str, int] = Field(description="bytes that come back, by the UUID of a GPU")
+    keeps: int = Field(0, description="of a surplus: bytes of each GPU that the model then may take")
     tokens: int = Field(0, description="of a surplus: tokens of KV cache that stay")
+    of_tokens: int = Field(0, description="of a surplus: tokens of KV cache that there are")
+    of_bytes: int = Field(0, description="of a surplus: bytes of KV cache that there are")
+    context: int = Field(0, description="of a surplus: tokens of a whole request, of which one always has room")
+    beside: int = Field(0, description="of a surplus that is taken: bytes of each GPU that the one who takes it has without it")
     words: str = Field(description="the same for people")
 
 
@@ -178,6 +191,9 @@ class Plan(Value):
     speculation: Choice[str]
     num_speculative_tokens: Choice[int]
     drafter: ModelRef | None = None
+    adapters: tuple[AdapterRef, ...] = ()
+    loras: Choice[str] = StrChoice(value="none", reason="nobody asked", source="planner")
+    chat_template: Choice[str] = StrChoice(value="published", reason="nobody asked", source="planner")
     tool_parser: Choice[str] = StrChoice(value="none", reason="nobody asked", source="planner")
     reasoning_parser: Choice[str] = StrChoice(value="none", reason="nobody asked", source="planner")
     max_model_len: Choice[int]
@@ -185,10 +201,11 @@ class Plan(Value):
     max_num_batched_tokens: Choice[int]
     custom_all_reduce: Choice[bool]
     enforce_eager: Choice[bool]
+    sleep_mode: Choice[bool] = BoolChoice(value=False, reason="nobody asked", source="planner")
     kernels: tuple[LayerKernel, ...] = Field((), description="of every linear layer")
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory
-    cap: Cap | None = Field(None, description="the most KV cache it takes, because others got the rest; None: all that is free")
+    cap: Cap | None = Field(None, description="the most it takes of each GPU, which others share; None: all that is free")
     speed: Speed | None = Field(None, description="None: nothing is known of what these GPUs can do")
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -216,6 +233,8 @@ class Plan(Value):
             self.gpus,
             self.argv,
             sorted(self.env.items()),
+            # Plans from before there were any are the same plans.
+            *([adapter.model_dump() for adapter in self.adapters]),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -328,11 +347,13 @@ class OpenQuestions(NamedTuple):
 
 class Sharing(NamedTuple):
     """How a model shares its machine. cap: what it keeps to. offers: what others could give, in the order in which it is asked of them.
-    holders: the others."""
+    holders: the others. home: UUIDs of the GPUs that it had last. leaves: why it may have to leave its GPUs for a while; "": it does not."""
 
     cap: Cap | None = None
     offers: tuple[Offer, ...] = ()
     holders: tuple[Holding, ...] = ()
+    home: tuple[str, ...] = ()
+    leaves: str = ""
 
 
 ALONE = Sharing()

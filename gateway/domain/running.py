@@ -16,10 +16,19 @@ Positive = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(ge=1, le=2**24)]
 
 
+# Of the folders in memory that `LaunchSpec.scratch` names.
+SCRATCH_OPTIONS = "rw,exec,nosuid,nodev,mode=1777"
+
+
 class Mount(Value):
     source: str
     target: str
     read_only: bool = True
+
+    @property
+    def kind(self) -> Literal["bind", "volume"]:
+        """A folder, or the name of a volume."""
+        return "bind" if "/" in self.source else "volume"
 
 
 class LaunchSpec(Value):
@@ -96,6 +105,21 @@ class Abilities(Value):
 AttemptState = Literal["starting", "ready", "failed", "stopped"]
 
 
+class Asleep(Value):
+    """That an engine was put to sleep: it runs on, and its weights are in RAM (level 1) or nowhere (level 2)."""
+
+    level: int
+    since: float = Field(description="Unix seconds")
+    gave: dict[str, int] | None = Field(
+        None,
+        description="bytes by the UUID of a GPU that came back; None: it is falling asleep or waking up, and may use all of its share",
+    )
+
+    def left(self, uuid: str, promised: int) -> int:
+        """Bytes of that GPU that it may still use, of those that it was promised."""
+        return promised if self.gave is None else max(0, promised - self.gave.get(uuid, 0))
+
+
 class Attempt(Value):
     """One start of one replica, as remembered for ever: the plan, how far it came, and what ended it."""
 
@@ -112,6 +136,7 @@ class Attempt(Value):
     failure: Failure | None = None
     abilities: Abilities | None = Field(None, description="None: the engine was not asked")
     generation: int = Field(0, description="of the wish that it was planned by: each change of a wish is one more")
+    asleep: Asleep | None = Field(None, description="None: it is awake")
 
     @property
     def grade(self) -> Grade:
@@ -133,6 +158,16 @@ class Attempt(Value):
     def live(self) -> bool:
         return self.state in ("starting", "ready")
 
+    @property
+    def serves(self) -> bool:
+        """It is proven, and awake."""
+        return self.state == "ready" and self.asleep is None
+
+    def held(self, uuid: str) -> int:
+        """Bytes of a GPU that nobody else may count on."""
+        promised = self.plan.memory.promised_bytes
+        return promised if self.asleep is None else self.asleep.left(uuid, promised)
+
 
 class Observation(Value):
     """What the watcher has seen of one attempt in this process's lifetime."""
@@ -142,6 +177,7 @@ class Observation(Value):
     stands: bool = Field(False, description="the log says that the engine's KV cache is made: it has measured its memory")
     warm: bool = Field(False, description="the log says that graphs and workspaces are made too: its memory grows no more")
     verified: bool = False
+    sleeping: bool = Field(False, description="the engine says that it sleeps")
     proof: Failure | None = Field(None, description="a failure that a log line, the probe or the verification proves")
     frozen: str = Field("", description="why it gets no requests for now, though it runs; empty: it is not frozen")
     log_ended: bool = Field(False, description="every line of the log was seen")
@@ -205,7 +241,8 @@ class Planned(NamedTuple):
     """What a gateway that runs keeps of a decision: the best plan, or the reason why there is none; and the whole `decision` as JSON,
     which is only passed on: it may be megabytes. open: engines whose own answers could change it, by name. rival: of the plan that runs.
     commits: as `Wish.commits`, of all repositories that were read; unasked: those whose Hub was away, so that they are what they were here before.
-    takes: what others have to give before the plan can be started. learned: from what the plan that runs gave its clients."""
+    takes: what others have to give before the plan can be started. learned: from what the plan that runs gave its clients. template: the
+    chat template that its engine is given, "" where that takes the model's own."""
 
     plan: Plan | None
     reason: str
@@ -216,3 +253,4 @@ class Planned(NamedTuple):
     takes: tuple[Offer, ...] = ()
     learned: tuple[Fact, ...] = ()
     unasked: tuple[str, ...] = ()
+    template: str = ""

@@ -53,3 +53,18 @@ Duration = Annotated[float, BeforeValidator(duration), Field(json_schema_extra={
 def words(count: int) -> str:
     """`21.9 GiB`, or `3.0 MiB`: of files."""
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
+
+
+class Progress(str):
+    """How far something is, in words for people. `done` of `total` bytes are here; `rate`: how many come in a second, None: not known."""
+
+    __slots__ = ("done", "rate", "total")
+
+    done: int
+    total: int
+    rate: float | None
+
+    def __new__(cls, words: str, done: int, total: int, rate: float | None = None) -> Progress:
+        made = super().__new__(cls, words)
+        made.done, made.total, made.rate = done, total, rate
+        return made

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 T = TypeVar("T")
 Scalar = str | int | float | bool
@@ -22,6 +25,27 @@ class Value(BaseModel):
     def evolve(self, **changes: Any) -> Any:
         """A copy with `changes`, unvalidated: for our own code, never for input."""
         return self.model_copy(update=changes)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a text, in an annotation of its type: the pattern for programs that read the schema, `words` for people."""
+
+    pattern: str
+    words: str
+
+    def check(self, text: str) -> str:
+        if not re.fullmatch(self.pattern, text):
+            raise PydanticCustomError(
+                "form", "{text} is not allowed here: {words}", {"text": repr(text[:80]), "words": self.words}
+            )
+        return text
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "pattern": self.pattern}
 
 
 class EngineRef(Value):

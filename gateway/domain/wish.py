@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -9,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from gateway.domain.image_name import NAME_PATTERN as IMAGE_PATTERN
 from gateway.domain.image_name import tagged
 from gateway.domain.units import Duration
-from gateway.domain.value import Scalar, Value
+from gateway.domain.value import Form, Scalar, Value
 
 Goal = Literal["balanced", "latency", "throughput", "context"]
 
@@ -33,6 +34,26 @@ class Policy(Value):
     priority: int = Field(0, ge=-100, le=100, description="of models that could give way to another, the lowest goes first")
 
 
+# The longest published template has 33 KiB.
+_MOST_TEMPLATE = 256 * 1024
+
+
+class ChatTemplate(Value):
+    """A Jinja text that makes messages a prompt, in the place of the model's own. It is part of the wish, not a path: a start needs no other file,
+    and what was checked is what is started."""
+
+    text: str = Field(min_length=1, max_length=_MOST_TEMPLATE)
+    name: str = Field("", pattern=r"^[\w. -]{0,100}$", description="of the file that it comes from, for people")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its bytes."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def __str__(self) -> str:
+        return f"{self.name or 'a text'} ({len(self.text.encode()):,} bytes, sha256 {self.digest[:12]})"
+
+
 def pinned(source: str, revision: str | None) -> str:
     """The name under which `commits` has the commit of a repository."""
     return f"{source}@{revision}" if revision else source
@@ -40,30 +61,36 @@ def pinned(source: str, revision: str | None) -> str:
 
 # `name`, `org/name`, and either with a tag: `qwen3:8b`.
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})?(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$"
+ModelName = Annotated[
+    str,
+    Form(
+        NAME_PATTERN,
+        "a name has up to 96 letters, digits, `_`, `-` and `.`, and begins with a letter, a digit or `_`; `org/name` and `name:tag` are names too",
+    ),
+]
 
 
 class Wish(Value):
     """What a user asks for: a model to run (`source`), or an engine that already runs elsewhere (`endpoints`)."""
 
-    name: str = Field(pattern=NAME_PATTERN, description="name that clients put in `model`")
-    aliases: tuple[Annotated[str, Field(pattern=NAME_PATTERN)], ...] = Field(
-        (), max_length=16, description="other names by which clients may ask for it"
-    )
+    name: ModelName = Field(description="name that clients put in `model`")
+    aliases: tuple[ModelName, ...] = Field((), max_length=16, description="other names by which clients may ask for it")
     source: str | None = Field(None, min_length=1, max_length=4096, description="model folder or Hugging Face repository")
-    revision: str | None = Field(None, pattern=r"^[\w][\w./-]{0,127}$", description="branch, tag or commit")
+    revision: Annotated[str, Form(r"^[\w][\w./-]{0,127}$", "a branch, a tag or a commit, of up to 128 characters")] | None = (
+        Field(None, description="branch, tag or commit")
+    )
     endpoints: tuple[str, ...] = Field(
         (), max_length=64, description="base URLs (ending in /v1) of engines we never start or stop"
     )
-    commits: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]] = Field(
+    commits: dict[str, Annotated[str, Form(r"^[0-9a-f]{40}$", "a commit has 40 digits of 0 to 9 and a to f")]] = Field(
         {},
         max_length=64,
         description="the commit of each repository (`org/name`, or `org/name@revision` where one is named) that every start takes, "
         "wherever its branch has moved; what is not here is asked of the Hub once, and kept",
     )
     engines: tuple[str, ...] = Field((), description='allowed engines, "kind" or "kind==version"; empty: all')
-    image: str | None = Field(
+    image: Annotated[str, Form(IMAGE_PATTERN, "the name of an image is one like vllm/vllm-openai:v0.33.0")] | None = Field(
         None,
-        pattern=IMAGE_PATTERN,
         max_length=400,
         description="container image that holds the engine, instead of the one its project publishes; without an engine it is asked which it holds",
     )
@@ -74,7 +101,7 @@ class Wish(Value):
     concurrency: int | None = Field(None, ge=1, le=65536, description="requests at once that are expected; None: by the goal")
     gpus: Literal["all", "few"] | Annotated[int, Field(ge=1, le=1024)] | tuple[str, ...] | None = Field(
         None,
-        description="all, few, how many, or which GPUs (UUIDs, or their numbers as nvidia-smi has them) the model takes; None: as many as help, or few beside other models",
+        description="all, few, how many, or which GPUs the model takes (UUIDs, or their numbers as nvidia-smi has them, which are kept as UUIDs); None: as many as help, or few beside other models",
     )
     tensor_parallel: int | None = Field(None, ge=1, le=64)
     replicas: int | None = Field(None, ge=1, le=64, description="None: one, or as many as the plan finds useful")
@@ -82,6 +109,12 @@ class Wish(Value):
     min_context: int | None = Field(None, ge=1, description="tokens; a plan with less is refused")
     max_context: int | None = Field(None, ge=1, description="tokens; never plan more")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    chat_template: ChatTemplate | None = Field(None, description="instead of the one that comes with the model")
+    loras: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Annotated[str, Field(min_length=1, max_length=4096)]] = Field(
+        {},
+        max_length=32,
+        description="LoRA adapters by the names that clients put in `model`: folders, or Hugging Face repositories (`org/name`, `org/name@revision`)",
+    )
     drafter: str | None = Field(
         None,
         min_length=1,

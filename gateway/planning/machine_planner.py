@@ -44,7 +44,13 @@ class MachinePlanner:
         return await asyncio.to_thread(self.gpus.hardware, self.data)
 
     async def named(self, wish: Wish) -> Wish:
-        return await named(wish, self.images, self.profiles, self.inquirer)
+        found = await named(wish, self.images, self.profiles, self.inquirer)
+        if not isinstance(wish.gpus, tuple) or not any(map(str.isdecimal, wish.gpus)):
+            return found
+        # The driver numbers GPUs anew when one is gone at its start.
+        uuids = {str(gpu.index): gpu.uuid for gpu in (await self.hardware()).gpus}
+        by_uuid: Wish = found.evolve(gpus=tuple(dict.fromkeys(uuids.get(one, one) for one in wish.gpus)))
+        return by_uuid
 
     async def decide(
         self,
@@ -141,5 +147,7 @@ class MachinePlanner:
         takes = TAKES.validate_json(frames.takes) if frames.takes else ()
         asked = tuple(str(one.engine) for one in found)
         learned, unasked = FACTS.validate_json(frames.learned), tuple(answer.unasked)
-        planned = Planned(plan, answer.reason, frames.decision, asked, rival, answer.commits, takes, learned, unasked)
+        planned = Planned(
+            plan, answer.reason, frames.decision, asked, rival, answer.commits, takes, learned, unasked, answer.template
+        )
         return Forecast(planned, found, GAPS.validate_json(frames.gaps)), frames

@@ -56,13 +56,14 @@ class Request(NamedTuple):
 
 class Answer(NamedTuple):
     """The head of an answer, before its `Frames`. `error` is a FitserveError: its class and fields. `reason`: why there is no plan. `last`:
-    the process ends after it. `commits`, `unasked`: as those of `Planned`."""
+    the process ends after it. `commits`, `unasked`, `template`: as those of `Planned`."""
 
     error: dict[str, str | None] | None = None
     reason: str = ""
     last: bool = False
     commits: Mapping[str, str] = {}
     unasked: tuple[str, ...] = ()
+    template: str = ""
 
 
 class Frames(NamedTuple):

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 
 from pydantic import ValidationError
 
-from gateway.catalog.catalog import gather, load, load_drafter
+from gateway.catalog.catalog import gather, load, load_adapter, load_drafter
 from gateway.catalog.hub import Hub
 from gateway.checking import LIMIT_S, Checked, Forecast, checked, model_files
 from gateway.core.facts.scope import standing
+from gateway.core.lora.adapter import check_base
 from gateway.core.planner.asked import open_questions
 from gateway.core.planner.decide import decide
 from gateway.core.speculative.drafter import Drafter
 from gateway.domain import (
+    Adapter,
+    ChatTemplate,
     Decision,
     Engine,
     EngineAnswer,
@@ -61,9 +64,14 @@ def decide_with(
     answers: Mapping[Question, EngineAnswer] | None = None,
     everywhere: Mapping[str, str] | None = None,
     sharing: Sharing = ALONE,
+    adapters: tuple[Adapter, ...] = (),
 ) -> Decision:
     """The decision for a model and a machine, by the rules and the facts of the profiles, and by `facts`; `answers` are what engines
-    said of this model; `everywhere`: environment variables for all engines; `sharing`: as `decide` wants it. Raises BadFlag, and NeedsRemoteCode where every engine that has the architecture would run the repository's code."""
+    said of this model; `everywhere`: environment variables for all engines; `sharing`: as `decide` wants it; `adapters`: those of the wish. Raises BadFlag, and NeedsRemoteCode where every engine that has the architecture would run the repository's code."""
+    if wish.chat_template is not None:
+        from gateway.catalog.template_syntax import check  # not before there is one
+
+        check(wish.chat_template.text, wish.chat_template.name)
     rules, known = profiles.rules(engines), (*profiles.facts, *facts)
     found = decide(
         *(spec, hardware, engines, wish, known, claims, hardware_name, rules, drafter),
@@ -73,11 +81,20 @@ def decide_with(
         parsers=profiles.parsers,
         everywhere=everywhere,
         sharing=sharing,
+        adapters=adapters,
     )
     verdicts = {one.verdict for one in found.rejected}
     if not found.plans and "untrusted_code" in verdicts and verdicts <= {"untrusted_code", "unsupported_architecture"}:
         raise NeedsRemoteCode.of(spec.source, spec.remote_code)
     return found
+
+
+def read_adapters(wish: Wish, spec: ModelSpec, hub: Hub) -> tuple[Adapter, ...]:
+    """The LoRA adapters of the wish, which fit the model. Raises BadModel."""
+    adapters = tuple(load_adapter(name, source, hub=hub) for name, source in wish.loras.items())
+    for adapter in adapters:
+        check_base(adapter, spec)
+    return adapters
 
 
 class WishFields(TypedDict, total=False):
@@ -95,6 +112,8 @@ class WishFields(TypedDict, total=False):
     min_context: int | None
     max_context: int | None
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
+    chat_template: ChatTemplate | None
+    loras: dict[str, str]
     drafter: str | None
     speculative: Literal["auto", "off", "mtp", "ngram"] | None
     num_speculative_tokens: int | None
@@ -178,13 +197,17 @@ class OfflinePlanner:
         drafter, spec, facts = self._drafter(wish), self._spec(wish), self._measured(machine)
         engines = self.engines(wish, machine)
         return decide_with(
-            self.profiles, engines, spec, drafter, machine, wish, facts, hardware_name=name, everywhere=self._everywhere
+            *(self.profiles, engines, spec, drafter, machine, wish, facts),
+            hardware_name=name,
+            everywhere=self._everywhere,
+            adapters=read_adapters(wish, spec, self._hub.at(wish.commits)),
         )
 
     def decide_here(self, wish: Wish, startable: Startable, facts: Iterable[Fact] = ()) -> Decision:
         """What a gateway with this data folder would start on this machine, and what engines would give that are not here."""
         name, machine = self.machine(None)
         drafter, spec = self._drafter(wish), self._spec(wish)
+        adapters = read_adapters(wish, spec, self._hub.at(wish.commits))
         here, away = startable.split(self.engines(wish, machine))
         if not here and not away:
             raise startable.refusal(away, spec.source)
@@ -193,7 +216,10 @@ class OfflinePlanner:
 
         def decided(engines: list[Engine]) -> Decision:
             return decide_with(
-                self.profiles, engines, spec, drafter, machine, wish, learned, hardware_name=name, everywhere=self._everywhere
+                *(self.profiles, engines, spec, drafter, machine, wish, learned),
+                hardware_name=name,
+                everywhere=self._everywhere,
+                adapters=adapters,
             )
 
         return startable.told(self.explained(decided(here), wish, machine, here), here, away, wish, decided)
@@ -213,7 +239,11 @@ class OfflinePlanner:
                 raise startable.refusal(away, spec.source)
         facts, everywhere = self._measured(machine), self._everywhere
         decided = partial(
-            decide_with, self.profiles, engines, spec, drafter, machine, wish, facts, hardware_name=name, everywhere=everywhere
+            decide_with,
+            *(self.profiles, engines, spec, drafter, machine, wish, facts),
+            hardware_name=name,
+            everywhere=everywhere,
+            adapters=read_adapters(wish, spec, self._hub.at(wish.commits)),
         )
 
         async def again(answers: Mapping[Question, EngineAnswer]) -> Forecast[Decision]:

@@ -24,11 +24,12 @@ from typing import BinaryIO, NamedTuple
 from gateway.catalog.catalog import gather, load, load_drafter, spec_of
 from gateway.catalog.hub import Hub
 from gateway.checking import model_files
+from gateway.core.chat.template import chosen
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.facts.scope import standing
 from gateway.core.planner.asked import open_questions
 from gateway.core.planner.explain import held_by, why_no_plan
-from gateway.core.planner.parallel import freed
+from gateway.core.planner.parallel import freed, rooms
 from gateway.core.planner.sizes import needed_tokens, wanted_context
 from gateway.core.sharing.offers import shared
 from gateway.core.speed import served
@@ -60,7 +61,7 @@ from gateway.planning.messages import (
     Start,
     packed,
 )
-from gateway.planning.offline import decide_with
+from gateway.planning.offline import decide_with, read_adapters
 from gateway.planning.startable import Startable
 from gateway.profiles import Profiles
 
@@ -76,7 +77,7 @@ _OBJECTS = 100_000
 
 class Decided(NamedTuple):
     """The decision; what engines are told of the model, where they will be asked about it; the rival of the plan that runs; the commits of
-    the repositories that were read; what is learned from what the plan that runs gave its clients."""
+    the repositories that were read; what is learned from what the plan that runs gave its clients; the chat template that engines are given."""
 
     decision: Decision
     files: ModelFiles | None = None
@@ -84,6 +85,7 @@ class Decided(NamedTuple):
     commits: Mapping[str, str] = {}
     learned: tuple[Fact, ...] = ()
     unasked: tuple[str, ...] = ()
+    template: str = ""
 
 
 class Planner:
@@ -119,6 +121,7 @@ class Planner:
         images = self._profiles.images | ({wish.image} if wish.image else set())
         learned = standing(self._facts.values(), machine.driver, images, fields["pins"])
         drafter = load_drafter(wish.drafter, hub=hub) if wish.drafter else None
+        adapters = read_adapters(wish, spec, hub)
         here, machine, claims = name or "this machine", freed(machine, fields["held"]), fields["claims"]
         sharing = SHARING.validate_python(fields["sharing"])
         answers = dict(ANSWERS.validate_json(request.answers))
@@ -137,7 +140,8 @@ class Planner:
             room = freed(machine, given or {})
             left = {uuid: count - (given or {}).get(uuid, 0) for uuid, count in claims.items()}
             return decide_with(
-                self._profiles, engines, spec, drafter, room, wish, learned, left, here, answers, everywhere, sharing
+                *(self._profiles, engines, spec, drafter, room, wish, learned, left, here, answers, everywhere, sharing),
+                adapters=adapters,
             )
 
         def empty(spec: ModelSpec, wish: Wish) -> Decision:
@@ -146,7 +150,8 @@ class Planner:
         def now(spec: ModelSpec, wish: Wish) -> Decision:
             return decided(engines, None, spec, wish)
 
-        decision = shared(sharing.offers, partial(decided, engines), wanted_context(spec, wish, {}))
+        wanted, room = wanted_context(spec, wish, {}), rooms(machine, claims)
+        decision = shared(sharing.offers, partial(decided, engines), wanted, room)
         decision = _told_of(hub.unasked, decision)
         if not decision.plans:
             decision = decision.evolve(holders=held_by(sharing.holders, machine))
@@ -165,7 +170,9 @@ class Planner:
                 others = (measured(one, known.about_plan(one.fingerprint)),)
             better = rival(measured(running, known.about_plan(running.fingerprint)), others, wish, needed_tokens(wish, spec))
         files = model_files(read.config, read.tensors) if fields["asking"] else None
-        return Decided(decision, files, better, hub.read, taught, tuple(sorted(hub.unasked)))
+        used = chosen(spec, wish.chat_template, self._profiles.parsers.repairs)
+        template = used.text if used.digest and used.text else ""
+        return Decided(decision, files, better, hub.read, taught, tuple(sorted(hub.unasked)), template)
 
     def _taught(
         self, running: Plan, spec: ModelSpec, machine: Hardware, seen: Sequence[Served], known: Sequence[Fact]
@@ -191,7 +198,7 @@ def _told_of(unasked: Collection[str], decision: Decision) -> Decision:
 def answered(planner: Planner, request: Request) -> list[bytes]:
     """The answer, and its frames."""
     try:
-        decision, files, better, commits, taught, unasked = planner.decide(request)
+        decision, files, better, commits, taught, unasked, template = planner.decide(request)
         plan = decision.plans[0].model_dump_json(by_alias=True).encode() if decision.plans else b""
         whole = decision.model_dump_json(by_alias=True).encode()
         frames = Frames(plan, whole, OPEN.dump_json(open_questions(decision)), GAPS.dump_json(decision.gaps))
@@ -230,7 +237,9 @@ def answered(planner: Planner, request: Request) -> list[bytes]:
         }
         answer, frames = Answer(told), Frames()
     else:
-        answer = Answer(reason="" if decision.plans else why_no_plan(decision)[:_WORDS], commits=commits, unasked=unasked)
+        answer = Answer(
+            reason="" if decision.plans else why_no_plan(decision)[:_WORDS], commits=commits, unasked=unasked, template=template
+        )
     # Not the peak that getrusage tells: Linux has it begin with that of the gateway, whose memory the process had until its program was here.
     if int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() > _KEPT_BYTES:
         answer = answer._replace(last=True)

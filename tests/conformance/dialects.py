@@ -1,7 +1,8 @@
 """How published models write tool calls and thoughts: python -m tests.conformance.dialects FOLDER > tests/conformance/dialects.json
 
 FOLDER has chat templates (`models/templates` of llama.cpp, which collects them from the models' repositories). Of each are kept: the marks that stand
-in it, those that it writes before an answer, and what it makes of an answer that calls a tool, and of one that was thought about.
+in it, those that it writes before an answer, and what it makes of an answer that calls a tool, and of one that was thought about. A template that is
+repaired (profiles/chat_templates.yaml) has a second row: there the answer calls the tool twice.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from gateway.core.chat.repair import repaired
+from gateway.profiles import Profiles
 
 KEPT = Path(__file__).with_suffix(".json")
 # Tags of all kinds, and words that templates are told by.
@@ -41,6 +45,7 @@ TOOLS: list[dict[str, Any]] = [
     }
 ]  # fmt: skip
 ASKED = [{"role": "user", "content": "What weather has Paris?"}]
+REPAIRED = " repaired"
 THOUGHT, ANSWER = "He asks for the weather.", "It is sunny."
 
 
@@ -52,6 +57,11 @@ class Dialect(NamedTuple):
     before: list[str]
     calls: str | None
     thinks: str | None
+
+    @property
+    def times(self) -> int:
+        """How many calls are in `calls`."""
+        return 2 if self.name.endswith(REPAIRED) else 1
 
     def template(self) -> str:
         """What its marks say, as far as a table of marks can tell."""
@@ -127,6 +137,10 @@ def found(folder: Path) -> Iterator[Dialect]:
         )
         before = marks(text[text.rfind(PROMPT) :]) if PROMPT in text else []
         yield Dialect(path.stem, marks(text), before, calls, thinks)
+        mended, faults = repaired(text, Profiles().parsers.repairs)
+        if faults:
+            twice = written(mended, {"role": "assistant", "content": "", "tool_calls": [call, call]}, NAME)
+            yield Dialect(f"{path.stem}{REPAIRED}", marks(mended), before, twice, None)
 
 
 def main() -> None:

@@ -61,11 +61,14 @@ def answers(version: str) -> list[list[str]]:
     protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
     request = protocol.ChatCompletionRequest(model="m", messages=ASKED, tools=TOOLS, tool_choice="auto")
     names = sorted({*manager.lazy_parsers, *manager.tool_parsers})
-    return [[name for name in names if reads(manager, name, said, request)] for _, said in questions(version)]
+    counts = {one.name: one.times for one in kept()}
+    return [
+        [name for name in names if reads(manager, name, said, request, counts[model])] for model, said in questions(version)
+    ]
 
 
-def reads(manager: Any, name: str, said: str, request: Any) -> bool:
-    """Whether the parser finds the one call, with its arguments in their types."""
+def reads(manager: Any, name: str, said: str, request: Any, count: int) -> bool:
+    """Whether the parser finds each call, with its arguments in their types."""
     try:
         made = manager.get_tool_parser(name)
         try:
@@ -73,8 +76,7 @@ def reads(manager: Any, name: str, said: str, request: Any) -> bool:
         except TypeError:  # before parsers were told of the tools
             parser = made(Tokenizer())
         found = parser.extract_tool_calls(said, request=request)
-        return bool(found.tools_called) and [
-            (call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls
-        ] == [(NAME, ARGUMENTS)]
+        read = [(call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls]
+        return bool(found.tools_called) and read == [(NAME, ARGUMENTS)] * count
     except Exception:  # a parser that cannot be made, or breaks on the text, does not read it
         return False

@@ -40,20 +40,21 @@ def answers(version: str) -> list[list[str]]:
     except ImportError:
         thoughts = importlib.import_module("sglang.srt.reasoning_parser").ReasoningParser
     tools = [protocol.Tool(**tool) for tool in TOOLS]
-    found = []
+    found, counts = [], {one.name: one.times for one in kept()}
     for question in questions(version):
         if question.about == "calls":
-            found.append([name for name in sorted(calls.ToolCallParserEnum) if _calls(calls, tools, name, question.said)])
+            asked = question.said, counts[question.model]
+            found.append([name for name in sorted(calls.ToolCallParserEnum) if _calls(calls, tools, name, *asked)])
         else:
             found.append([name for name in sorted(thoughts.DetectorMap) if _thinks(thoughts, name, question.said)])
     return found
 
 
-def _calls(parser: Any, tools: list[Any], name: str, said: str) -> bool:
-    """Whether the parser finds the one call, with its arguments in their types."""
+def _calls(parser: Any, tools: list[Any], name: str, said: str, count: int) -> bool:
+    """Whether the parser finds each call, with its arguments in their types."""
     try:
         _, calls = parser(tools, name).parse_non_stream(said)
-        return [(call.name, json.loads(call.parameters)) for call in calls] == [(NAME, ARGUMENTS)]
+        return [(call.name, json.loads(call.parameters)) for call in calls] == [(NAME, ARGUMENTS)] * count
     except Exception:  # a parser that cannot be made, or breaks on the text, does not read it
         return False
 

@@ -29,6 +29,8 @@ UNTRIED = {
 }
 # What a version's own parser does not read of what the template writes.
 UNREAD = {("0.18.0", "deepseek-ai-DeepSeek-V3.2"), ("0.19.1", "deepseek-ai-DeepSeek-V3.2"), ("0.26.0", "MiniMax-M3")}
+# Before 0.33 the parser of Granite wants nothing behind the list: the end of the turn, which the template writes, engines take off the text.
+UNREAD |= {(version, "ibm-granite-granite-3.3-2B-Instruct repaired") for version in ("0.18.0", "0.19.1", "0.26.0")}
 # The same of SGLang: "" for all its versions.
 SGLANG_UNREAD = {
     ("", "GigaChat3", "the parser wants the special tokens around the call, which the template has and a text loses"),

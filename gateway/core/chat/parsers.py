@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import Field
 
+from gateway.core.chat.repair import Repair
 from gateway.domain import Choice, Engine, ModelSpec, StrChoice, Value
 
 NONE = "none"
@@ -40,10 +41,11 @@ class Dialect(Value):
 
 
 class ParserTable(Value):
-    """The dialects that are known (profiles/parsers.yaml). The first that a template teaches is the model's."""
+    """The dialects that are known (profiles/parsers.yaml). The first that a template teaches is the model's. `repairs` are of another file."""
 
     tools: tuple[Dialect, ...]
     reasoning: tuple[Dialect, ...]
+    repairs: tuple[Repair, ...] = ()
 
     def of(self, spec: ModelSpec) -> Writing:
         """How the model writes: its template is searched here, once for all engines."""
@@ -63,6 +65,8 @@ class Writing:
     spec: ModelSpec
     tools: Dialect | None
     reasoning: Dialect | None
+    # All plans of an engine version have the same.
+    _told: dict[tuple[str, str | None, str], Choice[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def tool_parser(self, engine: Engine) -> Choice[str]:
         """The parser of tool calls, or "none" with the reason."""
@@ -73,6 +77,12 @@ class Writing:
         return self._parser(self.reasoning, engine, REASONING, "thoughts")
 
     def _parser(self, dialect: Dialect | None, engine: Engine, flag: str, what: str) -> Choice[str]:
+        key = engine.ref, engine.image, flag
+        if key not in self._told:
+            self._told[key] = self._chosen(dialect, engine, flag, what)
+        return self._told[key]
+
+    def _chosen(self, dialect: Dialect | None, engine: Engine, flag: str, what: str) -> Choice[str]:
         spec, known = self.spec, engine.flags.get(flag)
         if spec.task != "generate":
             return StrChoice(value=NONE, reason="the model does not generate", source="config.json")

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
 from typing import Protocol
 
 from gateway.core.engines.evidence import Evidence
-from gateway.core.engines.planning_input import PlanningInput, available_bytes, driver_bytes
+from gateway.core.engines.planning_input import HEADROOM, PlanningInput, driver_bytes
 from gateway.core.engines.variant import Variant
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
@@ -26,10 +25,6 @@ from gateway.core.speculative.speculation import Speculation
 from gateway.core.speculative.speculative_rules import SpeculativeRules
 from gateway.core.variables import words
 from gateway.domain import AskedCache, AttentionGroup, Choice, Engine, Gpu, LayerAttention, Memory, ModelSpec, Quant, Scalar
-from gateway.domain.units import MIB
-
-# Free bytes left alone on each GPU: what other processes and the driver may take between our look and the start.
-_HEADROOM = 256 * MIB
 
 
 @dataclass(frozen=True)
@@ -76,16 +71,15 @@ class Candidate:
     @cached_property
     def room(self) -> list[tuple[int, int]]:
         """Of each GPU what an engine may take, and all that it has."""
-        return [(available_bytes(gpu, self.given.claims) - _HEADROOM, gpu.total_bytes or self.gpu_bytes) for gpu in self.group]
+        return [(self.given.available(gpu) - HEADROOM, gpu.total_bytes or self.gpu_bytes) for gpu in self.group]
 
     @cached_property
     def through_host(self) -> bool:
         """As was read, no two of its GPUs reach each other but through the host's memory."""
         if self.whole is not None:
             return self.whole.through_host
-        links = {frozenset((link.a, link.b)): link for link in self.given.hardware.links}
-        pairs = [links.get(frozenset((a.index, b.index))) for a, b in combinations(self.group, 2)]
-        return bool(pairs) and all(link is not None and link.p2p is False and not link.nvlinks for link in pairs)
+        pairs = self.given.between(self.group)
+        return bool(pairs) and all(link is not None and link.p2p is False and not link.nvlinks for _, _, link in pairs)
 
     @cached_property
     def stage(self) -> BuiltModel:
@@ -232,8 +226,8 @@ class EngineRules(Protocol):
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
         """What it may take where its usual share is too little: all that is free. None: that is no more, or nobody read what is free."""
 
-    def narrowed(self, footprint: Footprint, budget: Budget, count: int) -> Budget:
-        """The budget with `count` bytes instead of all of its own, or little more."""
+    def narrowed(self, footprint: Footprint, budget: Budget, count: int, *, about: bool = False) -> Budget:
+        """The budget with `count` bytes instead of all of its own, or little more; or little less, where it is about so many."""
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         """How one rank divides its budget."""

@@ -16,3 +16,6 @@ class Evidence:
     memory: Memory | None = None
     method: str = ""
     answer: EngineAnswer | None = None
+
+    def sized(self, memory: Memory | None) -> Evidence:
+        return Evidence(self.kernels, self.attention, memory, self.method, self.answer)

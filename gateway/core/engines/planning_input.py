@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
+from gateway.core.chat.inputs import inputs
 from gateway.core.chat.parsers import ParserTable, Writing
+from gateway.core.chat.template import Chosen, chosen
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
 from gateway.core.speed.correction import Corrections
 from gateway.core.speed.machine import Pace
 from gateway.core.speed.measured import Measured
 from gateway.core.variables import words
-from gateway.domain import EngineAnswer, Gpu, Hardware, Link, ModelSpec, Question, Sharing, Wish
+from gateway.domain import Adapter, EngineAnswer, Gpu, Hardware, Link, ModelRef, ModelSpec, Question, Sharing, Wish
 from gateway.domain.plan import ALONE
 from gateway.domain.units import MIB
 
 # What the driver keeps of a card: 615 MiB of an H200. CUDA's total, of which the engine takes its share, is NVML's less this.
 _DRIVER = 640 * MIB
 _DRIVER_SHARE = 50
+# Free bytes left alone on each GPU: what other processes and the driver may take between our look and the start.
+HEADROOM = 256 * MIB
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class PlanningInput:
     """What all variants share. `claims`: bytes per GPU UUID that other engines were promised. `answers`: what engines said of this
     model. `pace`: what is known of how fast GPUs and engines are. `parsers`: how models write tool calls and thoughts. `everywhere`:
     environment variables that the gateway's settings give to all engines; what one engine gets of them is in its `wish` (`under`).
-    `sharing`: what the model keeps to for the sake of others, and who they are."""
+    `sharing`: what the model keeps to for the sake of others, and who they are. `adapters`: those of its wish."""
 
     spec: ModelSpec
     hardware: Hardware
@@ -41,8 +46,11 @@ class PlanningInput:
     parsers: ParserTable | None = None
     everywhere: Mapping[str, str] = field(default_factory=dict)
     sharing: Sharing = ALONE
+    adapters: tuple[Adapter, ...] = ()
     # What was timed once, by work and GPUs: the Clocks of core/planner/copies.py.
     clocks: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    _room: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+    _between: dict[tuple[int, ...], list[tuple[Gpu, Gpu, Link | None]]] = field(default_factory=dict, repr=False, compare=False)
 
     def under(self, env: Mapping[str, str]) -> PlanningInput:
         """For an engine with these variables, the gateway's among them."""
@@ -56,10 +64,37 @@ class PlanningInput:
         """How two GPUs reach each other, by their indices."""
         return {frozenset((link.a, link.b)): link for link in self.hardware.links}
 
+    def available(self, gpu: Gpu) -> int:
+        """`available_bytes`, counted once."""
+        if gpu.uuid not in self._room:
+            self._room[gpu.uuid] = available_bytes(gpu, self.claims)
+        return self._room[gpu.uuid]
+
+    def between(self, group: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:
+        """How each two of these GPUs reach each other, looked up once for all engine versions; None: nobody read it."""
+        key = tuple(gpu.index for gpu in group)
+        if key not in self._between:
+            links = self.links
+            self._between[key] = [(a, b, links.get(frozenset((a.index, b.index)))) for a, b in combinations(group, 2)]
+        return self._between[key]
+
+    @cached_property
+    def model(self) -> ModelRef:
+        """What plans call the model."""
+        spec, chat = self.spec, self.template.text is not None
+        return ModelRef(
+            source=spec.source, revision=spec.revision, task=spec.task, vocab=spec.vocab, chat=chat, inputs=inputs(spec)
+        )
+
     @cached_property
     def writing(self) -> Writing | None:
         """How the model writes tool calls and thoughts; None: no table of dialects is at hand."""
-        return self.parsers.of(self.spec) if self.parsers else None
+        return self.parsers.of(self.spec.evolve(chat_template=self.template.text)) if self.parsers else None
+
+    @cached_property
+    def template(self) -> Chosen:
+        """The chat template that the model is served with."""
+        return chosen(self.spec, self.wish.chat_template, self.parsers.repairs if self.parsers else ())
 
     @cached_property
     def corrections(self) -> Corrections:
@@ -78,6 +113,11 @@ def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
     free = total if gpu.free_bytes is None else gpu.free_bytes
     promised = claims.get(gpu.uuid, 0)
     return max(0, min(free, total - promised - (driver_bytes(gpu) if promised else 0)))
+
+
+def room_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
+    """What an engine may take of them."""
+    return available_bytes(gpu, claims) - HEADROOM
 
 
 def driver_bytes(gpu: Gpu) -> int:

@@ -135,11 +135,11 @@ class SglangRules:
         """None: its share follows from what it reserves, which it may need."""
         return None
 
-    def narrowed(self, footprint: Footprint, budget: Budget, count: int) -> Budget:
+    def narrowed(self, footprint: Footprint, budget: Budget, count: int, *, about: bool = False) -> Budget:
         begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)
         free, reserved = max(1, footprint.candidate.usable_bytes - begins), round(self._static(footprint).reserved_mib * MIB)
-        fraction = math.ceil(max(0, count - begins - reserved) * 1000 / free) / 1000
-        fraction = min(float(budget.flags["gpu-memory-utilization"]), fraction)
+        steps = max(0, count - begins - reserved) * 1000 / free
+        fraction = min(float(budget.flags["gpu-memory-utilization"]), (round(steps) if about else math.ceil(steps)) / 1000)
         taken = begins + int(free * fraction) + reserved
         return Budget(taken, {"gpu-memory-utilization": fraction}, f"static fraction {fraction:.3f}")
 

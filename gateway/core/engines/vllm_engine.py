@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from gateway.core.attention.vllm_attention import layer_attention
@@ -127,7 +127,7 @@ class VllmRules:
         block = _block_size(candidate.args) or max((row.block or 0 for row in rows), default=0) or candidate.engine.block_size
         kept = cache(
             (*candidate.stage.attention, *candidate.speculation.groups),
-            replace(candidate.rank, kv_dtype=stored_dtype(candidate.variant.kv_dtype, latent)),
+            candidate.rank._replace(kv_dtype=stored_dtype(candidate.variant.kv_dtype, latent)),
             block,
             frozenset(candidate.engine.traits),
             prefixes=None if prefixes is None else bool(prefixes),
@@ -198,9 +198,10 @@ class VllmRules:
         flags: dict[str, Scalar] = {"gpu-memory-utilization": share}
         return Budget(round(candidate.seen_bytes * share), flags, f"utilization {share:.2f}", warning)
 
-    def narrowed(self, footprint: Footprint, budget: Budget, count: int) -> Budget:
+    def narrowed(self, footprint: Footprint, budget: Budget, count: int, *, about: bool = False) -> Budget:
         seen = footprint.candidate.seen_bytes
-        share = min(float(budget.flags["gpu-memory-utilization"]), math.ceil(count * 100 / max(1, seen)) / 100)
+        steps = count * 100 / max(1, seen)
+        share = min(float(budget.flags["gpu-memory-utilization"]), (round(steps) if about else math.ceil(steps)) / 100)
         return Budget(round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
 
     def _share(self, footprint: Footprint, most: float) -> float:

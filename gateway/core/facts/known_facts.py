@@ -21,6 +21,7 @@ class KnownFacts:
         self._kinds: dict[str, list[Fact]] = {}
         self._scopes: dict[str, dict[tuple[str, ...], dict[Scope, list[tuple[int, Fact]]]]] = {}
         self._plans: dict[str, list[Fact]] = {}
+        self._values: dict[tuple[str, str], set[str | None]] = {}
         self._facts = tuple(facts)
         self._learned_with_env = False
         for position, fact in enumerate(self._facts):
@@ -40,8 +41,16 @@ class KnownFacts:
         """The facts of this kind whose whole scope is true of `about`."""
         found: list[tuple[int, Fact]] = []
         for names, facts in self._scopes.get(kind, {}).items():
-            found += facts.get(tuple(about.get(name) for name in names), ())
-        return (fact for _, fact in sorted(found, key=lambda row: row[0]))
+            found += facts.get(tuple(map(about.get, names)), ())
+        found.sort(key=_position)
+        return (fact for _, fact in found)
+
+    def about(self, kind: str, name: str, value: str) -> bool:
+        """Whether there may be facts of this kind that hold for this value of a scope's name. A look at this costs less than the whole question."""
+        if (kind, name) not in self._values:
+            self._values[kind, name] = {fact.scope.get(name) for fact in self.of(kind)}
+        known = self._values[kind, name]
+        return value in known or None in known
 
     def under(self, env: str) -> KnownFacts:
         """The facts as they hold for an engine with these environment variables (`variables.words`): what was learned with others may be
@@ -57,6 +66,10 @@ class KnownFacts:
 
     def about_plan(self, fingerprint: str) -> list[Fact]:
         return self._plans.get(fingerprint, [])
+
+
+def _position(row: tuple[int, Fact]) -> int:
+    return row[0]
 
 
 def _without_env(fact: Fact) -> Fact:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from gateway.core.facts import peers
 from gateway.core.facts.scope import batch_scope
 from gateway.core.failures.diagnose import environmental
+from gateway.core.failures.log_lines import parse
 from gateway.core.reconcile import FORGIVE_S
 from gateway.domain import Attempt, Fact, FactKind, Failure, LayerKernel, Plan
 from gateway.domain.units import MIB, gib
@@ -81,7 +82,7 @@ def learn(attempt: Attempt, failure: Failure, at: float) -> tuple[Fact, ...]:
     if not certain:
         # Also beside what was learned of memory, peers or the engine, which changes the next plan mostly, but need not.
         found.append(("plan_failed", {"fingerprint": attempt.fingerprint}, None))
-    source = failure.line or failure.message
+    source = _source(failure)
     return tuple(
         Fact(kind=kind, scope=scope, value=value, grade="failed", under=plan.under, source=source, attempt=attempt.id, at=at)
         for kind, scope, value in found
@@ -137,8 +138,13 @@ def told(failure: Failure, scope: dict[str, str]) -> tuple[Fact, ...]:
         found.append(("engine_fails", engine | (about if "architecture" in about else gpu | about), None))
     elif failure.proves == "memory" and "model" in scope:
         found += [(kind, scope, value) for kind, value in _memory(failure)]
-    source = failure.line or failure.message
+    source = _source(failure)
     return tuple(Fact(kind=kind, scope=about, value=value, grade="failed", source=source) for kind, about, value in found)
+
+
+def _source(failure: Failure) -> str:
+    """What proves it, without the time and the process, so that two starts that ended alike read alike."""
+    return parse(failure.line).text if failure.line else failure.message
 
 
 def maximum(failure: Failure) -> int | None:

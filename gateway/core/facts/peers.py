@@ -21,9 +21,10 @@ P2P_OFF = ("NCCL_P2P_DISABLE", "1")
 
 def failing(facts: KnownFacts, engine: Engine, group: Iterable[Gpu]) -> Mapping[str, Fact]:
     """The ways that do not work between some GPUs of this group, each with the fact that says so."""
-    uuids = {gpu.uuid for gpu in group}
+    known = facts.of("peers_fail")
+    uuids = {gpu.uuid for gpu in group} if known else set()
     found: dict[str, Fact] = {}
-    for fact in facts.of("peers_fail"):
+    for fact in known:
         about = fact.scope
         if about.get("engine", engine.ref) == engine.ref and uuids.issuperset(about.get("gpus", "").split(",")):
             found.setdefault(about.get("by", ""), fact)

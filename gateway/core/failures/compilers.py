@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+COMPILING = "compiling kernels"
 # Of CUDA's toolkit (nvcc and what it runs), and what drives it. A host compiler alone is none of them: Triton runs one for a moment for each kernel.
 _TOOLS = re.compile(r"(?:\S*/)?(?:nvcc|cicc|ptxas|fatbinary|nvlink|cudafe\+\+|ninja)(?:\s|$)")
 # The folder of a module, as those who compile lay theirs out: FlashInfer below its workspace, PyTorch's extensions by module and version of
@@ -18,7 +19,7 @@ _MODULES = (
 
 
 def compiling(commands: Iterable[str]) -> str:
-    """What these processes compile, as "flashinfer sampling"; "kernels" where that is not told; empty where none of them compiles."""
+    """What these processes do, as "compiling kernels: flashinfer sampling", without the names where none is told; empty where none of them compiles."""
     found: list[str] = []
     runs = False
     for command in commands:
@@ -31,5 +32,6 @@ def compiling(commands: Iterable[str]) -> str:
                 found.append(words.format(named.rstrip(".")).strip())
                 break
     if found:
-        return ", ".join(dict.fromkeys(found[:64])) if len({*found}) <= 3 else f"{found[0]} and {len({*found}) - 1} others"
-    return "kernels" if runs else ""
+        names = ", ".join(dict.fromkeys(found[:64])) if len({*found}) <= 3 else f"{found[0]} and {len({*found}) - 1} others"
+        return f"{COMPILING}: {names}"
+    return COMPILING if runs else ""

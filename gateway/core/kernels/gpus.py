@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
@@ -32,7 +33,15 @@ class GpuTable(Value):
 
     def multiplied(self, capability: str | None) -> frozenset[tuple[str, str]]:
         """Schemes whose format this GPU multiplies, and the format."""
-        return frozenset((kind, wanted) for kind, wanted in self.schemes.items() if not self.widened(kind, capability))
+        known = self._multiplied.get(capability or "")
+        return frozenset(self.schemes.items()) if known is None else known
+
+    @cached_property
+    def _multiplied(self) -> dict[str, frozenset[tuple[str, str]]]:
+        return {
+            capability: frozenset((kind, wanted) for kind, wanted in self.schemes.items() if not self.widened(kind, capability))
+            for capability in self.capabilities
+        }
 
     def widened(self, scheme: Kind, capability: str | None) -> Format | None:
         """The format of these weights, where this GPU does not multiply it; None: it does, or that is not known."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from functools import lru_cache
 
 from gateway.core.layers.built_model import BuiltModel, Linear, padded_vocab, per_rank
@@ -60,7 +59,7 @@ def weights_bytes(
     """Bytes of all parameters on one rank; linear_bytes says what the arguments are."""
     if padded:
         return _held(built, rank, traits, padded)
-    return _plain(built, replace(rank, pp=1, kv_dtype="auto"), frozenset(traits) & TRAITS)
+    return _plain(built, rank.computing, frozenset(traits) & TRAITS)
 
 
 @lru_cache(maxsize=256)

@@ -222,6 +222,8 @@ def _flashinfer_delta(recurrent: Recurrent, capability: str) -> bool:
 
 def _merged(kept: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
     """Layers that keep the same are one kind, whatever else tells them apart."""
+    if len(kept) < 2:
+        return tuple(kept)
     found: dict[BlockTable, int] = {}
     for table in kept:
         kind = replace(table, layers=0)

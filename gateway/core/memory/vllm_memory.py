@@ -10,6 +10,7 @@ tests/unit/core/memory/measured_memory.json has each start's own figures, docs/p
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 
 from gateway.core.layers.built_model import BuiltModel, per_rank
 from gateway.core.memory.kv_cache import KvCache
@@ -148,6 +149,7 @@ def _warm_bytes(spec: ModelSpec, load: Workload) -> int:
     return _LOGIT_WARM * min(load.seqs, load.batched_tokens) * spec.vocab
 
 
+@lru_cache(maxsize=256)
 def graph_sizes(seqs: int, query: int = 1) -> int:
     """How many sizes of batches get a graph, where so many requests are computed at once."""
     most = min(2 * seqs * query, _LARGEST_GRAPH)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.core.engines.candidate import Candidate
+from gateway.core.engines.planning_input import PlanningInput
 from gateway.core.planner.parallel import spare_groups
 from gateway.core.planner.sizes import Sizes, needed_tokens
 from gateway.core.speed.correction import about
 from gateway.core.speed.count import work_with
 from gateway.core.speed.expectation import Load, expected
-from gateway.core.speed.machine import machine_of
+from gateway.core.speed.machine import Pace, SpeedTable, machine_of
 from gateway.core.speed.objective import concurrency, outcome, share, worth
 from gateway.core.speed.step import Clock
 from gateway.domain import Choice, IntChoice, Speed
@@ -63,7 +64,7 @@ def _clock(candidate: Candidate, *, eager: bool, direct: bool) -> Clock | None:
             return None
         sources = " and ".join(dict.fromkeys(clock.machine.source for clock in known))
         return replace(known[0], machine=replace(known[0].machine, source=sources), beside=tuple(known[1:]))
-    work = work_with(given.spec, candidate.stage, candidate.rank, rows, given.gpus, candidate.engine.traits)
+    work = work_with(given.spec, candidate.stage, candidate.rank, rows, given.gpus, candidate.engine.traits, pace.table)
     kind = candidate.engine.kind
     key = work, tuple(gpu.index for gpu in group), eager, direct, kind
     if key not in given.clocks:
@@ -71,6 +72,13 @@ def _clock(candidate: Candidate, *, eager: bool, direct: bool) -> Clock | None:
         if place not in given.clocks:
             given.clocks[place] = machine_of(group, given.links, pace, given.measured, direct=direct)
         machine = given.clocks[place]
-        given.clocks[key] = Clock(work, machine, pace.table.of(kind), eager) if machine else None
+        given.clocks[key] = Clock(work, machine, _table(given, pace, kind), eager) if machine else None
     clock: Clock | None = given.clocks[key]
     return clock
+
+
+def _table(given: PlanningInput, pace: Pace, kind: str) -> SpeedTable:
+    if ("table", kind) not in given.clocks:
+        given.clocks["table", kind] = pace.table.of(kind)
+    table: SpeedTable = given.clocks["table", kind]
+    return table

@@ -27,6 +27,7 @@ from gateway.core.speed.machine import Pace
 from gateway.core.speed.objective import Demerits, outcome, rating, share, worth
 from gateway.core.variables import merged
 from gateway.domain import (
+    Adapter,
     Decision,
     Engine,
     EngineAnswer,
@@ -65,18 +66,31 @@ def decide(
     everywhere: Mapping[str, str] | None = None,
     parsers: ParserTable | None = None,
     sharing: Sharing = ALONE,
+    adapters: tuple[Adapter, ...] = (),
 ) -> Decision:
     """All plans, best first, and all refusals. `claims` are bytes per GPU UUID promised to engines that run or start,
     `rules` are by engine ("kind==version"), `drafter` is what the wish names, `gpus` says which formats a GPU multiplies.
     `answers` are what engines' own code said of this model: where there is one, it wins over the rules. `pace`: how fast GPUs and engines are.
     `everywhere`: environment variables for all engines that have them.
     `parsers`: how models write tool calls and thoughts. `sharing`: what the model keeps to for others, and who they are.
+    `adapters`: LoRA adapters that are served beside the model.
 
     Raises BadFlag when the wish names a flag that none of the engines has.
     """
     hardware, facts = _allowed(hardware, wish), tuple(facts)
     given = PlanningInput(
-        spec, hardware, wish, KnownFacts(facts), claims or {}, gpus, answers or {}, pace, parsers, everywhere or {}, sharing
+        spec,
+        hardware,
+        wish,
+        KnownFacts(facts),
+        claims or {},
+        gpus,
+        answers or {},
+        pace,
+        parsers,
+        everywhere or {},
+        sharing,
+        adapters,
     )
     plans: list[Plan] = []
     rejected: list[Rejected] = []
@@ -104,7 +118,21 @@ def decide(
         # Whether that is the model's own size, or what the others leave of the GPUs.
         empty = freed(hardware, claims)
         alone = decide(
-            spec, empty, engines, wish, facts, None, hardware_name, rules, drafter, gpus, answers, pace, everywhere, parsers
+            spec,
+            empty,
+            engines,
+            wish,
+            facts,
+            None,
+            hardware_name,
+            rules,
+            drafter,
+            gpus,
+            answers,
+            pace,
+            everywhere,
+            parsers,
+            adapters=adapters,
         )
         if alone.plans and _loss(alone.plans[0], given) < _loss(ranked[0], given):
             rejected.insert(0, _crowded_out(ranked[0], alone.plans[0]))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.core import resources
+from gateway.core import door, resources
+from gateway.core.chat import template
+from gateway.core.lora import served
 from gateway.core.open_flags import why_closed
 from gateway.domain import Engine, Flag, LaunchSpec, Mount, Plan, Scalar
 from gateway.domain.value import served_name
@@ -28,6 +30,24 @@ _RANGES: dict[str, tuple[float, float]] = {
     "block-size": (1, 2**16),
     "gpu-memory-utilization": (0.01, 1),
     CACHE_BYTES: (1, 2**50),
+}
+
+# What other engines call a flag -> the planner's name of it, which is vLLM's.
+_OF_OTHERS = {
+    "context-length": "max-model-len",
+    "ctx-size": "max-model-len",
+    "num-ctx": "max-model-len",
+    "max-total-tokens": "max-model-len",
+    "tp-size": "tensor-parallel-size",
+    "pp-size": "pipeline-parallel-size",
+    "max-running-requests": "max-num-seqs",
+    "max-concurrent-requests": "max-num-seqs",
+    "chunked-prefill-size": "max-num-batched-tokens",
+    "mem-fraction-static": "gpu-memory-utilization",
+    "cuda-memory-fraction": "gpu-memory-utilization",
+    "disable-cuda-graph": "enforce-eager",
+    "moe-runner-backend": "moe-backend",
+    "page-size": "block-size",
 }
 
 
@@ -79,15 +99,18 @@ def launch_spec(
     mounts: Iterable[Mount],
     environment: str | None,
     drafter: str | None = None,
+    templates: str | None = None,
+    adapters: Sequence[tuple[str, str]] = (),
     cache_bytes: int | None = None,
     remote_code: bool = False,
 ) -> LaunchSpec:
     """The plan made concrete for one host.
 
-    `weights` and `drafter` are the model folders as the engine sees them; `environment` the folder of the engine's virtual
+    `weights` and `drafter` are the model folders as the engine sees them, `templates` the folder of its chat template, `adapters` names and folders; `environment` the folder of the engine's virtual
     environment, or None when the engine runs in its container. cache_bytes: of KV cache on each GPU, for an engine that is not to measure. remote_code: the code of the model's repository may run.
     """
     program = engine.container_command if environment is None else engine.process_command
+    program = door.behind(program, engine.key_env) if door.needed(plan.env) else program
     argv = tuple(part.replace("{env}", environment or "") for part in program)
     # Inside a container the engine must listen on its only address; as a process only loopback may reach it.
     listen = "0.0.0.0" if environment is None else "127.0.0.1"
@@ -98,10 +121,12 @@ def launch_spec(
         attempt=attempt,
         fingerprint=plan.fingerprint,
         engine=plan.engine,
-        # Ours come last, and parsers take the last one, so nothing in a plan can displace them.
+        # A user may say otherwise than the first ones. Ours come last, and parsers take the last one, so nothing in a plan can displace them.
         argv=argv
-        + tuple(_drafting(item, drafter) for item in plan.argv)
+        + quieted(engine)
+        + tuple(_placed(item, drafter, templates) for item in plan.argv)
         + (arguments({CACHE_BYTES: cache_bytes}) if cache_bytes is not None else ())
+        + served.arguments(engine, adapters)
         + arguments({engine.spelling.get(flag, flag): value for flag, value in own.items()}),
         env={**engine.env, **plan.env},
         gpus=plan.gpus,
@@ -118,9 +143,16 @@ def launch_spec(
     )
 
 
-def _drafting(item: str, drafter: str | None) -> str:
-    """The item; where it names a drafter by its source, with the folder that has its weights."""
+def quieted(engine: Engine) -> tuple[str, ...]:
+    """The engine's `quiet`, where this version has that flag."""
+    return engine.quiet if engine.quiet and engine.quiet[0].partition("=")[0].removeprefix("--") in engine.flags else ()
+
+
+def _placed(item: str, drafter: str | None, templates: str | None) -> str:
+    """The item; where it names a drafter by its source, or a chat template by its content, with the folder that has it."""
     name, _, value = item.partition("=")
+    if templates is not None and name == f"--{template.FLAG}":
+        return f"{name}={templates}/{value}"
     if drafter is None or name != "--speculative-config":
         return item
     config = {key: value for key, value in json.loads(value).items() if key != "revision"}
@@ -133,7 +165,11 @@ def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Sc
     for given, value in args.items():
         name = given.removeprefix("--").replace("_", "-")
         if name not in engine.flags:
-            raise BadFlag(_unknown(f"{engine.ref} has no flag {given[:80]!r}", name, engine.flags), param="args")
+            what = f"{engine.ref} has no flag {given[:80]!r}"
+            meant = engine.spelling.get(name) or _OF_OTHERS.get(name)
+            raise BadFlag(
+                f"{what}; here it is {meant}." if meant in engine.flags else _unknown(what, name, engine.flags), param="args"
+            )
         name = engine.flags[name].same_as or name
         if engine.flags[name].ours or name in own:
             why, instead = why_closed(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from gateway.core.chat import template
 from gateway.core.engines.candidate import EngineRules
 from gateway.core.engines.evidence import Evidence
 from gateway.core.engines.planning_input import PlanningInput
@@ -17,10 +18,11 @@ from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.facts.peers import NCCL, failing
 from gateway.core.kernels.compiled import capabilities, runs
 from gateway.core.layers.built_model import BuiltModel
+from gateway.core.lora import served
 from gateway.core.model.spec import TOKENIZER_CODE
 from gateway.core.planner.flags import spelled
 from gateway.core.planner.layer_kernels import Seen
-from gateway.core.planner.parallel import GpuGroups, illegal
+from gateway.core.planner.parallel import GpuGroups
 from gateway.core.planner.quantization_methods import check, resolve
 from gateway.domain import (
     Choice,
@@ -48,11 +50,37 @@ def gate_model(given: PlanningInput, engine: Engine) -> None:
             f"{engine.ref} would need code of the repository ({', '.join(spec.remote_code[:5])}): it has no {needed} of its own"
         )
         raise Refused("untrusted_code", reason, "policy.allow_remote_code")
+    if given.template.digest and template.FLAG not in engine.flags:
+        raise Refused("bad_flag", f"{engine.ref} takes no chat template but the model's own", f"profile {engine.ref}")
+    gate_adapters(given, engine)
     unfit = {group.head_dim for group in spec.attention} - set(engine.head_dims) if engine.head_dims else set()
     if unfit:
         raise Refused(
             "no_backend", f"no attention of {engine.ref} computes heads of size {min(unfit)}", f"profile {engine.ref}"
         )
+
+
+def gate_adapters(given: PlanningInput, engine: Engine) -> None:
+    """The engine takes adapters of such a rank beside such a model. Whether it has them for the architecture its own code says when it is asked."""
+    if not given.adapters:
+        return
+    source = f"profile {engine.ref}"
+    if "enable-lora" not in engine.flags or not served.FLAGS.keys() & engine.flags.keys():
+        raise Refused("unsupported_lora", f"{engine.ref} serves no adapters", source)
+    if given.spec.architecture in engine.no_lora:
+        reason = f"{engine.ref} has no adapters for {given.spec.architecture}"
+        raise Refused("unsupported_lora", reason, engine.sources.get("no_lora", source))
+    if served.rank(engine, given.adapters) is None:
+        highest = max(given.adapters, key=lambda adapter: adapter.rank)
+        most = max(map(int, engine.flags["max-lora-rank"].choices or ("0",)))
+        reason = f"the adapter {highest.name} has rank {highest.rank}, and {engine.ref} takes at most {most}"
+        raise Refused("unsupported_lora", reason, source)
+    if given.spec.experts:
+        # vLLM wraps experts whether an adapter changes them or not, and refuses those whose kernel has no LoRA (lora/layers/fused_moe.py).
+        reason = f"with which kernels {engine.ref} computes the experts of a model that has adapters is not known here"
+        raise Refused("unsupported_lora", reason, "vllm/lora/layers/fused_moe.py")
+    if given.spec.task != "generate":
+        raise Refused("unsupported_lora", "adapters of a model that does not generate are not served here", "planner")
 
 
 def stands_in(spec: ModelSpec, engine: Engine) -> bool:
@@ -145,8 +173,9 @@ def gate_kernels(evidence: Evidence, engine: Engine, facts: KnownFacts, capabili
         if row.status == "crash":
             reason = f"it loads, but {row.kernel} would crash at the first request in {row.layer}{_size(row)}: {row.note}"
             raise Refused("runtime_fail", reason, source, layer=row.layer, kernel=row.kernel)
-    for row in evidence.kernels if facts.of("kernel_fails") else ():
-        if row.kernel is not None and (fact := _failing(row, engine, facts, capability)):
+    for row in evidence.kernels:
+        suspected = row.kernel is not None and facts.about("kernel_fails", "kernel", row.kernel)
+        if suspected and (fact := _failing(row, engine, facts, capability)):
             reason = f"{row.kernel}, which {row.layer}{_size(row)} would get, is known to fail here: {fact.source}"
             raise Refused("known_bad", reason, "fact", layer=row.layer, kernel=row.kernel)
     for layers in evidence.attention:
@@ -155,7 +184,7 @@ def gate_kernels(evidence: Evidence, engine: Engine, facts: KnownFacts, capabili
             reason = f"no attention backend for the {layers.layers} {layers.kind} layers of head size {layers.head_dim}: {why}"
             raise Refused("no_backend", reason, source)
         about = {"kernel": layers.backend, "engine": engine.ref, "capability": capability, "head_dim": str(layers.head_dim)}
-        if fact := _known(facts, "kernel_fails", about):
+        if facts.about("kernel_fails", "head_dim", str(layers.head_dim)) and (fact := _known(facts, "kernel_fails", about)):
             reason = f"{layers.backend}, which heads of size {layers.head_dim} would get, is known to fail here: {fact.source}"
             raise Refused("known_bad", reason, "fact")
 
@@ -214,7 +243,7 @@ def gate_devices(
         return ()
     if len(gpus) < tp * pp:
         raise Refused("no_device", f"{tp * pp} GPU{'s are' if tp * pp > 1 else ' is'} needed and {len(gpus)} are here", "probe")
-    if problem := illegal(given.spec, built, tp, ep=variant.ep):
+    if problem := groups.illegal(given.spec, built, tp, ep=variant.ep):
         reason, layer = problem
         source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
         raise Refused("illegal_parallelism", reason, source, layer=layer)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations
 
 from gateway.core.engines.candidate import EngineRules
-from gateway.core.kernels.expert_kernels import MoeRules, choose_moe
+from gateway.core.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
 from gateway.core.kernels.linear import choose
 from gateway.core.layers.built_model import Linear, per_rank
 from gateway.core.layers.weights import undivided
@@ -66,9 +66,17 @@ def layer_kernels(
     moe_backend: --moe-backend. variables: environment variables that are on.
     """
 
+    # Both products of experts have the same kernel.
+    chosen: dict[MoeShape, MoeChoice] = {}
+
+    def choice(moe: MoeRules, shape: MoeShape) -> MoeChoice:
+        if shape not in chosen:
+            chosen[shape] = choose_moe(moe, shape, rank.capability, None, moe_backend, variables)
+        return chosen[shape]
+
     def row(layer: Linear) -> LayerKernel:
         if layer.experts and experts is not None and rules.moe is not None and isinstance(layer.scheme, Scheme):
-            return _experts(layer, layer.scheme, rules.moe, rank, experts, moe_backend, variables)
+            return _experts(layer, layer.scheme, rank, experts, partial(choice, rules.moe))
         return _row(layer, rules, rank, disabled, forced, experts.origin if experts else "", seen)
 
     return tuple(row(layer) for layer in layers)
@@ -77,11 +85,9 @@ def layer_kernels(
 def _experts(
     layer: Linear,
     scheme: Scheme,
-    rules: MoeRules,
     rank: Rank,
     traits: ExpertTraits,
-    forced: str | None,
-    variables: frozenset[str],
+    chosen: Callable[[MoeShape], MoeChoice],
 ) -> LayerKernel:
     sizes = (layer.k, layer.n) if rank.ep > 1 else per_rank(layer, rank.tp)
     if sizes is None:
@@ -104,7 +110,7 @@ def _experts(
         family=traits.family,
         ep=rank.ep > 1,
     )
-    choice = choose_moe(rules, shape, rank.capability, None, forced, variables)
+    choice = chosen(shape)
     crash = dict(choice.crashes).get("w13" if first else "w2")
     padded = None
     if choice.padded_to:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
-from gateway.core.engines.planning_input import available_bytes
+from gateway.core.engines.planning_input import available_bytes, room_bytes
 from gateway.core.layers.built_model import BuiltModel, padded_vocab, per_rank
 from gateway.domain import Gpu, Hardware, Link, ModelSpec
 
@@ -55,7 +55,7 @@ def best_group(hardware: Hardware, tp: int, claims: Mapping[str, int]) -> tuple[
     A group has room when its fullest GPU has at least half of what the best group could offer: links between GPUs
     that are in use are worth less than memory.
     """
-    links = {frozenset((link.a, link.b)): link.nvlinks or 0 for link in hardware.links}
+    links = {pair: link.nvlinks or 0 for link in hardware.links for pair in ((link.a, link.b), (link.b, link.a))}
     kinds: dict[tuple[str, str | None, int | None], list[Gpu]] = {}
     for gpu in hardware.gpus:
         kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(gpu)
@@ -68,7 +68,7 @@ def best_group(hardware: Hardware, tp: int, claims: Mapping[str, int]) -> tuple[
     most = max((min(room[gpu.uuid] for gpu in group) for group in groups), default=0)
 
     def preference(group: tuple[Gpu, ...]) -> tuple[bool, int, int, list[int]]:
-        nvlinks = sum(links.get(frozenset((a.index, b.index)), 0) for a, b in combinations(group, 2))
+        nvlinks = sum(links.get(pair, 0) for pair in combinations([gpu.index for gpu in group], 2))
         least = min(room[gpu.uuid] for gpu in group)
         return 2 * least >= most, nvlinks, least, sorted((-gpu.index for gpu in group), reverse=True)
 
@@ -91,6 +91,11 @@ def freed(machine: Hardware, held: Mapping[str, int]) -> Hardware:
     return without
 
 
+def rooms(hardware: Hardware, claims: Mapping[str, int]) -> dict[str, int]:
+    """Bytes that a new engine may take of each GPU, by UUID."""
+    return {gpu.uuid: room_bytes(gpu, claims) for gpu in hardware.gpus}
+
+
 def spare_groups(hardware: Hardware, size: int, budget_bytes: int, claims: Mapping[str, int]) -> int:
     """How many groups of `size` alike GPUs have this much room on each."""
     kinds: dict[tuple[str, str | None, int | None], int] = {}
@@ -101,10 +106,9 @@ def spare_groups(hardware: Hardware, size: int, budget_bytes: int, claims: Mappi
     return sum(count // size for count in kinds.values()) if size else 0
 
 
-def peers_without_p2p(links: Mapping[frozenset[int], Link], group: Iterable[Gpu]) -> tuple[int, int] | None:
-    """The first pair of the group for which neither NVLink nor working peer-to-peer access was read."""
-    for a, b in combinations(group, 2):
-        link = links.get(frozenset((a.index, b.index)))
+def peers_without_p2p(pairs: Iterable[tuple[Gpu, Gpu, Link | None]]) -> tuple[int, int] | None:
+    """The first pair of a group for which neither NVLink nor working peer-to-peer access was read."""
+    for a, b, link in pairs:
         if link is None or not (link.nvlinks or link.p2p):
             return a.index, b.index
     return None
@@ -123,11 +127,18 @@ def dealt_layers(layers: int, shares: Sequence[float], most: Sequence[float]) ->
 
 
 class GpuGroups:
-    """The best group of each size, looked for once for all variants and engine versions."""
+    """The best group of each size, and whether ranks can share a model, looked for once for all variants and engine versions."""
 
     def __init__(self, hardware: Hardware, claims: Mapping[str, int]) -> None:
         self._hardware, self._claims = hardware, claims
         self._best: dict[int, tuple[Gpu, ...] | None] = {}
+        self._illegal: dict[tuple[BuiltModel, int, bool], tuple[str, str | None] | None] = {}
+
+    def illegal(self, spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool) -> tuple[str, str | None] | None:
+        key = built, tp, ep
+        if key not in self._illegal:
+            self._illegal[key] = illegal(spec, built, tp, ep=ep)
+        return self._illegal[key]
 
     def best(self, size: int) -> tuple[Gpu, ...] | None:
         """None: there are not so many GPUs of one kind."""

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from gateway.core.chat.inputs import inputs
+from gateway.core.chat import template
 from gateway.core.chat.parsers import NONE, REASONING, TOOLS
+from gateway.core.door import DEV_MODE
+from gateway.core.engines import sleep_mode
 from gateway.core.engines.candidate import Candidate
 from gateway.core.facts.peers import CUSTOM, P2P, P2P_OFF, failing
 from gateway.core.kernels.compiled import runs
 from gateway.core.kernels.linear import DISABLED
-from gateway.core.model.scheme import Scheme
+from gateway.core.lora import served
+from gateway.core.lora.size import bytes_on_rank
 from gateway.core.planner.copies import copies
 from gateway.core.planner.flags import spelled
 from gateway.core.planner.parallel import peers_without_p2p
 from gateway.core.planner.sizes import Batch, Sizes
 from gateway.core.variables import NO_PROXY, STAGES
 from gateway.domain import (
+    AdapterRef,
     BoolChoice,
     Choice,
     Engine,
@@ -31,6 +35,7 @@ from gateway.domain import (
     StrChoice,
 )
 from gateway.domain.release import release
+from gateway.domain.units import words
 
 # Flags whose value follows from the answer, or which are asked about alone.
 _FROM_THE_ANSWER = ("max-model-len", "gpu-memory-utilization", "kv-cache-memory-bytes", "speculative-config")
@@ -43,12 +48,18 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     silent = failing(candidate.given.facts, engine, candidate.group)
     reduce = _all_reduce(candidate, silent)
     replicas, speed = copies(candidate, sizes, direct=reduce.value)
-    given = _variables(candidate, env, silent, eager=sizes.batch.eager.value)
+    sleeps = _sleep_mode(candidate, sizes, env)
+    given = _variables(candidate, env, silent, eager=sizes.batch.eager.value) | _sleeping(candidate, sleeps)
     tools, reasoning = _parsers(candidate)
-    flags = {**_flags(candidate, sizes.batch, sizes, reduce=reduce.value), **_reading(tools, reasoning), **candidate.args}
+    flags = {
+        **_flags(candidate, sizes.batch, sizes, reduce=reduce.value),
+        **_reading(tools, reasoning, candidate.given.template),
+        **_asleep(candidate, sleeps),
+        **candidate.args,
+    }
     whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
     return Plan(
-        model=_model(candidate),
+        model=candidate.given.model,
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
         gpus=tuple(gpu.uuid for gpu in candidate.group),
         tensor_parallel=_tensor_parallel(candidate),
@@ -71,6 +82,9 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         num_speculative_tokens=speculation.tokens
         or IntChoice(value=0, reason=speculation.method.reason, source=speculation.method.source),
         drafter=_drafter(candidate),
+        adapters=tuple(AdapterRef(name=one.name, source=one.source, revision=one.revision) for one in candidate.given.adapters),
+        loras=_loras(candidate),
+        chat_template=candidate.given.template.choice,
         tool_parser=tools,
         reasoning_parser=reasoning,
         max_model_len=sizes.context,
@@ -78,6 +92,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         max_num_batched_tokens=sizes.batch.tokens,
         custom_all_reduce=reduce,
         enforce_eager=sizes.batch.eager,
+        sleep_mode=sleeps,
         kernels=evidence.kernels,
         attention=evidence.attention,
         memory=sizes.memory,
@@ -128,15 +143,8 @@ def _flags(candidate: Candidate, batch: Batch, sizes: Sizes | None, *, reduce: b
     config = candidate.speculation.config
     own |= {"speculative-config": json.dumps(config)} if config else {}
     own |= {"enforce-eager": True} if batch.eager.value else {}
+    own |= served.flags(candidate.engine, candidate.given.adapters)
     return own | ({} if reduce else {"disable-custom-all-reduce": True})
-
-
-def _model(candidate: Candidate) -> ModelRef:
-    spec = candidate.given.spec
-    chat = spec.chat_template is not None
-    return ModelRef(
-        source=spec.source, revision=spec.revision, task=spec.task, vocab=spec.vocab, chat=chat, inputs=inputs(spec)
-    )
 
 
 def _drafter(candidate: Candidate) -> ModelRef | None:
@@ -216,6 +224,8 @@ def _warnings(candidate: Candidate) -> list[str]:
         if layers := candidate.variant.layers:
             told = f"they have {', '.join(map(str, layers))} layers"
         warnings.append(f"Its stages are on unlike GPUs ({names}): {told}. Kernels are told of {candidate.group[0].name}.")
+    if candidate.given.adapters and candidate.given.pace:
+        warnings.append("Its expected speed is that of the model alone; requests to adapters are slower.")
     warnings += _widened(candidate)
     return warnings
 
@@ -225,8 +235,7 @@ def _widened(candidate: Candidate) -> list[str]:
     table, group = candidate.given.gpus, candidate.group
     if table is None or not group:
         return []
-    kinds = {layer.scheme.kind for layer in candidate.built.linears if isinstance(layer.scheme, Scheme)}
-    formats = sorted({lacking for kind in kinds if (lacking := table.widened(kind, group[0].capability))})
+    formats = sorted({lacking for kind in candidate.built.kinds if (lacking := table.widened(kind, group[0].capability))})
     where = f"{group[0].name} (compute capability {group[0].capability})"
     return [
         f"The {name.upper()} weights are smaller, not faster: {where} widens them to 16 bits for every product."
@@ -324,10 +333,42 @@ def _parsers(candidate: Candidate) -> tuple[Choice[str], Choice[str]]:
     return chosen[TOOLS], chosen[REASONING]
 
 
-def _reading(tools: Choice[str], reasoning: Choice[str]) -> dict[str, Scalar]:
-    """No part of a question: what reads the answers of a model does not change how it is computed."""
+def _reading(tools: Choice[str], reasoning: Choice[str], used: template.Chosen) -> dict[str, Scalar]:
+    """No part of a question: what makes prompts and reads the answers of a model does not change how it is computed."""
     own: dict[str, Scalar] = {TOOLS: tools.value, "enable-auto-tool-choice": True} if tools.value != NONE else {}
+    own |= {template.FLAG: template.file_name(used.digest)} if used.digest else {}
     return own | ({REASONING: reasoning.value} if reasoning.value != NONE else {})
+
+
+def _sleep_mode(candidate: Candidate, sizes: Sizes, env: Mapping[str, str]) -> Choice[bool]:
+    given, ranks = candidate.given, max(1, len(candidate.group))
+    known = (given.facts, sizes.scope, sizes.memory, ranks, given.hardware.ram_total_bytes)
+    return sleep_mode.chosen(candidate.engine, given.sharing.leaves, candidate.args, env, *known, adapters=bool(given.adapters))
+
+
+def _asleep(candidate: Candidate, mode: Choice[bool]) -> dict[str, Scalar]:
+    """No part of a question: who sleeps computes nothing. The words of clients that the engine's developers want in its log stay out of it."""
+    quiet = {"log-error-stack": False} if "log-error-stack" in candidate.engine.flags else {}
+    return {sleep_mode.FLAG: True, **quiet} if mode.value else {}
+
+
+def _sleeping(candidate: Candidate, mode: Choice[bool]) -> dict[str, Choice[str]]:
+    name, value = DEV_MODE
+    reason = "opens /sleep and /wake_up; each request to the engine then needs its key"
+    return {name: StrChoice(value=value, reason=reason, source=f"profile {candidate.engine.ref}")} if mode.value else {}
+
+
+_NO_OVERRIDES = StrChoice(value="none", reason="the engine's own choice of kernels is sound", source="planner")
+
+
+def _loras(candidate: Candidate) -> Choice[str]:
+    """Which adapters, and what they take on each rank."""
+    adapters, engine = candidate.given.adapters, candidate.engine
+    if not adapters:
+        return StrChoice(value=NONE, reason="none is wished for", source="user")
+    size = bytes_on_rank(engine, adapters, candidate.stage, candidate.given.spec, candidate.rank.tp)
+    room = f"room for rank {served.rank(engine, adapters)} in every layer: {words(size)} on each rank"
+    return StrChoice(value=", ".join(f"{one.name} (rank {one.rank})" for one in adapters), reason=room, source="user")
 
 
 def _overrides(candidate: Candidate) -> Choice[str]:
@@ -336,7 +377,7 @@ def _overrides(candidate: Candidate) -> Choice[str]:
     words = [f"without {name}" for name in variant.disabled] + [f"--{flag}={value}" for flag, value in variant.backends]
     reasons = [variant.because[name] for name in ("disabled", "backends") if name in variant.because]
     if not words:
-        return StrChoice(value="none", reason="the engine's own choice of kernels is sound", source="planner")
+        return _NO_OVERRIDES
     reason = "; ".join(reason for reason, _ in reasons) or "set by the user"
     return StrChoice(value=", ".join(words), reason=reason, source=reasons[0][1] if reasons else "user")
 
@@ -344,7 +385,7 @@ def _overrides(candidate: Candidate) -> Choice[str]:
 def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool]:
     if "disable-custom-all-reduce" in candidate.args:
         return BoolChoice(value=not candidate.args["disable-custom-all-reduce"], reason="set by the user", source="user")
-    pair = peers_without_p2p(candidate.given.links, candidate.group)
+    pair = peers_without_p2p(candidate.given.between(candidate.group))
     fact = silent.get(CUSTOM) or silent.get(P2P)
     if pair is None and fact is not None:
         return BoolChoice(

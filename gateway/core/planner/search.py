@@ -13,7 +13,7 @@ from gateway.core.engines.refusal import Refused
 from gateway.core.engines.variant import Variant, plain
 from gateway.core.layers.build import asked, build, loaded_as
 from gateway.core.layers.built_model import BuiltModel
-from gateway.core.model.experts import expert_traits
+from gateway.core.model.experts import ExpertTraits, expert_traits
 from gateway.core.model.rank import Rank
 from gateway.core.model.spec import stacked
 from gateway.core.planner.asked import evidence_of, gaps
@@ -36,7 +36,7 @@ from gateway.core.planner.layer_kernels import Seen, layer_kernels
 from gateway.core.planner.parallel import GpuGroups, dealt_layers
 from gateway.core.planner.propose import propose, question
 from gateway.core.planner.repairs import lengthened, repairs
-from gateway.core.planner.sizes import wanted_context
+from gateway.core.planner.sizes import Batch, wanted_context
 from gateway.core.planner.sizing import batch_of, sizes
 from gateway.core.quantization.block import UnknownScheme
 from gateway.core.speculative.drafter import Drafter
@@ -65,6 +65,9 @@ from gateway.errors import BadModel
 
 # An engine version is given up after so many variants; a longer search finds nothing that a user would want.
 _MOST_VARIANTS = 64
+# Of a variant that is laid out, and nothing more.
+_UNSAID = Speculation(method=StrChoice(value="none", reason="nothing is said of it yet", source="planner"))
+_NONE_YET = Evidence()
 _KERNEL_VERDICTS = ("no_kernel", "no_backend", "runtime_fail", "known_bad")
 
 
@@ -75,6 +78,13 @@ class Shared:
         self.given = given
         self.groups = GpuGroups(given.hardware, given.claims)
         self._built: dict[tuple[frozenset[str], str], BuiltModel] = {}
+        self._experts: dict[bool, ExpertTraits | None] = {}
+
+    def experts(self, *, online: bool) -> ExpertTraits | None:
+        """What the model's config says of its experts. online: their weights are quantized while they load."""
+        if online not in self._experts:
+            self._experts[online] = expert_traits(self.given.spec, online=online)
+        return self._experts[online]
 
     def built(self, traits: frozenset[str], quantization: str) -> BuiltModel:
         """What engines of these traits build of the model, its weights quantized while they load. Raises BadModel."""
@@ -250,7 +260,8 @@ class Search:
     def _plan(self, variant: Variant) -> Plan:
         """One variant through all gates. Raises Refused, whose evidence is what was computed until then."""
         bare = self._laid_out(variant)
-        asked = question(bare, batch_of(bare), self._environment(variant))
+        batch = batch_of(bare)
+        asked = question(bare, batch, self._environment(variant))
         answer = self.given.answers.get(asked)
         refusal: Refused | None = None
         try:
@@ -262,9 +273,9 @@ class Search:
         if answer is not None:
             self.gaps += gaps(asked, candidate, refusal, answer)
         if answer is not None and not answer.refused:
-            return self._sized(replace(candidate, evidence=evidence_of(answer, candidate.evidence)))
+            return self._sized(replace(candidate, evidence=evidence_of(answer, candidate.evidence)), batch)
         try:
-            plan: Plan = self._sized(candidate).evolve(question=asked)
+            plan: Plan = self._sized(candidate, batch).evolve(question=asked)
         except Refused as error:
             # What was guessed of sizes refuses nothing that the engine was not asked about.
             unsure = bool(self.given.spec.guessed) or error.verdict == "unsupported_quantization"
@@ -277,8 +288,8 @@ class Search:
             raise Refused("engine_refuses", answer.refused, answer.source, evidence=candidate.evidence)
         return plan
 
-    def _sized(self, candidate: Candidate) -> Plan:
-        """The plan of a candidate whose kernels are known. Raises Refused."""
+    def _sized(self, candidate: Candidate, batch: Batch) -> Plan:
+        """The plan of a candidate whose kernels are known. batch: without what drafts. Raises Refused."""
         known, facts = candidate.evidence, self.given.facts
         refusal: Refused | None = None
         try:
@@ -287,11 +298,11 @@ class Search:
             refusal = error
         # A variant without a kernel is sized too, so that its refusal also shows the memory that it would need.
         try:
-            plan = self._proposed(candidate)
+            plan = self._proposed(candidate, batch)
         except Refused as error:
-            raise (refusal or error).knowing(replace(known, memory=error.evidence.memory)) from None
+            raise (refusal or error).knowing(known.sized(error.evidence.memory)) from None
         if refusal is not None:
-            raise refusal.knowing(replace(known, memory=plan.memory))
+            raise refusal.knowing(known.sized(plan.memory))
         try:
             return self._judged(plan)
         except Refused as error:
@@ -307,8 +318,7 @@ class Search:
         group = gate_devices(given, engine, built, variant, self.shared.groups)
         gate_peers(given, engine, group)
         dtype = gate_dtype(given, engine, group, self.canonical, variant)
-        alone = Speculation(method=StrChoice(value="none", reason="nothing is said of it yet", source="planner"))
-        return Candidate(given, engine, self.rules, built, variant, group, dtype, self.canonical, alone, Evidence())
+        return Candidate(given, engine, self.rules, built, variant, group, dtype, self.canonical, _UNSAID, _NONE_YET)
 
     def _forecast(self, bare: Candidate) -> Candidate:
         """The candidate with everything but its sizes, by the rules. Raises Refused."""
@@ -334,10 +344,11 @@ class Search:
             gate_alike(evidence, other, gpu)
         return replace(bare, speculation=speculation, evidence=evidence)
 
-    def _proposed(self, candidate: Candidate) -> Plan:
+    def _proposed(self, candidate: Candidate, batch: Batch) -> Plan:
         """The plan of this candidate, or of the model alone where there is no room for what drafts beside it."""
         try:
-            return propose(candidate, sizes(candidate), self._environment(candidate.variant))
+            beside = batch_of(candidate) if candidate.speculation.slots else batch
+            return propose(candidate, sizes(candidate, beside), self._environment(candidate.variant))
         except Refused as error:
             if not candidate.speculation.config:
                 raise
@@ -347,7 +358,7 @@ class Search:
         """The plan without what drafts."""
         alone = replace(candidate, speculation=left_out(candidate.speculation, self.engine, str(error)))
         try:
-            return propose(alone, sizes(alone), self._environment(candidate.variant))
+            return propose(alone, sizes(alone, batch_of(alone)), self._environment(candidate.variant))
         except Refused as second:
             raise (second if second.evidence.memory else second.knowing(error.evidence)) from None
 
@@ -381,10 +392,10 @@ class Search:
         return layer_kernels(
             built.linears,
             self.rules,
-            replace(rank, pp=1, kv_dtype="auto"),  # whose kernels are those of this rank, and known
+            rank.computing,
             disabled - {""},
             variant.backend("linear-backend"),
-            experts=expert_traits(spec, online=bool(variant.quantization and spec.quant is None)),
+            experts=self.shared.experts(online=bool(variant.quantization and spec.quant is None)),
             moe_backend=variant.backend("moe-backend"),
             variables=frozenset(name for name, value in self.env.items() if value.lower() in ("1", "true")),
             seen=self._seen[capability],
@@ -396,7 +407,7 @@ class Search:
         """The backend of attention layers, on one rank. `drafts`: of the layers that draft, the model's own or a drafter's."""
         if not rank.capability:
             return ()
-        key = groups, replace(rank, pp=1, ep=1), variant.backends, gpu_bytes, drafts
+        key = groups, rank.tp, rank.dtype, rank.kv_dtype, rank.capability, variant.backends, gpu_bytes, drafts
         if key not in self._backends:
             spec, args = self.given.spec, {**dict(variant.backends), **self.canonical}
             if drafts:

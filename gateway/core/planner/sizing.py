@@ -6,7 +6,7 @@ Candidate -> Batch -> Footprint -> Budget -> Memory -> the largest context that 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from gateway.core.engines.candidate import Budget, Candidate, Footprint
@@ -14,6 +14,7 @@ from gateway.core.engines.evidence import Evidence
 from gateway.core.engines.refusal import Refused
 from gateway.core.facts.scope import batch_scope
 from gateway.core.layers.weights import weights_bytes
+from gateway.core.lora.size import bytes_on_rank
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.model.workload import Workload
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, UNSURE, Batch, Sizes, needed_tokens, wanted_context
@@ -25,68 +26,92 @@ _LEAST_KV = 16 * MIB
 _STEADY = 64 * MIB
 # No plan goes lower by itself: blocks of some KV caches are as long as this, and have to fit into a batch.
 _LEAST_TOKENS = 2048
+_GRAPHS = BoolChoice(value=False, reason="CUDA graphs are faster", source="planner")
 # Of a plan that is short of memory.
 _FEW_SEQS = 16
+# With these flags a model has other limits than its config.json says.
+_OTHER_LIMITS = frozenset({"hf-overrides"})
 
 
-def sizes(candidate: Candidate) -> Sizes:
+def sizes(candidate: Candidate, batch: Batch) -> Sizes:
     """Within the engine's usual share, or within all that is free where that holds no context that is wanted. Raises Refused, whose
     evidence has the memory that was missing."""
-    batch = batch_of(candidate)
     if candidate.parts:
         return _staged(candidate, batch)
-    rules, footprint = candidate.rules, _footprint(candidate, batch)
-    wanted = wanted_context(candidate.given.spec, candidate.given.wish, candidate.args)
-    found: Sizes | None = None
-    refusal: Refused | None = None
-    usual = rules.budget(footprint, _content(candidate))
-    cap = _cap(candidate)
-    if cap is not None and (less := _capped(footprint, batch, usual, cap.tokens)) is not None:
+    footprint, wanted = _footprint(candidate, batch), wanted_context(candidate.given.spec, candidate.given.wish, candidate.args)
+    found, refusal = None, None
+    for bounds, cap in _bounds(footprint, batch):
         try:
-            found = _within(footprint, batch, less)
-            if found.context.value >= wanted:
-                return replace(found, cap=cap)
-        except Refused:
-            found = None  # sized as if it had no neighbours
-    try:
-        found = _within(footprint, batch, usual)
-        if found.context.value >= wanted:
-            return found
-    except Refused as error:
-        refusal = error
-    most = rules.most(footprint, usual)
-    if most is not None:
-        try:
-            return _within(footprint, batch, most)
+            within = _within(footprint, batch, bounds)
         except Refused as error:
             refusal = error
+            continue
+        found = replace(within, cap=cap or _claim(candidate, within.memory))
+        if found.context.value >= wanted:
+            return found
     if found is None:
         assert refusal is not None  # noqa: S101 - one of the two is there
         raise refusal
     return found
 
 
-def _cap(candidate: Candidate) -> Cap | None:
-    """What the model keeps to already, or else what it needs where others have a part of its GPUs. None where the user set the size."""
-    given = candidate.given
-    if "gpu-memory-utilization" in candidate.args or candidate.engine.device == "cpu" or given.wish.goal == "context":
-        return None
-    if given.sharing.cap is not None:
-        return given.sharing.cap
-    uuids = {gpu.uuid for gpu in candidate.group}
-    others = tuple(sorted(one.model for one in given.sharing.holders if uuids & one.gives.keys()))
-    return Cap(tokens=needed_tokens(given.wish, given.spec), models=others) if others else None
-
-
-def _capped(footprint: Footprint, batch: Batch, bounds: Budget, tokens: int) -> Budget | None:
-    """The budget with so many tokens of KV cache; None where it has no more."""
+def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | None]]:
+    """The budgets of a candidate, smallest first: what it keeps to, what it needs beside others, the engine's usual share, all that is free."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
-    context = wanted_context(candidate.given.spec, candidate.given.wish, candidate.args)
-    tokens = max(tokens, int(candidate.args.get("max-model-len", 0)))
+    usual = rules.budget(footprint, _content(candidate))
+    kept = _kept(candidate)
+    if kept is not None:
+        yield _cut(footprint, usual, kept), kept
+    if _neighbours(candidate) and candidate.given.wish.goal != "context":
+        yield _needed(footprint, batch, usual), None
+    yield usual, None
+    most = rules.most(footprint, usual)
+    if most is not None:
+        yield most, None
+
+
+def _kept(candidate: Candidate) -> Cap | None:
+    """What it keeps to on the GPUs where it had that."""
+    sharing = candidate.given.sharing
+    return sharing.cap if _shares(candidate) and {gpu.uuid for gpu in candidate.group} == set(sharing.home) else None
+
+
+def _shares(candidate: Candidate) -> bool:
+    """Whether the planner sizes it: not where the user set the size, nor on a CPU."""
+    return "gpu-memory-utilization" not in candidate.args and candidate.engine.device != "cpu"
+
+
+def _neighbours(candidate: Candidate) -> tuple[str, ...]:
+    """The models that have a part of its GPUs, or keep to theirs for its sake."""
+    if not _shares(candidate):
+        return ()
+    uuids, cap = {gpu.uuid for gpu in candidate.group}, candidate.given.sharing.cap
+    found = {one.model for one in candidate.given.sharing.holders if uuids & one.gives.keys()}
+    return tuple(sorted(found.union(cap.models if cap is not None else ())))
+
+
+def _claim(candidate: Candidate, memory: Memory) -> Cap | None:
+    """What it takes beside others is what it takes the next time, whoever of them is started first then."""
+    others = _neighbours(candidate)
+    return Cap(bytes=memory.promised_bytes, models=others) if others else None
+
+
+def _cut(footprint: Footprint, bounds: Budget, cap: Cap) -> Budget:
+    """The budget within what the model keeps to."""
+    rules = footprint.candidate.rules
+    # A budget is told in steps of a GPU, whose size is not read quite the same each time.
+    return rules.narrowed(footprint, bounds, cap.bytes - rules.divided(footprint, 0).beside_bytes, about=True)
+
+
+def _needed(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget:
+    """The budget with as much KV cache as the model's wish needs."""
+    candidate, rules, given = footprint.candidate, footprint.candidate.rules, footprint.candidate.given
+    context = wanted_context(given.spec, given.wish, candidate.args)
+    tokens = max(needed_tokens(given.wish, given.spec), int(candidate.args.get("max-model-len", 0)))
     used = rules.used_bytes(footprint, _seen(footprint, rules.divided(footprint, bounds.bytes), batch))
     kept = math.ceil(footprint.cache.bytes_for(context, batch.tokens.value) * tokens / max(1, context))
     count = used + used // UNSURE + kept
-    return rules.narrowed(footprint, bounds, count) if count < bounds.bytes else None
+    return rules.narrowed(footprint, bounds, count) if count < bounds.bytes else bounds
 
 
 def _content(candidate: Candidate) -> int:
@@ -101,22 +126,27 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
     footprints = [_footprint(part, batch) for part in candidate.parts]
     usual = [rules.budget(footprint, context) for footprint in footprints]
     most = [rules.most(footprint, one) or one for footprint, one in zip(footprints, usual, strict=True)]
-    wanted, cap = wanted_context(candidate.given.spec, candidate.given.wish, candidate.args), _cap(candidate)
-    shares = [min(usual, key=_share), min(most, key=_share)]
-    if cap is not None:
-        less = [_capped(one, batch, bounds, cap.tokens) or bounds for one, bounds in zip(footprints, usual, strict=True)]
-        shares.insert(0, min(shares[0], max(less, key=_share), key=_share))
+    wanted, kept = wanted_context(candidate.given.spec, candidate.given.wish, candidate.args), _kept(candidate)
+    shares: list[tuple[Budget, Cap | None]] = [(min(usual, key=_share), None), (min(most, key=_share), None)]
+    pairs = list(zip(footprints, usual, strict=True))
+    if _neighbours(candidate) and candidate.given.wish.goal != "context":
+        needed = max((_needed(one, batch, bounds) for one, bounds in pairs), key=_share)
+        shares.insert(0, (min(shares[0][0], needed, key=_share), None))
+    if kept is not None:
+        cut = max((_cut(one, bounds, kept) for one, bounds in pairs), key=_share)
+        shares.insert(0, (min(shares[-2][0], cut, key=_share), kept))
     found: Sizes | None = None
-    for told in shares:
+    for told, cap in shares:
         try:
             each = [_within(one, batch, replace(told, bytes=_taken(one, told, context))) for one in footprints]
         except Refused:
-            if told is shares[-1] and found is None:
+            if told is shares[-1][0] and found is None:
                 raise
             continue
-        found = min(each, key=lambda one: (one.memory.kv_tokens, one.context.value))
+        least = min(each, key=lambda one: (one.memory.kv_tokens, one.context.value))
+        found = replace(least, cap=cap or _claim(candidate, least.memory))
         if found.context.value >= wanted:
-            return replace(found, cap=cap) if cap is not None and told is shares[0] else found
+            return found
     assert found is not None  # noqa: S101 - else the last refusal was raised
     return found
 
@@ -139,7 +169,7 @@ def _within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     scope = candidate.scope | {"budget": bounds.words}
     estimate = rules.divided(footprint, bounds.bytes)
     memory = _seen(footprint, estimate, batch)
-    evidence = replace(candidate.evidence, memory=memory)
+    evidence = candidate.evidence.sized(memory)
     used = rules.used_bytes(footprint, memory)
     if used > bounds.bytes:
         learned = rules.used_bytes(footprint, estimate) < used
@@ -164,7 +194,10 @@ def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
     runner = candidate.rules.runner(candidate)
     query = 1 + candidate.speculation.slots
     load = Workload(candidate.engine.device, candidate.rank, batch.tokens.value, batch.seqs.value, graphs, runner, query)
-    return Footprint(candidate, weights(candidate), candidate.cache, load)
+    adapters = bytes_on_rank(
+        candidate.engine, candidate.given.adapters, candidate.stage, candidate.given.spec, candidate.rank.tp
+    )
+    return Footprint(candidate, weights(candidate) + adapters, candidate.cache, load)
 
 
 def weights(candidate: Candidate) -> int:
@@ -226,13 +259,17 @@ def _context(
     """The largest context that fits and is wanted, and a warning where it is not all that the model could do."""
     candidate = footprint.candidate
     spec, wish, limit = candidate.given.spec, candidate.given.wish, _limit(candidate)
-    longest = footprint.cache.largest(kv_bytes, footprint.load.batched_tokens, max(limit, spec.max_position))
+    asked = int(candidate.args.get("max-model-len", 0))
+    if asked > spec.max_position and not _OTHER_LIMITS & candidate.args.keys():
+        flag = candidate.engine.spelling.get("max-model-len", "max-model-len")
+        reason = f"--{flag} {asked} was set, and the model's own limit is {spec.max_position} tokens"
+        raise Refused("bad_flag", reason, "config.json", evidence=evidence)
+    longest = footprint.cache.largest(kv_bytes, footprint.load.batched_tokens, max(limit, spec.max_position, asked))
     fits, source = longest, "memory model"
     for fact in candidate.given.facts.holding("max_context", scope):
         if fact.value is not None and fact.value < fits:
             fits, source = fact.value, f"fact: {fact.source}"
-    if "max-model-len" in candidate.args:
-        asked = int(candidate.args["max-model-len"])
+    if asked:
         if asked > fits:
             reason = f"--max-model-len {asked} was set, and the KV cache holds {fits} tokens"
             raise Refused("no_memory", reason, source, cache=True, evidence=evidence)
@@ -287,7 +324,7 @@ def _eager(candidate: Candidate) -> Choice[bool]:
     if candidate.variant.conservative:
         return BoolChoice(value=True, reason="no graphs, because the plan with them failed", source="fact")
     few = "; of so few requests at once there are few sizes of them, which leaves memory" if candidate.variant.small else ""
-    return BoolChoice(value=False, reason=f"CUDA graphs are faster{few}", source="planner")
+    return BoolChoice(value=False, reason=f"CUDA graphs are faster{few}", source="planner") if few else _GRAPHS
 
 
 def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:

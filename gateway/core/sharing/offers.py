@@ -6,21 +6,30 @@ the best plan beside the others        is asked of them
 has all that is wanted                 nothing
 lacks something that nobody gives up   surplus, where that helps
 is not there, with all surplus         sleep and stop too, in the order of the offers
+
+Of a surplus no more is taken than the plan uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gateway.core.planner.sizes import lacks
+from gateway.core.sharing.enough import given, least
+from gateway.core.sharing.surplus import part
 from gateway.domain import Decision, Offer
 
 Decide = Callable[[dict[str, int]], Decision]
 """The decision where so many bytes more are free, by the UUID of a GPU."""
 
 
-def shared(offers: Sequence[Offer], decide: Decide, wanted: int) -> Decision:
-    """`wanted`: tokens of context that the user asked for, or would be content with. A plan that fits without takes nothing."""
+# Budgets are told in hundredths of a GPU and rounded, of what is there and of what is given.
+_STEPS, _STEP = 2, 100
+
+
+def shared(offers: Sequence[Offer], decide: Decide, wanted: int, room: Mapping[str, int] | None = None) -> Decision:
+    """`wanted`: tokens of context that the user asked for, or would be content with. A plan that fits without takes nothing.
+    room: bytes that an engine may take of each GPU, by UUID, before anything is given; without it each surplus is taken whole."""
     search = _Search(decide, wanted)
     takes: tuple[Offer, ...] = ()
     for asked, may in (([one for one in offers if one.how == "surplus"], any), (list(offers), all)):
@@ -28,20 +37,10 @@ def shared(offers: Sequence[Offer], decide: Decide, wanted: int) -> Decision:
         # For the wished context nobody is stopped: only for a plan at all, of which everything lacks.
         if asked and may(now) and (goal := search.lack(asked)) < now:
             takes = search.fewest(asked, goal)
+            if room is not None and takes:
+                takes = search.used(takes, room, search.lack(takes))
     found: Decision = search.decided(takes).evolve(takes=takes)
     return found
-
-
-def given(offers: Iterable[Offer]) -> dict[str, int]:
-    """Bytes that come back in all, by UUID. Of several offers of a model the largest has what the others have."""
-    most: dict[tuple[str, str], int] = {}
-    for offer in offers:
-        for uuid, count in offer.gives.items():
-            most[offer.model, uuid] = max(count, most.get((offer.model, uuid), 0))
-    total: dict[str, int] = {}
-    for (_, uuid), count in most.items():
-        total[uuid] = total.get(uuid, 0) + count
-    return total
 
 
 class _Search:
@@ -74,8 +73,20 @@ class _Search:
         gpus = set(self.decided(needed).plans[0].gpus)
         near = [one for one in needed if gpus & one.gives.keys()]
         needed = near if self.lack(near) <= goal else needed
-        for offer in reversed(needed[:]):
-            without = [one for one in needed if one is not offer]
-            if self.lack(without) <= goal:
-                needed = without
-        return tuple(needed)
+        return least(needed, lambda some: self.lack(some) <= goal)
+
+    def used(self, takes: tuple[Offer, ...], room: Mapping[str, int], goal: tuple[bool, ...]) -> tuple[Offer, ...]:
+        """Of each surplus what the plan uses of it; all of it where the plan would be another with less."""
+        plan = self.decided(takes).plans[0]
+        need = plan.memory.promised_bytes + _STEPS * plan.memory.gpu_bytes // _STEP
+        missing = {uuid: need - room.get(uuid, 0) for uuid in plan.gpus}
+        parts: list[Offer] = []
+        for take in sorted(takes, key=lambda one: one.how == "surplus"):
+            count = max((min(most, missing.get(uuid, 0)) for uuid, most in take.gives.items()), default=0)
+            if take.how != "surplus" or count > 0:
+                beside = max(0, min(room.get(uuid, 0) for uuid in take.gives))
+                parts.append(part(take, count).evolve(beside=beside))
+                missing = {uuid: left - parts[-1].gives.get(uuid, 0) for uuid, left in missing.items()}
+        with_less = self.decided(parts).plans
+        same = with_less and with_less[0].memory.kv_tokens >= plan.memory.kv_tokens and with_less[0].gpus == plan.gpus
+        return tuple(parts) if same and self.lack(parts) <= goal else takes

@@ -42,13 +42,20 @@ class Target:
     attends: Callable[[tuple[AttentionGroup, ...]], tuple[LayerAttention, ...]]
 
 
+def _none(reason: str, source: str, refused: tuple[Refusal, ...] = ()) -> Speculation:
+    return Speculation(method=StrChoice(value="none", reason=reason, source=source), refused=refused)
+
+
+_UNASKED = _none("nobody asked for it, and what it gains depends on the prompts: measure it", "planner")
+
+
 def speculate(
     target: Target, drafter: Drafter | None, wish: Wish, engine: Engine, rules: SpeculativeRules | None
 ) -> Speculation:
     """What this engine version drafts with for the target; `drafter` is the drafter that the wish names."""
     asked = "drafter" if drafter is not None else wish.speculative
     if asked is None:
-        return _none("nobody asked for it, and what it gains depends on the prompts: measure it", "planner")
+        return _UNASKED
     if asked == "off":
         return _none("set by the user", "user")
     if rules is None:
@@ -251,10 +258,6 @@ def left_out(speculation: Speculation, engine: Engine, reason: str) -> Speculati
     """The model alone, because of what its drafter takes beside it."""
     method = speculation.method.value
     return _dropped(speculation.config.get("model", method), engine, [_refusal(method, reason)], speculation.attention)
-
-
-def _none(reason: str, source: str, refused: tuple[Refusal, ...] = ()) -> Speculation:
-    return Speculation(method=StrChoice(value="none", reason=reason, source=source), refused=refused)
 
 
 def _dropped(what: str, engine: Engine, failed: list[Refusal], rows: tuple[LayerAttention, ...] = ()) -> Speculation:

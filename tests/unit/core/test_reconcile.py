@@ -10,13 +10,15 @@ from gateway.core.reconcile import (
     ReplicaSnapshot,
     Rest,
     Retire,
+    Sleep,
     Stop,
     Verify,
+    Wake,
     backoff,
     failures_in_a_row,
     next_action,
 )
-from gateway.domain import Attempt, Failure, Instance, Observation, Policy
+from gateway.domain import Asleep, Attempt, Failure, Instance, Observation, Policy
 from tests.support.makers import attempt
 
 NOW = 1_000_000.0
@@ -195,3 +197,54 @@ def test_who_is_held_back_is_not_planned_but_says_why_it_failed_before() -> None
     assert act(hold="x", blocked="needs 40 GiB") == Rest("stopped", "x")
     quarantined = act(hold="x", history=tuple(failed(number, "oom") for number in range(1, 6)))
     assert quarantined.state == "quarantined"
+
+
+SEEN = Observation(answering=True, verified=True)
+
+
+def sleeper(gave: dict[str, int] | None) -> Attempt:
+    return attempt(state="ready", ready_at=NOW, asleep=Asleep(level=1, since=NOW, gave=gave))
+
+
+def test_who_leaves_sleeps_where_it_can_once_it_has_answered_everything() -> None:
+    ready = attempt(state="ready", ready_at=NOW)
+    leaves = {"attempt": ready, "instance": instance(ready), "seen": SEEN, "leaving": "it makes room", "sleeps": True}
+    assert act(**leaves).state == "stopping"
+    assert act(**leaves, drained=True) == Sleep(ready)
+    assert act(**leaves, drained=True, busy=True) == Rest("stopping", "it makes room")
+    assert act(**{**leaves, "sleeps": False}, drained=True) == Retire(ready)
+    assert isinstance(act(**{**leaves, "instance": None}, drained=True), Retire)
+    starting = attempt()
+    assert act(**{**leaves, "attempt": starting, "instance": instance(starting)}) == Retire(starting)
+
+
+def test_who_sleeps_wakes_when_it_is_asked_and_its_turn_has_come() -> None:
+    one = sleeper({"GPU-0": 5})
+    rests = {"attempt": one, "instance": instance(one), "seen": SEEN, "sleeps": True}
+    assert act(**rests) == Rest("asleep")
+    assert act(**rests, asked=True) == Wake(one)
+    assert act(**rests, asked=True, busy=True).state == "starting"
+    assert act(**rests, asked=True, hold="another is first") == Rest("starting", "another is first")
+    assert act(**rests, asked=True, blocked="waits: b sleeps") == Rest("starting", "waits: b sleeps")
+    # Its model leaves with its other engines.
+    assert act(**rests, asked=True, leaving="it makes room") == Rest("asleep")
+
+
+def test_what_was_cut_off_while_it_fell_asleep_or_woke_up_is_woken() -> None:
+    one = sleeper(None)
+    assert act(attempt=one, instance=instance(one), seen=SEEN) == Wake(one)
+    assert act(attempt=one, instance=instance(one)) == Rest("starting", "starting"), "its watcher has not seen it yet"
+    awake = attempt(state="ready", ready_at=NOW)
+    assert act(attempt=awake, instance=instance(awake), seen=SEEN.evolve(sleeping=True)) == Wake(awake)
+    assert act(attempt=awake, instance=instance(awake), seen=SEEN) == Rest("ready")
+
+
+@pytest.mark.parametrize("gave", [{"GPU-0": 5}, None])
+def test_who_dies_or_has_to_end_while_it_sleeps_just_ends(gave: dict[str, int] | None) -> None:
+    one, proof = sleeper(gave), Failure(kind="hang", phase="serving", message="it hangs")
+    assert act(attempt=one, instance=None) == Retire(one)
+    assert act(attempt=one, instance=instance(one, "exited"), asked=True) == Retire(one)
+    assert act(attempt=one, instance=instance(one), seen=SEEN.evolve(proof=proof), busy=True) == Retire(one)
+    assert act(attempt=one, instance=instance(one), seen=SEEN, leaving="its owner stops it") == Retire(one)
+    assert act(attempt=one, instance=instance(one), seen=SEEN, spent=True) == Retire(one)
+    assert act(attempt=one, instance=instance(one), seen=SEEN, spent=True, busy=True) != Retire(one)

@@ -166,3 +166,25 @@ def test_whatever_the_models_are(known: list[Resident]) -> None:
     asked = [one for one in known if one.state == "out" and one.waited_s is not None and one.able and not one.stopped]
     turns = [one for one in asked if not found.hold.get(one.name, "").startswith("it waits for its turn")]
     assert bool(turns) == bool(asked) or any(one.pinned for one in known)
+
+
+def asleep(name: str, **fields: Any) -> Resident:
+    return Resident(name, "asleep", **{"since": NOW - 1000, **fields})
+
+
+def test_who_sleeps_is_woken_when_it_is_asked_and_rests_until_then() -> None:
+    assert moves(asleep("a"), serves("b")) == Moves()
+    assert moves(asleep("a", keep_alive_s=0, used_at=NOW - 9999), serves("b")) == Moves()
+    # It takes its turn as any other that is out.
+    assert moves(asleep("a", waited_s=1), out("b", waited_s=2)).hold == {"a": "it waits for its turn, after b"}
+    asking = asleep("a", waited_s=1, room=False, needs=("b",), promised=True)
+    assert moves(asking, serves("b")).leave == {"b": Leave("room", "it makes room for a")}
+
+
+def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
+    wants = out("x", waited_s=1, room=False, needs=("a", "b"), promised=True)
+    assert moves(wants, asleep("a"), serves("b")).leave == {"b": Leave("room", "it makes room for x")}
+    both = moves(out("x", waited_s=1, room=False, needs=("a", "b"), ends=("a", "b"), promised=True), asleep("a"), serves("b"))
+    assert both.leave == dict.fromkeys("ab", Leave("room", "it makes room for x", ends=True))
+    assert moves(asleep("a", stopped=True)).leave == {"a": Leave("owner", "its owner stops it", ends=True)}
+    assert may_leave([asleep("a"), serves("b")], NOW) == ["b"]

@@ -33,6 +33,14 @@ def test_what_holds_is_what_a_look_at_every_fact_finds_in_its_order(
     assert [id(fact) for fact in KnownFacts(known).holding(kind, about)] == [id(fact) for fact in looked]
 
 
+@given(st.lists(facts, max_size=5), st.sampled_from("abcd"), st.sampled_from("xyz"))
+def test_what_no_fact_is_about_holds_for_none(known: list[Fact], name: str, value: str) -> None:
+    told = KnownFacts(known)
+    if not told.about("max_context", name, value):
+        everything = {one: fact.scope.get(one, "") for fact in known for one in "abcd"} | {name: value}
+        assert list(told.holding("max_context", everything)) == []
+
+
 @given(st.lists(scopes, max_size=30), st.dictionaries(st.sampled_from("abc"), st.sampled_from("xyz"), min_size=3))
 def test_the_first_refusal_that_was_seen_of_a_layer_counts(refused: list[dict[str, str]], layer: dict[str, str]) -> None:
     rows = [(frozenset(scope.items()), f"refusal {number}") for number, scope in enumerate(refused)]

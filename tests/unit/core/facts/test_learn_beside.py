@@ -36,3 +36,9 @@ def test_a_disturbed_start_teaches_nothing_and_a_disturbed_engine_that_serves_no
     kernel = OOM.evolve(kind="kernel_runtime", proves="plan", culprit={})
     assert learn(serves, excused(serves, kernel, "b came to its end"), 2.0)
     assert not learn(starts, excused(starts, kernel, "b came to its end"), 2.0)
+
+
+def test_what_is_learned_says_what_the_engine_said_and_not_when() -> None:
+    lines = [f"(EngineCore pid={pid}) ERROR 11-23 02:39:{pid} [core.py:1330] RuntimeError: no such op" for pid in (13, 35)]
+    failures = [Failure(kind="unknown", phase="load", message="it ended", proves="plan", line=line) for line in lines]
+    assert {fact.source for one in failures for fact in learn(attempt(), one, 2.0)} == {"RuntimeError: no such op"}

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.door import DEV_MODE, behind
 from gateway.core.planner.command import check_command, check_environment
 from gateway.core.planner.flags import arguments
 from gateway.domain import Engine, Flag
@@ -30,7 +31,7 @@ OWN = ("--model=/models/m", "--served-model-name=m", "--host=0.0.0.0", "--port=8
 
 
 def check(*items: str, own: tuple[str, ...] = OWN, on: Engine = SMALL) -> None:
-    check_command(on, (*on.container_command, *items, *own), model="m", port=8000, folder="/models")
+    check_command(on, (*on.container_command, *items, *own), {}, model="m", port=8000, folder="/models")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_the_end_is_the_gateways(own: tuple[str, ...]) -> None:
 def test_another_program_is_refused() -> None:
     for argv in ((), ("sh",), SMALL.container_command[:-1], ("sh", *SMALL.container_command)):
         with pytest.raises(BadFlag, match="is not that of"):
-            check_command(SMALL, (*argv, *OWN), model="m", port=8000, folder="/models")
+            check_command(SMALL, (*argv, *OWN), {}, model="m", port=8000, folder="/models")
 
 
 def test_a_spelling_of_its_own_is_known() -> None:
@@ -153,3 +154,30 @@ def test_the_environment_is_that_of_profile_and_plan(env: dict[str, str], passes
         return
     with pytest.raises(BadFlag):
         check_environment(SMALL, env)
+
+
+def test_what_keeps_an_engine_quiet_is_known_whole_and_nothing_else_of_it() -> None:
+    quiet = engine(flags={**FLAGS, "hush": Flag(type="str", ours=True)}, quiet=("--hush", "/health", "/metrics"))
+    check("--hush", "/health", "/metrics", "--dtype=half", on=quiet)
+    check("--dtype=half", on=quiet)
+    for items in (("--hush", "/health", "/etc"), ("--dtype=half", "--hush", "/health", "/metrics"), ("--hush=/etc",)):
+        with pytest.raises(BadFlag):
+            check(*items, on=quiet)
+
+
+def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door() -> None:
+    sleeps = SMALL.evolve(key_env="KEY", sleep_levels=(1,))
+    env = dict([DEV_MODE])
+    closed, opened = sleeps.container_command, behind(sleeps.container_command, "KEY")
+
+    def check_behind(argv: tuple[str, ...], env: dict[str, str]) -> None:
+        check_command(sleeps, (*argv, *OWN), env, model="m", port=8000, folder="/models")
+
+    check_behind(opened, env)
+    check_environment(sleeps, env)
+    for argv, its in ((closed, env), (opened, {}), (opened[:3], env), ((*opened[:2], "pass", opened[3]), env)):
+        with pytest.raises(BadFlag):
+            check_behind(argv, its)
+    for engine_of, its in ((SMALL, env), (sleeps, {DEV_MODE[0]: "2"})):
+        with pytest.raises(BadFlag):
+            check_environment(engine_of, its)

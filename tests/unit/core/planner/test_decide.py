@@ -46,7 +46,7 @@ def test_without_peer_to_peer_custom_all_reduce_is_off_and_says_why() -> None:
 def test_every_choice_has_a_reason_and_a_source() -> None:
     best = plan("8xh100")
     choices = [value for name in Plan.model_fields if isinstance(value := getattr(best, name), Choice)]
-    assert len(choices) == 17
+    assert len(choices) == 20
     assert all(choice.reason and choice.source for choice in choices)
 
 
@@ -85,6 +85,12 @@ def test_a_user_flag_that_cannot_fit_is_refused_with_what_would() -> None:
     decision = planned("2x3090", args={"max-model-len": 131072, "tensor-parallel-size": 1})
     assert not decision.plans
     assert "--max-model-len 131072" in decision.rejected[0].reasons[0]
+
+
+def test_a_context_beyond_the_models_own_limit_is_refused_as_that() -> None:
+    refused = planned("8xh100", args={"max-model-len": 10**8}).rejected[0]
+    assert refused.verdict == "bad_flag"
+    assert "--max-model-len 100000000 was set, and the model's own limit is " in refused.reasons[0]
 
 
 def test_unknown_and_reserved_flags_are_refused_with_the_nearest() -> None:

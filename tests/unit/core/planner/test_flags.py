@@ -142,6 +142,14 @@ def test_an_unknown_flag_names_the_nearest(given_as: str, near: str) -> None:
         check_args(SMALL, {"zzz": 1})
 
 
+def test_a_flag_of_another_engine_is_told_by_what_it_is_called_here() -> None:
+    profiles = Profiles()
+    with pytest.raises(BadFlag, match=r"has no flag 'max-model-len'; here it is context-length\."):
+        check_args(profiles.engine("sglang==0.5.23"), {"max-model-len": 1})
+    with pytest.raises(BadFlag, match=r"has no flag 'mem_fraction_static'; here it is gpu-memory-utilization\."):
+        check_args(profiles.engine("vllm==0.33.0"), {"mem_fraction_static": 0.5})
+
+
 TYPED: list[tuple[str, Scalar, Scalar]] = [
     ("max-model-len", "8192", 8192),
     ("max-model-len", "1e3", 1000),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.core.planner.flags import launch_spec
-from gateway.domain import Engine, Mount
+from gateway.domain import Engine, Flag, Mount
 from tests.support.makers import engine as make_engine
 from tests.support.makers import plan as make_plan
 
@@ -42,6 +42,13 @@ def test_a_launch_is_the_plan_made_concrete() -> None:
     assert spec.fingerprint == make_plan().evolve(env={"B": "2"}, gpus=("GPU-0", "GPU-1")).fingerprint
     assert spec.mounts == (Mount(source="/models", target="/models"),)
     assert spec.shm_bytes == 4 * 1024**3
+
+
+def test_what_the_gateway_asks_again_and_again_is_not_in_the_access_log_unless_a_user_wants_it() -> None:
+    quiet = SMALL.evolve(quiet=("--hush", "/health"), flags={**SMALL.flags, "hush": Flag(type="str")})
+    start = quiet.process_command[1:]
+    assert launch("/e", quiet).argv[1 : len(start) + 3] == (*start, "--hush", "/health")
+    assert "--hush" not in launch("/e", quiet.evolve(flags=SMALL.flags)).argv  # this version has no such flag
 
 
 def test_nothing_in_a_plan_displaces_where_an_engine_listens() -> None:

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.engines.planning_input import available_bytes
+from gateway.core.engines.planning_input import PlanningInput, available_bytes
 from gateway.core.layers.build import build
 from gateway.core.model.spec import read_model
 from gateway.core.planner import parallel
 from gateway.core.planner.parallel import best_group, dealt_layers, peers_without_p2p
 from gateway.domain import Gpu, Hardware, Link, ModelSpec
 from gateway.errors import BadModel
+from tests.support.makers import wish
 from tests.support.published import CONFIGS, TENSORS, config, published, tensors
 
 GIB = 1024**3
@@ -94,8 +95,9 @@ def host(free: list[int], links: list[tuple[int, int, int]] = [], **fields: Any)
     return Hardware(arch="x86_64", cpu_cores=8, ram_total_bytes=64 * GIB, ram_available_bytes=64 * GIB, gpus=gpus, links=pairs)
 
 
-def pairs(hardware: Hardware) -> dict[frozenset[int], Link]:
-    return {frozenset((link.a, link.b)): link for link in hardware.links}
+def unproven(hardware: Hardware, gpus: slice) -> tuple[int, int] | None:
+    given = PlanningInput(published("llama-3.1-8b"), hardware, wish())
+    return peers_without_p2p(given.between(hardware.gpus[gpus]))
 
 
 def chosen(hardware: Hardware, tp: int, claims: dict[str, int] | None = None) -> list[int] | None:
@@ -147,12 +149,12 @@ def test_pairs_without_nvlink_or_proven_peer_access_are_named() -> None:
     three = host([24, 24, 24], [(0, 1, 4)])
     links = (*three.links, Link(a=1, b=2, p2p=True))
     three = three.evolve(links=links)
-    assert peers_without_p2p(pairs(three), three.gpus[:2]) is None
-    assert peers_without_p2p(pairs(three), three.gpus[1:]) is None
-    assert peers_without_p2p(pairs(three), three.gpus) == (0, 2)
-    assert peers_without_p2p(pairs(three), three.gpus[:1]) is None
+    assert unproven(three, slice(0, 2)) is None
+    assert unproven(three, slice(1, 3)) is None
+    assert unproven(three, slice(0, 3)) == (0, 2)
+    assert unproven(three, slice(0, 1)) is None
     denied = three.evolve(links=(Link(a=0, b=1, nvlinks=0, p2p=False),))
-    assert peers_without_p2p(pairs(denied), denied.gpus[:2]) == (0, 1)
+    assert unproven(denied, slice(0, 2)) == (0, 1)
 
 
 def test_layers_are_dealt_by_shares_as_far_as_they_fit() -> None:

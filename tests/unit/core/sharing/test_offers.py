@@ -7,7 +7,8 @@ from collections.abc import Callable
 from hypothesis import given as draw
 from hypothesis import strategies as st
 
-from gateway.core.sharing.offers import given, shared
+from gateway.core.sharing.enough import given
+from gateway.core.sharing.offers import shared
 from gateway.domain import Decision, IntChoice, Offer, Plan
 from tests.support.makers import GIB, plan
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.model.spec import read_model
 from gateway.core.planner.decide import decide
-from gateway.core.planner.parallel import freed
+from gateway.core.planner.parallel import freed, rooms
 from gateway.core.planner.sizes import wanted_context
 from gateway.core.sharing.offers import shared
-from gateway.core.sharing.surplus import kept, surplus
+from gateway.core.sharing.surplus import kept, part, surplus, without
 from gateway.domain import Attempt, Cap, Decision, Failure, Hardware, Holding, ModelSpec, Plan, Policy, Sharing, Wish
 from gateway.profiles import Profiles
 from tests.support.makers import GIB, LLAMA_8B, plan, wish
@@ -46,12 +47,21 @@ def attempt(number: int, planned: Plan, **fields: Any) -> Attempt:
 def test_one_whole_context_stays_and_what_was_wished_for() -> None:
     alone = plan("h200", max_context=8192)
     first, last = surplus(alone, wish(max_context=8192))
-    assert (first.tokens, last.tokens) == (4 * 8192, 8192)
+    assert first.tokens >= 4 * 8192
+    assert last.tokens >= 8192
     assert 0 < sum(first.gives.values()) < sum(last.gives.values()) < alone.memory.kv_bytes
-    assert "1 of 4" not in first.words
-    assert "m gives" in first.words
+    assert (
+        f"room for {first.tokens / 8192:.1f} of {alone.memory.kv_tokens / 8192:.1f} requests of 8,192 tokens stays"
+        in first.words
+    )
+    count = next(iter(first.gives.values()))
+    half = part(first, count // 2)
+    assert set(half.gives.values()) == {count // 2}
+    assert half.keeps - first.keeps == count - count // 2
+    assert half.tokens == pytest.approx((first.tokens + first.of_tokens) / 2, rel=0.02)
+    assert part(first, count + 1) is first
     asked = surplus(alone, wish(max_context=8192, concurrency=3))
-    assert [one.tokens for one in asked] == [3 * 8192]
+    assert [one.tokens >= 3 * 8192 for one in asked] == [True]
 
 
 def test_nothing_is_given_of_a_size_that_the_user_set_nor_of_little() -> None:
@@ -62,14 +72,24 @@ def test_nothing_is_given_of_a_size_that_the_user_set_nor_of_little() -> None:
 
 def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -> None:
     free = plan("3090", max_context=8192)
-    capped = free.evolve(cap=Cap(tokens=8192, models=("other",)))
-    assert kept([attempt(1, free)], {"other"}) is None
-    assert kept([attempt(1, free), attempt(2, capped, state="stopped")], {"other", "x"}) == capped.cap
-    assert kept([attempt(1, free), attempt(2, capped)], {"x"}) is None
+    capped = free.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
+    other: dict[str, Cap | None] = {"other": None}
+    assert kept([attempt(1, free)], other) is None
+    assert kept([attempt(1, free), attempt(2, capped, state="stopped")], {**other, "x": None}) == capped.cap
+    assert kept([attempt(1, free), attempt(2, capped)], {"x": None}) is None
     bad = Failure(kind="crash", phase="load", message="", proves="plan")
-    assert kept([attempt(1, free), attempt(2, capped, state="failed", ready_at=None, failure=bad)], {"other"}) is None
+    assert kept([attempt(1, free), attempt(2, capped, state="failed", ready_at=None, failure=bad)], other) is None
     killed = Failure(kind="killed", phase="load", message="", proves="nothing")
-    assert kept([attempt(2, capped, state="failed", ready_at=None, failure=killed)], {"other"}) == capped.cap
+    assert kept([attempt(2, capped, state="failed", ready_at=None, failure=killed)], other) == capped.cap
+
+
+def test_what_a_model_took_when_others_came_beside_it_is_kept_for_it() -> None:
+    free = plan("3090", max_context=8192)
+    beside = {"late": Cap(bytes=GIB, models=("m",)), "far": Cap(bytes=GIB, models=("x",)), "x": None}
+    assert kept([attempt(1, free)], beside) == Cap(bytes=free.memory.promised_bytes, models=("late",))
+    assert kept([attempt(1, free, state="stopped", ready_at=None)], beside) is None
+    bad = Failure(kind="crash", phase="load", message="", proves="plan")
+    assert kept([attempt(1, free), attempt(2, free, state="failed", ready_at=None, failure=bad)], beside) is None
 
 
 class Machine:
@@ -79,24 +99,21 @@ class Machine:
         self.hardware: Hardware = PROFILES.hardware(name)
         self.wishes: dict[str, Wish] = {}
         self.serving: dict[str, Plan] = {}
+        self.lost: dict[str, Plan] = {}
         self.attempts: dict[str, list[Attempt]] = {}
         self.fixed: set[str] = set()
 
-    def claims(self, without: str = "") -> dict[str, int]:
+    def claims(self, without: str = "", *, come: bool = True) -> dict[str, int]:
+        """come: with what those have that are still to come back."""
         total: dict[str, int] = {}
-        for name, one in self.serving.items():
+        for name, one in (*self.serving.items(), *(self.lost.items() if come else ())):
             for uuid in one.gpus if name != without else ():
                 total[uuid] = total.get(uuid, 0) + one.memory.promised_bytes
         return total
 
     def decided(self, name: str, sharing: Sharing, free: dict[str, int] | None = None, **changes: Any) -> Decision:
         """As the process that plans: what others give is free, and nobody has it any more."""
-        claims = self.claims(name)
-        here = self.hardware.evolve(
-            gpus=tuple(
-                gpu.evolve(free_bytes=max(0, (gpu.free_bytes or 0) - claims.get(gpu.uuid, 0))) for gpu in self.hardware.gpus
-            )
-        )
+        claims, here = self.claims(name), self.free(name)
         left = {uuid: count - (free or {}).get(uuid, 0) for uuid, count in claims.items()}
         asked = self.wishes[name].evolve(**changes)
         here = freed(here, free or {})
@@ -104,13 +121,31 @@ class Machine:
             spec_of(name), here, ENGINES, asked, PROFILES.facts, left, rules=RULES, gpus=PROFILES.gpus, sharing=sharing
         )
 
+    def free(self, without: str = "") -> Hardware:
+        claims = self.claims(without, come=False)
+        gpus = (
+            # What the driver has is not read beside engines.
+            gpu.evolve(free_bytes=max(0, (gpu.free_bytes or 0) - claims[gpu.uuid]), processes=None)
+            if gpu.uuid in claims
+            else gpu
+            for gpu in self.hardware.gpus
+        )
+        found: Hardware = self.hardware.evolve(gpus=tuple(gpus))
+        return found
+
     def sharing(self, name: str) -> Sharing:
-        others = {other: one for other, one in self.serving.items() if other != name}
-        offers = [offer for other, one in others.items() for offer in surplus(one, self.wishes[other])]
+        others = {other: one for other, one in (self.serving | self.lost).items() if other != name}
+        offers = [offer for other, one in self.serving.items() if other != name for offer in surplus(one, self.wishes[other])]
         holders = tuple(
             Holding(model=other, gives=dict.fromkeys(one.gpus, one.memory.promised_bytes)) for other, one in others.items()
         )
-        return Sharing(kept(self.attempts.get(name, []), others.keys()), tuple(offers), holders)
+        caps = {
+            other: self.attempts[other][-1].plan.cap if other in self.attempts else None
+            for other in self.wishes
+            if other != name
+        }
+        past = self.attempts.get(name, [])
+        return Sharing(kept(past, caps), tuple(offers), holders, past[-1].plan.gpus if past else ())
 
     def add(self, name: str, *, pinned: bool = False) -> bool:
         policy = Policy(pinned=pinned)
@@ -118,14 +153,18 @@ class Machine:
         self.fixed |= {name} if pinned else set()
         sharing = self.sharing(name)
         wanted = wanted_context(spec_of(name), self.wishes[name], {})
-        found = shared(sharing.offers, partial(self.decided, name, sharing), wanted)
+        found = shared(sharing.offers, partial(self.decided, name, sharing), wanted, rooms(self.free(), self.claims()))
         for take in found.takes:
             old = self.serving[take.model]
-            cap = Cap(tokens=take.tokens, models=(name,))
-            again = self.decided(take.model, Sharing(cap, (), ()), gpus=old.gpus, tensor_parallel=old.tensor_parallel.value)
+            cap = without(take, old, (name,))
+            again = self.decided(
+                take.model, Sharing(cap, (), (), old.gpus), gpus=old.gpus, tensor_parallel=old.tensor_parallel.value
+            )
             assert again.plans, "what was offered can be given"
             assert again.plans[0].max_model_len.value >= min(old.max_model_len.value, 32768)
-            self.start(take.model, again.plans[0])
+            assert again.plans[0].memory.kv_tokens >= take.tokens, "what stays is what the words say"
+            assert again.plans[0].memory.promised_bytes <= take.keeps
+            self.start(take.model, again.plans[0].evolve(cap=cap.evolve(bytes=again.plans[0].memory.promised_bytes)))
         again = self.decided(name, sharing) if found.takes else found
         assert bool(again.plans) == bool(found.plans), "what was taken is there once it was given"
         if again.plans:
@@ -134,14 +173,23 @@ class Machine:
 
     def start(self, name: str, planned: Plan) -> None:
         self.serving[name] = planned
-        self.attempts.setdefault(name, []).append(attempt(len(self.attempts.get(name, [])) + 1, planned))
+        self.attempts.setdefault(name, []).append(attempt(len(self.attempts.get(name, [])) + 1, planned, model=name))
 
     def remove(self, name: str) -> None:
         self.serving.pop(name, None)
         self.attempts.pop(name, None)
+        del self.wishes[name]
+
+    def power_cut(self, order: list[str]) -> None:
+        """All start anew, one after the other. What they had is left to those that are still to come."""
+        self.lost, self.serving = self.serving, {}
+        for name in order:
+            del self.lost[name]
+            self.restart(name)
 
     def restart(self, name: str) -> None:
         found = self.decided(name, self.sharing(name)._replace(offers=()))
+        assert found.plans, found.rejected
         self.start(name, found.plans[0])
 
     def full(self) -> bool:
@@ -170,6 +218,15 @@ def test_claims_never_exceed_a_gpu_nobody_pinned_is_touched_and_who_is_left_has_
         assert {other: machine.serving[other] for other in before} == before
     names = list(machine.serving)
     chance.shuffle(names)
+    had = dict(machine.serving)
+    machine.power_cut(names)
+    assert {other: one.gpus for other, one in machine.serving.items()} == {other: one.gpus for other, one in had.items()}
+    for other, one in had.items():
+        # What the driver has is read of an idle GPU alone, and budgets are told in hundredths of the rest.
+        again, step = machine.serving[other], one.memory.gpu_bytes // 50
+        assert again.memory.promised_bytes == pytest.approx(one.memory.promised_bytes, abs=step)
+        assert one.cap is None or (again.cap is not None and again.cap.bytes == pytest.approx(one.cap.bytes, abs=step))
+    assert not machine.full()
     for gone in names[:-1]:
         machine.remove(gone)
     alone = names[-1]

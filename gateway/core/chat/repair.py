@@ -1,0 +1,51 @@
+"""Published chat templates that are known to be broken, and the edits that repair them (profiles/chat_templates.yaml). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from gateway.domain.value import Value
+
+
+class Edit(Value):
+    find: str = Field(description="empty: the beginning of the template")
+    replace: str
+
+    def of(self, text: str) -> str:
+        return text.replace(self.find, self.replace) if self.find else self.replace + text
+
+
+class Repair(Value):
+    """One fault of published templates. Edits of the published text, so that all else stays as its authors wrote it."""
+
+    name: str
+    about: str = Field(description="the models whose template has the fault")
+    holds: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+    edits: tuple[Edit, ...]
+    why: str
+    source: str
+
+    def applies(self, text: str) -> bool:
+        """Whether the template has the fault, and exactly the passages that are edited."""
+        there = all(part in text for part in (*self.holds, *(edit.find for edit in self.edits)))
+        return there and not any(part in text for part in self.lacks)
+
+    def of(self, text: str) -> str:
+        for edit in self.edits:
+            text = edit.of(text)
+        return text
+
+
+class RepairTable(Value):
+    repairs: tuple[Repair, ...] = ()
+
+
+def repaired(text: str, repairs: Iterable[Repair]) -> tuple[str, tuple[Repair, ...]]:
+    """The template without the faults that are known of it, and those."""
+    found = tuple(one for one in repairs if one.applies(text))
+    for one in found:
+        text = one.of(text)
+    return text, found

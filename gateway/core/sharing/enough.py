@@ -1,0 +1,29 @@
+"""What offers give together, and which of them are enough. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from gateway.domain import Offer
+
+
+def given(offers: Iterable[Offer]) -> dict[str, int]:
+    """Bytes that come back in all, by UUID. Of several offers of a model the largest has what the others have."""
+    most: dict[tuple[str, str], int] = {}
+    for offer in offers:
+        for uuid, count in offer.gives.items():
+            most[offer.model, uuid] = max(count, most.get((offer.model, uuid), 0))
+    total: dict[str, int] = {}
+    for (_, uuid), count in most.items():
+        total[uuid] = total.get(uuid, 0) + count
+    return total
+
+
+def least(offers: Sequence[Offer], enough: Callable[[Sequence[Offer]], bool]) -> tuple[Offer, ...]:
+    """Of offers that are enough those without which they are not; the last are given up first."""
+    needed = list(offers)
+    for offer in reversed(offers):
+        without = [one for one in needed if one is not offer]
+        if enough(without):
+            needed = without
+    return tuple(needed)

@@ -1,0 +1,87 @@
+"""How models leave their GPUs for others, and what has to leave before a sleeping model wakes up. Pure.
+
+level(plan, ...)         -> at which level its engine is put to sleep now, or why it is stopped instead
+leaving(models, asleep)  -> the offers of the models that could leave
+missing(attempt, ...)    -> what others were promised of a sleeping engine's GPUs
+taken(attempt, ...)      -> what of its GPUs is not free, whoever has it
+to_wake(missing, offers) -> the fewest of these offers that give it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gateway.core.engines.planning_input import driver_bytes
+from gateway.core.facts.sleep import expected
+from gateway.core.resources import ram_left
+from gateway.core.sharing.enough import given, least
+from gateway.domain import Attempt, Hardware, Offer, Plan
+from gateway.domain.units import MIB, gib
+
+# An offer is kept: a little less comes back than the sizes of weights and KV cache say.
+_SURE = 0.97
+# What two readings of the same memory differ by.
+_STEADY = 64 * MIB
+
+
+def level(plan: Plan, levels: Sequence[int], machine: Hardware) -> tuple[int | None, str]:
+    """levels: those that its engine has."""
+    needed, free = plan.memory.weights_bytes * max(1, len(plan.gpus)), machine.ram_available_bytes
+    if 1 in levels and needed + ram_left(machine.ram_total_bytes) <= free:
+        return 1, ""
+    if 2 in levels:
+        return 2, ""
+    return None, f"its weights take {gib(needed)} of RAM, and {gib(free)} of {gib(machine.ram_total_bytes)} are free"
+
+
+def leaving(
+    models: Iterable[tuple[str, Sequence[Attempt], Mapping[str, int]]], asleep: Iterable[tuple[str, Mapping[str, int]]]
+) -> list[Offer]:
+    """models: those that could leave, in the order in which it is asked of them, each with its engines that can sleep and with what it has of each
+    GPU; asleep: those that sleep, with what they still have. Each leaves by the better means that it has; to end altogether is asked after that,
+    first of those that sleep already."""
+    first: list[Offer] = []
+    last = [
+        Offer(model=name, how="stop", gives=dict(held), words=f"{name}, which sleeps, is unloaded, until it is asked again")
+        for name, held in asleep
+    ]
+    for name, engines, held in models:
+        ends = Offer(model=name, how="stop", gives=dict(held), words=f"{name} is unloaded, until it is asked again")
+        gives: dict[str, int] = {}
+        for attempt in engines:
+            for uuid in attempt.plan.gpus:
+                gives[uuid] = gives.get(uuid, 0) + int(_SURE * expected(attempt.plan))
+        if gives:
+            first.append(Offer(model=name, how="sleep", gives=gives, words=f"{name} sleeps, until it is asked again"))
+        (last if gives else first).append(ends)
+    return [*first, *last]
+
+
+def missing(attempt: Attempt, claims: Mapping[str, int], machine: Hardware) -> dict[str, int]:
+    """By the UUID of a GPU, what a sleeping engine was promised and others were promised since. claims: without its own."""
+    found: dict[str, int] = {}
+    for gpu in machine.gpus:
+        if gpu.uuid in attempt.plan.gpus:
+            promised = claims.get(gpu.uuid, 0)
+            left = (gpu.total_bytes or 0) - promised - (driver_bytes(gpu) if promised else 0)
+            found[gpu.uuid] = attempt.plan.memory.promised_bytes - left
+    return {uuid: count for uuid, count in found.items() if count > 0}
+
+
+def taken(attempt: Attempt, machine: Hardware) -> dict[str, int]:
+    """By the UUID of a GPU, what of all that a sleeping engine gave is not free."""
+    gave = attempt.asleep.gave if attempt.asleep is not None else None
+    free = {gpu.uuid: gpu.total_bytes or 0 if gpu.free_bytes is None else gpu.free_bytes for gpu in machine.gpus}
+    found = {uuid: count - _STEADY - free.get(uuid, 0) for uuid, count in (gave or {}).items()}
+    return {uuid: count for uuid, count in found.items() if count > 0}
+
+
+def to_wake(lack: Mapping[str, int], offers: Sequence[Offer]) -> tuple[Offer, ...] | None:
+    """The fewest first offers that give it, without those that prove unnecessary; None: all are too little."""
+
+    def enough(some: Sequence[Offer]) -> bool:
+        free = given(some)
+        return all(free.get(uuid, 0) >= wanted for uuid, wanted in lack.items())
+
+    count = next((count for count in range(len(offers) + 1) if enough(offers[:count])), None)
+    return None if count is None else least(offers[:count], enough)

@@ -1,0 +1,48 @@
+"""What each stage of a pipeline holds in vLLM, with layers dealt out as a plan says: asked of its constructors, stage by stage.
+
+An answer has [bytes of weights, layers of attention] of each stage; or `refused`, the engine's words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from gateway.core.variables import STAGES
+from gateway.inquiry.inside import vllm_answers, vllm_model
+from gateway.inquiry.inside.__main__ import words
+from gateway.inquiry.inside.meta import folder_of
+from tests.conformance.model_cases import OLDER_BEFORE
+from tests.conformance.stage_cases import CAPABILITIES, Stages, argv, config, stages
+
+__all__ = ["CAPABILITIES", "OLDER_BEFORE", "answers", "questions"]
+
+
+def questions(version: str) -> list[Stages]:
+    return stages(version)
+
+
+def answers(version: str) -> list[Any]:
+    vllm_answers.stand_in_for_packages()
+    return [_answer(one) for one in questions(version)]
+
+
+def _answer(one: Stages) -> Any:
+    os.environ.pop(STAGES["vllm"], None)
+    if one.layers:
+        os.environ[STAGES["vllm"]] = ",".join(map(str, one.layers))
+    files = {"config.json": json.dumps(config(one.model, one.quant)).encode()}
+    vllm_model.prepare()
+    try:
+        with folder_of(files) as folder:
+            given = vllm_model.arguments_of(folder, [*argv(one, "pipeline-parallel-size", "max-model-len"), "--enforce-eager"])
+            return [_held(given, stage) for stage in range(one.count)]
+    except Exception as error:  # an engine's refusal is an answer
+        return {"refused": words(error)[:200]}
+
+
+def _held(given: Any, stage: int) -> list[int]:
+    with vllm_model.built_of(given, stage) as (made, whole):
+        said = vllm_answers.answer(made, whole)
+    return [said["weights"], sum(row["layers"] for row in said["attention"])]

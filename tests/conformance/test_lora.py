@@ -1,0 +1,38 @@
+"""Adapters as each vLLM reads and serves them: its own parser reads what plans say, and the profile names the models that it has none for.
+
+The golden answers are made anew by scripts/engine-answers (lora_questions.py).
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.domain.value import served_name
+from gateway.profiles import Profiles
+from tests.conformance import lora_questions
+from tests.conformance.golden import pairs
+from tests.support.published import published
+from tests.support.versions import VLLM
+
+PROFILES = Profiles()
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_the_engines_own_parser_reads_what_plans_say(version: str) -> None:
+    (read,) = [answer for asked, answer in pairs(lora_questions, version, "9.0") if asked == lora_questions.PARSER]
+    placed = [[served_name(name), path] for name, path in lora_questions.PLACED]
+    assert json.loads(json.dumps(read)) == [placed, True, 16, 2, "/models/m"]
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_what_generates_and_has_no_adapters_is_known(version: str) -> None:
+    told = {model: answer for model, answer in pairs(lora_questions, version, "9.0") if model != lora_questions.PARSER}
+    assert sum(answer is True for answer in told.values()) >= 30
+    without = {
+        published(model).architecture
+        for model, answer in told.items()
+        if answer is False and published(model).task == "generate"
+    }
+    assert set(PROFILES.engine(f"vllm=={version}").no_lora) == without
