@@ -74,11 +74,16 @@ def lock(data: Path) -> int:
         )
         busy.exit_code = 3
         raise busy from None
-    # A disk that is full or read-only must not keep a gateway from what runs: the lock holds without our number in it too.
+    own_lock(descriptor)
+    return descriptor
+
+
+def own_lock(descriptor: int) -> None:
+    """Write into the lock file that this process has the lock. A disk that is full or read-only must not keep a gateway from what runs: the lock
+    holds without that too."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
-    return descriptor
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
 
 
 def hold(file: Path) -> int:

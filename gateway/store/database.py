@@ -23,7 +23,7 @@ from typing import Any
 
 from gateway.errors import StoreError
 
-VERSION = 9
+VERSION = 13
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE models (
@@ -55,11 +55,27 @@ CREATE INDEX benches_of ON benches (model, id)
 """
 # stopped: by its owner. used_at: when it was last asked, as far as it was noted; no more often than every minute.
 _RESIDENCE = "ALTER TABLE models ADD COLUMN stopped INTEGER NOT NULL DEFAULT 0; ALTER TABLE models ADD COLUMN used_at REAL NOT NULL DEFAULT 0"
+# What happened (store/event_table.py). Without a seal: what is damaged of it is no reason to set the models aside.
+_EVENTS = """
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, model TEXT, replica INTEGER, attempt INTEGER, words TEXT NOT NULL,
+    data TEXT NOT NULL
+) STRICT
+"""
+# Who used what (store/usage_table.py), without a seal as events are.
+_USAGE = """
+CREATE TABLE usage (
+    day INTEGER NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL, requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, untold_requests INTEGER NOT NULL, PRIMARY KEY (day, key, model)
+) STRICT, WITHOUT ROWID
+"""
 # What the engine showed that it does for apps.
 _ABILITIES = "ALTER TABLE attempts ADD COLUMN abilities TEXT"
+# Of an engine that was put to sleep, since when, and what of its GPUs came back.
+_ASLEEP = "ALTER TABLE attempts ADD COLUMN asleep TEXT"
 _SEALED = {
     "models": "name, wish, created_at, deleting, forgiven_at, generation, change, stopped, used_at",
-    "attempts": "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities, generation",
+    "attempts": "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities, generation, asleep",
     "facts": "id, fact, attempt, learned_at",
     "keys": "name, digest, may, created_at",
     "benches": "id, model, at, bench",
@@ -85,6 +101,8 @@ _CHANGES = (
     "ALTER TABLE models ADD COLUMN generation INTEGER NOT NULL DEFAULT 0;ALTER TABLE models ADD COLUMN change TEXT;"
     "ALTER TABLE attempts ADD COLUMN generation INTEGER NOT NULL DEFAULT 0"
 )
+# What a model takes beside others was tokens once, and is bytes: the next plan says it anew.
+_CLAIMS = "UPDATE attempts SET plan=json_remove(plan, '$.cap') WHERE json_extract(plan, '$.cap.tokens') IS NOT NULL"
 # What brings a database of an older version to the next one.
 _UPGRADES = {
     1: "ALTER TABLE models ADD COLUMN forgiven_at REAL NOT NULL DEFAULT 0",
@@ -95,6 +113,10 @@ _UPGRADES = {
     6: _ABILITIES,
     7: _CHANGES,
     8: _RESIDENCE,
+    9: _EVENTS,
+    10: _USAGE,
+    11: _ASLEEP,
+    12: _CLAIMS,
 }
 # Free bytes without which the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
@@ -188,7 +210,9 @@ class Database:
         self.connection.create_function("seal_of", -1, _seal_of, deterministic=True)
         if version == 0:
             with self._transaction() as db:
-                self._all(_SCHEMA + _KEYS + ";".join((_SEALS, _BENCHES, _ABILITIES, _CHANGES, _RESIDENCE)))
+                self._all(
+                    _SCHEMA + _KEYS + ";".join((_SEALS, _BENCHES, _ABILITIES, _CHANGES, _RESIDENCE, _EVENTS, _USAGE, _ASLEEP))
+                )
                 db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
                 db.execute(f"PRAGMA user_version={VERSION}")
         for older in range(version or VERSION, VERSION):

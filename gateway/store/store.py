@@ -15,10 +15,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gateway.domain import Abilities, Attempt, Bench, Change, Fact, Failure, Plan, Wish
+from gateway.domain import Abilities, Asleep, Attempt, Bench, Change, Fact, Failure, Plan, Wish
 from gateway.domain.key import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store.database import Database
+from gateway.store.event_table import EventTable
+from gateway.store.usage_table import UsageTable
 
 # Attempts kept per model: enough to see a crash loop, bounded over years.
 _KEEP_ATTEMPTS = 50
@@ -37,6 +39,8 @@ class Store:
         self.path = path
         self.problem = problem
         self._database = Database(path, copy)
+        self.events = EventTable(self._database)
+        self.usage = UsageTable(self._database)
 
     @property
     def failing(self) -> str | None:
@@ -187,13 +191,14 @@ class Store:
             db.execute("UPDATE attempts SET plan=?, fingerprint=? WHERE id=?", changed)
 
     def save_attempt(self, attempt: Attempt, *facts: Fact) -> None:
-        """Write state, times, failure and abilities, and the facts that the failure taught, in one transaction."""
+        """Write state, times, failure, abilities and sleep, and the facts that the failure taught, in one transaction."""
         failure = attempt.failure.model_dump_json() if attempt.failure else None
         abilities = attempt.abilities.model_dump_json() if attempt.abilities else None
+        asleep = attempt.asleep.model_dump_json() if attempt.asleep else None
         with self._database.change() as db:
             db.execute(
-                "UPDATE attempts SET state=?, ready_at=?, ended_at=?, failure=?, abilities=? WHERE id=?",
-                (attempt.state, attempt.ready_at, attempt.ended_at, failure, abilities, attempt.id),
+                "UPDATE attempts SET state=?, ready_at=?, ended_at=?, failure=?, abilities=?, asleep=? WHERE id=?",
+                (attempt.state, attempt.ready_at, attempt.ended_at, failure, abilities, asleep, attempt.id),
             )
             for fact in facts:
                 values = (fact.model_dump_json(), fact.attempt, fact.at or 0.0)
@@ -203,7 +208,8 @@ class Store:
         """Attempts of one model, or of all, oldest first."""
         where, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
         columns = (
-            "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities, generation"
+            "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at, failure, abilities, generation, "
+            "asleep"
         )
         rows = self._database.rows(f"SELECT {columns} FROM attempts {where} ORDER BY id", values)  # noqa: S608
         return [
@@ -221,6 +227,7 @@ class Store:
                 failure=Failure.model_validate_json(row[10]) if row[10] else None,
                 abilities=Abilities.model_validate_json(row[11]) if row[11] else None,
                 generation=row[12],
+                asleep=Asleep.model_validate_json(row[13]) if row[13] else None,
             )
             for row in rows
         ]

@@ -40,7 +40,7 @@ class AccessLog(Metrics):
 
     def _tell(self, exchange: MeteredRequest, status: int, outcome: str, code: str | None) -> None:
         started, first = exchange.started, exchange.first_byte_at
-        prompt, completion = exchange.usage
+        prompt, completion, _ = exchange.usage
         _write(
             "request",
             {

@@ -15,7 +15,8 @@ from itertools import accumulate
 from typing import Literal
 
 from gateway.errors import FitserveError
-from gateway.serve.proxy.meter import Meter, MeteredRequest
+from gateway.serve.metrics.usage_counter import UsageCounter
+from gateway.serve.proxy.meter import UNTOLD, Meter, MeteredRequest
 
 MOST_SERIES = 10_000
 # Seconds: of whole answers, and until the first byte.
@@ -28,7 +29,7 @@ class Metric:
     """One row of the table."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Literal["counter", "gauge", "histogram", "summary"]
     labels: tuple[str, ...]
     help: str
 
@@ -87,6 +88,71 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("fitserve_facts", "gauge", ("kind",), "Facts that were learned."),
     Metric("fitserve_gpu_planned_bytes", "gauge", ("gpu",), "Memory that engines may take of a GPU, by their plans."),
+    Metric(
+        "fitserve_engine_requests_running",
+        "gauge",
+        ("model", "replica"),
+        "Requests that an engine computes, as it says itself.",
+    ),
+    Metric(
+        "fitserve_engine_requests_waiting", "gauge", ("model", "replica"), "Requests that wait in an engine, as it says itself."
+    ),
+    Metric(
+        "fitserve_engine_kv_cache_use_ratio",
+        "gauge",
+        ("model", "replica"),
+        "The part of an engine's KV cache that is in use; of several ranks the fullest.",
+    ),
+    Metric(
+        "fitserve_engine_draft_acceptance_ratio",
+        "gauge",
+        ("model", "replica"),
+        "The part of drafted tokens that was accepted lately.",
+    ),
+    Metric(
+        "fitserve_engine_preemptions_total",
+        "counter",
+        ("model", "replica"),
+        "Requests that an engine put back because its KV cache was full.",
+    ),
+    Metric(
+        "fitserve_engine_prompt_tokens_total", "counter", ("model", "replica"), "Tokens of prompts that an engine has read."
+    ),
+    Metric(
+        "fitserve_engine_cached_prompt_tokens_total",
+        "counter",
+        ("model", "replica"),
+        "Tokens of prompts that an engine had in its prefix cache.",
+    ),
+    Metric("fitserve_engine_generated_tokens_total", "counter", ("model", "replica"), "Tokens that an engine has generated."),
+    Metric(
+        "fitserve_engine_first_token_seconds",
+        "summary",
+        ("model", "replica"),
+        "From a request's coming to an engine to its first token.",
+    ),
+    Metric(
+        "fitserve_engine_between_tokens_seconds",
+        "summary",
+        ("model", "replica"),
+        "Between two tokens of a request in an engine.",
+    ),
+    Metric("fitserve_engine_queue_seconds", "summary", ("model", "replica"), "How long requests waited in an engine."),
+    Metric("fitserve_gpu_info", "gauge", ("gpu", "index", "name"), "1, with what a GPU is as labels."),
+    Metric("fitserve_gpu_use_ratio", "gauge", ("gpu",), "The part of the last moment in which a kernel ran on a GPU."),
+    Metric("fitserve_gpu_memory_used_bytes", "gauge", ("gpu",), "Memory of a GPU that is in use, by anybody."),
+    Metric("fitserve_gpu_memory_bytes", "gauge", ("gpu",), "Memory of a GPU."),
+    Metric("fitserve_gpu_temperature_celsius", "gauge", ("gpu",), "Temperature of a GPU."),
+    Metric("fitserve_gpu_power_watts", "gauge", ("gpu",), "Power that a GPU takes."),
+    Metric("fitserve_gpu_power_limit_watts", "gauge", ("gpu",), "Power that a GPU may take."),
+    Metric(
+        "fitserve_gpu_throttled",
+        "gauge",
+        ("gpu", "why"),
+        "1 while a GPU lowers its clocks; why: temperature, power supply, hardware.",
+    ),
+    Metric("fitserve_gpu_lost", "gauge", ("gpu",), "1 for a GPU that is not used because it failed."),
+    Metric("fitserve_gpu_errors_total", "counter", ("gpu", "xid"), "Errors (Xids) of a GPU that did not end its use."),
     Metric("fitserve_loop_age_seconds", "gauge", (), "Since the loop last looked at the world."),
     Metric("fitserve_build_info", "gauge", ("version", "python"), "1, with what runs as labels."),
     Metric("process_start_time_seconds", "gauge", (), "When the process started, in Unix time."),
@@ -95,6 +161,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("process_open_fds", "gauge", (), "Open files, sockets among them."),
     Metric("process_max_fds", "gauge", (), "Most open files."),
 )
+
+_ENDINGS = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
 
 # (name, values of the labels, value)
 Sample = tuple[str, tuple[str, ...], float]
@@ -128,6 +196,7 @@ class Metrics(Meter):
     """Counts. Touched by the event loop that serves requests alone; `samples` must be asked there too."""
 
     def __init__(self) -> None:
+        self.usage = UsageCounter()
         self._series: dict[tuple[str, str], _Series] = {}
         self._refusals: dict[str, int] = {}
         self._left: dict[tuple[str, str], int] = {}
@@ -168,11 +237,12 @@ class Metrics(Meter):
         took = exchange.plane.loop.time() - exchange.started
         series.duration.counts[bisect_left(DURATIONS, took)] += 1
         series.duration.total += took
-        if status == 2:
-            prompt, completion = exchange.usage
-            series.prompt += prompt or 0
-            series.completion += completion or 0
-        elif status == 5:
+        prompt, completion, cached = exchange.usage if status == 2 else UNTOLD
+        series.prompt += prompt or 0
+        series.completion += completion or 0
+        if exchange.replica is not None:
+            self.usage.count(exchange.key.name, exchange.model, prompt, completion, cached, status == 2)
+        if status == 5:
             self._failed(exchange.model, "5xx")
         if outcome == "answered":
             return
@@ -238,7 +308,7 @@ def render(samples: Iterable[Sample]) -> str:
     lines: list[str] = []
     for metric in METRICS:
         lines += (f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}")
-        endings = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
+        endings = _ENDINGS.get(metric.kind, ("",))
         for ending in endings:
             names = (*metric.labels, "le") if ending == "_bucket" else metric.labels
             for name, labels, value in found.pop(metric.name + ending, ()):

@@ -18,7 +18,9 @@ from fastapi.responses import PlainTextResponse
 from gateway.controller.loop import Loop
 from gateway.controller.managed_model import ManagedModel, status
 from gateway.domain import Attempt
+from gateway.machine.gpu_watch import GpuWatch
 from gateway.serve.metrics.counters import Metrics, Sample, render
+from gateway.serve.metrics.engine_series import EngineSeries
 from gateway.serve.proxy.data_plane import DataPlane
 from gateway.store.store import Store
 from gateway.version import __version__
@@ -40,6 +42,8 @@ async def metrics(request: Request) -> PlainTextResponse:
     starts: StartCounter = state.starts
     plane: DataPlane = state.plane
     samples = [*counted.samples(), *starts.samples(loop.models), *_models(loop, plane), *_process()]
+    series: EngineSeries = state.engine_series
+    samples += [*series.samples(), *_gpus(state.gpus)]
     samples += [("fitserve_facts", (kind,), count) for kind, count in facts.items()]
     if state.workers is not None:
         samples = _summed([*samples, *state.workers.samples()])
@@ -50,10 +54,15 @@ async def metrics(request: Request) -> PlainTextResponse:
 def requests_ended(counted: Metrics, workers: Counting | None) -> dict[str, float]:
     """How many requests have ended so far, by model."""
     ended: dict[str, float] = {}
-    for name, labels, value in [*counted.samples(), *(workers.samples() if workers is not None else ())]:
+    for name, labels, value in counted_by(counted, workers):
         if name == "fitserve_requests_total":
             ended[labels[0]] = ended.get(labels[0], 0.0) + value
     return ended
+
+
+def counted_by(here: Metrics, workers: Counting | None) -> list[Sample]:
+    """What was counted of requests, by all processes: of one name and labels there may be several."""
+    return [*here.samples(), *(workers.samples() if workers is not None else ())]
 
 
 class Counting(Protocol):
@@ -111,13 +120,35 @@ def _models(loop: Loop, plane: DataPlane) -> Iterator[Sample]:
         yield "fitserve_requests_queued", (name,), plane.routes.waiting(name)
         for replica in model.replicas:
             if replica.attempt is not None:
-                planned.update(dict.fromkeys(replica.attempt.plan.gpus, replica.attempt.plan.memory.budget_bytes))
+                attempt, budget = replica.attempt, replica.attempt.plan.memory.budget_bytes
+                planned.update({gpu: min(budget, attempt.held(gpu)) for gpu in attempt.plan.gpus})
     for gpu, size in planned.items():
         yield "fitserve_gpu_planned_bytes", (gpu,), size
     for labels, count in loop.residents.unloads.items():
         yield "fitserve_unloads_total", labels, count
     yield "fitserve_loop_age_seconds", (), round(time.monotonic() - loop.last_pass, 3)
     yield "fitserve_connections", (), len(plane.connections)
+
+
+def _gpus(watch: GpuWatch) -> Iterator[Sample]:
+    for uuid, reading in watch.readings.items():
+        yield "fitserve_gpu_info", (uuid, str(reading.index), reading.name), 1
+        for name, value in (
+            ("fitserve_gpu_use_ratio", reading.use),
+            ("fitserve_gpu_memory_used_bytes", reading.used_bytes),
+            ("fitserve_gpu_memory_bytes", reading.total_bytes),
+            ("fitserve_gpu_temperature_celsius", reading.temperature_c),
+            ("fitserve_gpu_power_watts", reading.power_w),
+            ("fitserve_gpu_power_limit_watts", reading.power_limit_w),
+        ):
+            if value is not None:
+                yield name, (uuid,), value
+        for why in reading.throttled:
+            yield "fitserve_gpu_throttled", (uuid, why), 1
+    for uuid in watch.lost:
+        yield "fitserve_gpu_lost", (uuid,), 1
+    for (uuid, xid), count in dict(watch.counts).items():
+        yield "fitserve_gpu_errors_total", (uuid, str(xid)), count
 
 
 def _process() -> Iterator[Sample]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.domain import Bench, Change, Fact, Failure
+from gateway.domain import Bench, Cap, Change, Fact, Failure
 from gateway.domain.key import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store.database import Damaged
@@ -162,7 +162,9 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
 def without_changes(db: sqlite3.Connection) -> None:
     """As it was before changes in place, and before models were loaded on request."""
     columns = (("models", "generation"), ("models", "change"), ("attempts", "generation"))
-    for table, column in (*columns, ("models", "stopped"), ("models", "used_at")):
+    db.execute("DROP TABLE events")
+    db.execute("DROP TABLE usage")
+    for table, column in (*columns, ("models", "stopped"), ("models", "used_at"), ("attempts", "asleep")):
         db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
 
 
@@ -231,6 +233,22 @@ def test_a_database_of_the_fifth_version_pins_each_model_to_the_commits_that_it_
     ]
     again.close()
     Store(store.path).close()
+
+
+def test_a_claim_that_was_told_in_tokens_is_forgotten(store: Store) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    old, kept = plan(), plan().evolve(cap=Cap(bytes=2**30, models=("b",)))
+    for one in (old, kept):
+        store.add_attempt("a", 0, one, 1, 2.0)
+    store.close()
+    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        db.execute('UPDATE attempts SET plan=json_set(plan, \'$.cap\', json(\'{"tokens": 4096, "models": ["b"]}\')) WHERE id=1')
+        db.execute("UPDATE attempts SET seal=NULL")
+        db.execute("PRAGMA user_version=12")
+    for _ in range(2):
+        again = Store(store.path)
+        assert [one.plan.cap for one in again.attempts("a")] == [None, kept.cap]
+        again.close()
 
 
 def test_a_database_of_the_second_version_gets_room_for_keys(store: Store) -> None:

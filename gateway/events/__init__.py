@@ -1,0 +1,1 @@
+"""What happened: told once, kept, and handed to whoever listens."""

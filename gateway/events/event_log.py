@@ -1,0 +1,157 @@
+"""The events of this gateway: numbered and on the disk first, then told to whoever listens.
+
+Nobody's events are kept for him: a listener has the number of the last event that he got, and is given what comes after it, out of memory or out
+of the store. So one that is slow costs nothing, and may come back after any time; where what he lacks is gone, he hears that (`Gap`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import structlog
+
+from gateway.domain.facts import Event
+from gateway.errors import StoreError
+from gateway.store.event_table import Bounds
+from gateway.store.store import Store
+
+log = structlog.get_logger("fitserve.events")
+
+# Between two writes, so that a storm of events is few transactions.
+_WRITE_S = 0.2
+# Between two tries where the disk takes nothing.
+_RETRY_S = 2.0
+# What waits for the disk; of more the oldest are lost.
+_MOST_WAITING = 2_000
+_IN_MEMORY = 1_000
+_AT_ONCE = 256
+
+
+class Listened(NamedTuple):
+    """What comes after an event. number: of the last that was looked at. gap: events between are gone, or the number is of another gateway."""
+
+    events: Sequence[Event]
+    number: int
+    gap: bool = False
+
+
+class EventLog:
+    """Touched by the event loop alone. `begin` before the first `tell`."""
+
+    def __init__(self, store: Store) -> None:
+        self.newest = self.at_start = 0
+        """The number of the newest event, and of the newest one when the gateway started."""
+        self._table = store.events
+        self._recent: deque[Event] = deque(maxlen=_IN_MEMORY)
+        self._waiting: deque[Event] = deque(maxlen=_MOST_WAITING)
+        self._told = asyncio.Event()
+        self._more = asyncio.Event()
+        self._failing = self._recording = self._ending = False
+        self._writing: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        try:
+            self.newest = self.at_start = (await asyncio.to_thread(self._table.bounds)).newest
+        except StoreError as error:
+            log.warning("events from before could not be read", error=str(error))
+        self._writing = asyncio.create_task(self._write())
+
+    def tell(self, *events: Event) -> None:
+        if events:
+            self._waiting.extend(events)
+            self._told.set()
+
+    async def close(self) -> None:
+        """What was told is on the disk, where the disk takes it."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait({self._writing})
+        await self._record()
+
+    async def bounds(self) -> Bounds:
+        return await asyncio.to_thread(self._table.bounds)
+
+    async def last(self, most: int, model: str | None) -> list[Event]:
+        return await asyncio.to_thread(self._table.last, most, model)
+
+    async def after(self, number: int, model: str | None = None) -> Listened:
+        """The next events after this one; none where there are none yet. 0: with the oldest. Raises StoreError."""
+        if number == self.newest:
+            return Listened((), number)
+        if number == 0:
+            number = max(0, (await self.bounds()).oldest - 1)
+        recent = self._recent
+        if recent and recent[0].id <= number + 1 <= self.newest:
+            # Numbers have no holes.
+            first = number + 1 - recent[0].id
+            found = [recent[place] for place in range(first, min(first + _AT_ONCE, len(recent)))]
+            return Listened([one for one in found if model in (None, one.model)], found[-1].id)
+        bounds = await self.bounds()
+        if number > bounds.newest or number + 1 < bounds.oldest:
+            return Listened((), bounds.newest, gap=True)
+        events = await asyncio.to_thread(self._table.after, number, _AT_ONCE, model)
+        return Listened(events, events[-1].id if len(events) == _AT_ONCE else bounds.newest)
+
+    async def next(self, number: int, most: int, model: str | None) -> list[Event]:
+        return await asyncio.to_thread(self._table.after, number, most, model)
+
+    async def more(self, within_s: float) -> bool:
+        """Waits for more events, or for the end; False: for so long there was nothing."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._more.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def end(self) -> None:
+        """The gateway stops: whoever listens gets what was told, and then the end."""
+        self._ending = True
+        self._wake()
+
+    def over(self, number: int) -> bool:
+        """Whether nothing will come after this event."""
+        return self._ending and (self._failing or (number == self.newest and not self._waiting and not self._recording))
+
+    async def _write(self) -> None:
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            written = await self._record()
+            await asyncio.sleep(_WRITE_S if written else _RETRY_S)
+            if not written:
+                self._told.set()
+
+    async def _record(self) -> bool:
+        taken = [*self._waiting]
+        self._waiting.clear()
+        if not taken:
+            return True
+        self._recording = True
+        try:
+            added = await asyncio.to_thread(self._table.add, taken, time.time())
+        except StoreError as error:
+            if not self._failing:
+                log.warning("events could not be recorded", error=str(error))
+            self._failing = True
+            self._waiting.extendleft(reversed(taken))
+            return False
+        else:
+            self._failing = False
+            if self._recent and added[0].id != self._recent[-1].id + 1:
+                # Another process has told events of its own: a gateway that took over, or one that was replaced.
+                self._recent.clear()
+            self._recent.extend(added)
+            self.newest = added[-1].id
+        finally:
+            self._recording = False
+            self._wake()
+        return True
+
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()

@@ -1,0 +1,210 @@
+"""A backup of the data folder, made while a gateway works on it, and its way back.
+
+    manifest.json       which fitserve made it, when, of which version of the database
+    fitserve.db         models, attempts, facts, measurements, keys (their digests); by SQLite's online backup: one moment of it
+    installation        the id that marks the engines of this installation
+    models-file.json    which models came from the file of models
+    learned/            what images said of themselves
+
+Weights, engines, logs and compiled kernels can be had again, and are not in it. A key that was revoked and is still in the database, because the disk was full,
+is not in it either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import sqlite3
+import tarfile
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from gateway.errors import BadRequest, SettingsError, StoreError
+from gateway.store.database import VERSION, Database
+
+_DATABASE, _MANIFEST = "fitserve.db", "manifest.json"
+_FILES = ("installation", "models-file.json")
+_FOLDER = "learned"
+# What an older database leaves beside it, and what says the same as the database.
+_REPLACED = (_DATABASE, f"{_DATABASE}-wal", f"{_DATABASE}-shm", "keys.json", "models-file.json", "live", _FOLDER)
+# A backup of thousands of models with all their attempts is a hundredth of it.
+_LARGEST = 8 * 1024**3
+_STRUCK = "0" * 64
+
+
+class Restored(NamedTuple):
+    """What came back. aside: the folder with what was there before; None: nothing was."""
+
+    fitserve: str
+    made_at: float
+    models: int
+    keys: int
+    facts: int
+    aside: Path | None
+
+
+def write_backup(data: Path, into: BinaryIO, version: str) -> None:
+    """Of the data folder, whether a gateway uses it or not. version: of this fitserve. Raises StoreError."""
+    copy = data / f"backup-{time.time_ns()}.db"
+    try:
+        _copy_database(data, copy)
+        manifest = {"fitserve": version, "database": VERSION, "made_at": time.time()}
+        with tarfile.open(fileobj=into, mode="w:gz", compresslevel=6) as archive:
+            _add(archive, _MANIFEST, json.dumps(manifest).encode())
+            archive.add(copy, _DATABASE, recursive=False)
+            for name in _FILES:
+                with contextlib.suppress(FileNotFoundError):
+                    _add(archive, name, (data / name).read_bytes())
+            for path in sorted((data / _FOLDER).rglob("*.yaml")):
+                _add(archive, str(path.relative_to(data)), path.read_bytes())
+    except OSError as error:
+        raise StoreError(
+            f"The backup could not be written: {error.strerror or error}.", hint="Free disk space, then try again."
+        ) from None
+    finally:
+        for path in (copy, *(copy.with_name(copy.name + ending) for ending in ("-wal", "-shm", "-journal"))):
+            path.unlink(missing_ok=True)
+
+
+def restore_backup(data: Path, archive: Path) -> Restored:
+    """Into a folder that no gateway uses: the caller holds its lock. What is there goes aside. Raises BadRequest for what is no backup, SettingsError, StoreError."""
+    draft = data / f"restore-{time.time_ns()}"
+    draft.mkdir(mode=0o700)
+    try:
+        manifest = _unpacked(archive, draft)
+        _check_installation(data, draft, archive)
+        counts = _sound(draft / _DATABASE)
+        aside = _set_aside(data)
+        for path in sorted(draft.iterdir()):
+            if path.name != _MANIFEST:
+                path.rename(data / path.name)
+        return Restored(str(manifest["fitserve"]), float(str(manifest["made_at"])), *counts, aside)
+    except OSError as error:
+        raise StoreError(
+            f"{data} cannot be written: {error.strerror or error}.", hint="Free disk space or repair its permissions."
+        ) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _copy_database(data: Path, copy: Path) -> None:
+    """One moment of the database, whatever is written to it meanwhile."""
+    source = data / _DATABASE
+    if not source.is_file():
+        raise StoreError(f"There is no database {source}.", hint="Set FITSERVE_DATA_DIR to the folder of a gateway.")
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True, timeout=30)) as file,
+            contextlib.closing(sqlite3.connect(copy)) as made,
+        ):
+            file.backup(made)
+            made.execute("PRAGMA journal_mode=DELETE")
+            # A revoked key is struck in the file first, and then leaves the database.
+            made.executemany("DELETE FROM keys WHERE name=? AND created_at=?", _struck(data / "keys.json"))
+            made.commit()
+            problem = made.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    except sqlite3.Error as error:
+        raise StoreError(f"The database {source} could not be copied: {error}.", hint="The gateway's log says more.") from None
+    if problem != "ok":
+        raise StoreError(f"The database {source} is damaged: {problem}.", hint="An older backup is better than one of this.")
+
+
+def _struck(file: Path) -> Iterator[tuple[str, float]]:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        for one in json.loads(file.read_bytes()):
+            if one["digest"] == _STRUCK:
+                yield one["grant"]["name"], one["created_at"]
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def _unpacked(archive: Path, draft: Path) -> dict[str, object]:
+    """The manifest, once all is in `draft`."""
+    manifest: dict[str, object] = {}
+    left = _LARGEST
+    try:
+        with tarfile.open(archive, "r|gz") as entries:
+            for entry in entries:
+                left -= entry.size
+                content = entries.extractfile(entry) if _belongs(entry) and left >= 0 else None
+                if content is None or bool(manifest) == (entry.name == _MANIFEST):
+                    raise _no_backup(archive, f"{entry.name[:100]!r} does not belong into one")
+                if entry.name == _MANIFEST:
+                    manifest = json.loads(content.read())
+                    _check_version(manifest)
+                    continue
+                path = draft / entry.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("xb") as file:
+                    shutil.copyfileobj(content, file)
+    except OSError as error:
+        if error.errno is not None:
+            raise BadRequest(
+                f"{archive} cannot be read: {error.strerror}.", hint="Give what `fitserve backup` wrote."
+            ) from None
+        raise _no_backup(archive, str(error)) from None
+    except (tarfile.TarError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise _no_backup(archive, str(error) or type(error).__name__) from None
+    if not (draft / _DATABASE).is_file():
+        raise _no_backup(archive, "it has no database")
+    return manifest
+
+
+def _belongs(entry: tarfile.TarInfo) -> bool:
+    parts = Path(entry.name).parts
+    known = entry.name in (_MANIFEST, _DATABASE, *_FILES) or (parts[:1] == (_FOLDER,) and entry.name.endswith(".yaml"))
+    return entry.isreg() and known and ".." not in parts
+
+
+def _check_version(manifest: dict[str, object]) -> None:
+    if int(str(manifest["database"])) > VERSION:
+        raise SettingsError(
+            f"The backup was made by fitserve {manifest['fitserve']}, whose database has version {manifest['database']}; this one reads up to {VERSION}.",
+            hint=f"Restore it with fitserve {manifest['fitserve']} or a newer one.",
+        )
+
+
+def _check_installation(data: Path, draft: Path, archive: Path) -> None:
+    """Raises SettingsError where the folder is another gateway's: nobody would know its engines any more."""
+    with contextlib.suppress(FileNotFoundError):
+        here, there = (folder / "installation" for folder in (data, draft))
+        if here.read_text().strip() != there.read_text().strip():
+            raise SettingsError(
+                f"{data} belongs to another installation than {archive}.",
+                hint="Set FITSERVE_DATA_DIR to an empty folder, or to that of the backup.",
+            )
+
+
+def _sound(database: Path) -> tuple[int, int, int]:
+    """Brought to this version; how many models, keys and facts it has. Raises StoreError where it is damaged."""
+    opened = Database(database)
+    try:
+        models, keys, facts = (int(opened.rows(f"SELECT count(*) FROM {table}")[0][0]) for table in ("models", "keys", "facts"))  # noqa: S608
+    finally:
+        opened.close()
+    return models, keys, facts
+
+
+def _set_aside(data: Path) -> Path | None:
+    """Away with what says what the gateway had; engines that run are known by other files."""
+    there = [data / name for name in _REPLACED if (data / name).exists()]
+    if not there:
+        return None
+    aside = data / f"before-restore-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    aside.mkdir(mode=0o700)
+    for path in there:
+        path.rename(aside / path.name)
+    return aside
+
+
+def _no_backup(archive: Path, why: str) -> BadRequest:
+    return BadRequest(f"{archive} is no whole backup: {why}. Nothing was changed.", hint="Give what `fitserve backup` wrote.")

@@ -1,0 +1,74 @@
+"""Engine logs as files: DATA_DIR/logs/INSTANCE.log, kept after the engine is gone.
+
+A process writes its own file; what runs in a container is copied by the watcher. Size is bounded: past half of the
+limit the file becomes INSTANCE.log.1, so the end is always there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import BinaryIO
+
+LIMIT_BYTES = 64 * 1024 * 1024
+_POLL_S = 0.2
+_READ_BYTES = 256 * 1024
+
+
+def log_path(data: Path, instance: str) -> Path:
+    return data / "logs" / f"{instance}.log"
+
+
+class LogCopy:
+    """Writes lines to a log file, from an empty one: a copy always starts with the log's first line."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file: BinaryIO = path.open("wb", buffering=0)
+        self._size = 0
+
+    def write(self, line: bytes) -> None:
+        if self._size > LIMIT_BYTES // 2:
+            self._file.close()
+            self._path.replace(self._path.with_suffix(".log.1"))
+            self._file = self._path.open("wb", buffering=0)
+            self._size = 0
+        self._size += self._file.write(line + b"\n") or 0
+
+    def close(self) -> None:
+        self._file.close()
+
+
+async def read_log(path: Path, *, tail: int | None, follow: Callable[[], bool] | None) -> AsyncGenerator[bytes, None]:
+    """The log in pieces: all of it, or its last `tail` lines; then what comes, as long as `follow()` says so."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        if tail is not None:
+            yield b"".join(await asyncio.to_thread(_last_lines, file, tail))
+        while True:
+            more = follow is not None and follow()
+            if os.fstat(file.fileno()).st_size < file.tell():
+                # It was cut because it grew too large: go on with what came after the cut.
+                file.seek(0, os.SEEK_END)
+            while piece := await asyncio.to_thread(file.read, _READ_BYTES):
+                yield piece
+            if not more:
+                return
+            await asyncio.sleep(_POLL_S)
+
+
+def remove_logs(data: Path, instance: str) -> None:
+    path = log_path(data, instance)
+    path.unlink(missing_ok=True)
+    path.with_suffix(".log.1").unlink(missing_ok=True)
+
+
+def _last_lines(file: BinaryIO, count: int) -> deque[bytes]:
+    return deque(file, maxlen=count)

@@ -1,0 +1,171 @@
+"""A backup is one moment of the data folder, whatever is written meanwhile; what comes back is whole, or nothing is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sqlite3
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from gateway.domain import Wish
+from gateway.domain.key import Grant
+from gateway.errors import BadRequest, SettingsError, StoreError
+from gateway.store.backup import restore_backup, write_backup
+from gateway.store.database import VERSION
+from gateway.store.store import Store
+
+
+def data_folder(path: Path) -> tuple[Path, Store]:
+    path.mkdir(mode=0o700)
+    (path / "installation").write_text("abc")
+    return path, Store(path / "fitserve.db")
+
+
+def archived(data: Path, file: Path) -> Path:
+    with file.open("wb") as into:
+        write_backup(data, into, "1.2.3")
+    return file
+
+
+def test_a_backup_made_under_writes_is_one_moment_of_them(tmp_path: Path) -> None:
+    data, store = data_folder(tmp_path / "data")
+    ended, written = threading.Event(), []
+
+    def write() -> None:
+        """Two models in each step, which are there together or not at all."""
+        number = 0
+        while not ended.is_set():
+            with store._database.change() as db:
+                for name in (f"a{number}", f"b{number}"):
+                    wish = Wish(name=name, source="x/y").model_dump_json()
+                    db.execute("INSERT INTO models (name, wish, created_at) VALUES (?, ?, 1)", (name, wish))
+            number += 1
+            written.append(number)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    counts = []
+    try:
+        for round_ in range(5):
+            before = len(written)
+            archive = archived(data, tmp_path / f"{round_}.tar.gz")
+            (empty := tmp_path / f"to{round_}").mkdir()
+            back = restore_backup(empty, archive)
+            again = Store(empty / "fitserve.db")
+            names = {wish.name for wish, *_ in again.models()}
+            again.close()
+            assert len(names) == back.models
+            assert {name[1:] for name in names if name[0] == "a"} == {name[1:] for name in names if name[0] == "b"}
+            assert back.models >= 2 * before
+            counts.append(back.models)
+    finally:
+        ended.set()
+        writer.join()
+        store.close()
+    assert counts == sorted(counts)
+    assert counts[-1] > counts[0]
+    assert not [path.name for path in data.iterdir() if path.name.startswith("backup")]
+
+
+def test_what_comes_back_is_what_was_there_and_keys_are_digests(tmp_path: Path) -> None:
+    data, store = data_folder(tmp_path / "data")
+    store.add_model(Wish(name="m", source="x/y"), 1.0)
+    store.add_key(Grant(name="good", scopes=("admin",)), b"g" * 32, 1.0)
+    store.add_key(Grant(name="revoked"), b"r" * 32, 2.0)
+    # Revoked while the disk was full: struck in the file, still in the database.
+    struck = [{"grant": {"name": "revoked"}, "digest": "0" * 64, "created_at": 2.0}]
+    (data / "keys.json").write_text(json.dumps(struck))
+    (data / "learned/engines/vllm").mkdir(parents=True)
+    (data / "learned/engines/vllm/1.yaml").write_text("kind: vllm\n")
+    (data / "logs").mkdir()
+    (data / "logs/secret.log").write_text("words of a client")
+    archive = archived(data, tmp_path / "a.tar.gz")
+    store.close()
+    with tarfile.open(archive) as entries:
+        assert entries.getnames() == ["manifest.json", "fitserve.db", "installation", "learned/engines/vllm/1.yaml"]
+    # Into the same folder, stopped: what was there goes aside.
+    back = restore_backup(data, archive)
+    assert (back.fitserve, back.models, back.keys) == ("1.2.3", 1, 1)
+    assert back.aside is not None
+    assert {path.name for path in back.aside.iterdir()} >= {"fitserve.db", "keys.json", "learned"}
+    again = Store(data / "fitserve.db")
+    assert [(grant.name, digest) for grant, digest, _ in again.grants()] == [("good", b"g" * 32)]
+    assert again.instance
+    again.close()
+    assert (data / "logs/secret.log").exists()
+    assert (data / "learned/engines/vllm/1.yaml").exists()
+
+
+def test_a_folder_of_another_installation_is_left_alone(tmp_path: Path) -> None:
+    data, store = data_folder(tmp_path / "data")
+    archive = archived(data, tmp_path / "a.tar.gz")
+    store.close()
+    other, store = data_folder(tmp_path / "other")
+    store.close()
+    (other / "installation").write_text("def")
+    with pytest.raises(SettingsError, match="belongs to another installation"):
+        restore_backup(other, archive)
+    assert sorted(path.name for path in other.iterdir()) == ["fitserve.db", "installation"]
+
+
+def changed(archive: Path, **files: bytes | None) -> Path:
+    """The archive with other contents of some files; None: without it."""
+    made = archive.with_name("changed.tar.gz")
+    with tarfile.open(archive) as old, tarfile.open(made, "w:gz") as new:
+        for entry in old:
+            content = old.extractfile(entry)
+            text = content.read() if content is not None else b""
+            name = entry.name.partition(".")[0]
+            text_or_none = files.get(name, text)
+            if text_or_none is not None:
+                entry.size = len(text_or_none)
+                new.addfile(entry, io.BytesIO(text_or_none))
+        if "other" in files:
+            entry = tarfile.TarInfo("../other")
+            new.addfile(entry)
+    return made
+
+
+def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
+    data, store = data_folder(tmp_path / "data")
+    store.add_model(Wish(name="m", source="x/y"), 1.0)
+    archive = archived(data, tmp_path / "a.tar.gz")
+    store.close()
+    whole = archive.read_bytes()
+    (cut := tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
+    (text := tmp_path / "text.tar.gz").write_text("no archive")
+    with contextlib.closing(sqlite3.connect(data / "fitserve.db")) as database:
+        torn = bytearray(database.serialize())
+    torn[torn.index(b"x/y")] ^= 1
+    newer = json.dumps({"fitserve": "9.0", "database": VERSION + 1, "made_at": 1}).encode()
+    cases: list[tuple[Path, type[Exception], str]] = [
+        (cut, BadRequest, "is no whole backup"),
+        (text, BadRequest, "is no whole backup"),
+        (tmp_path / "none", BadRequest, "cannot be read: No such file"),
+        (changed(archive, other=b""), BadRequest, "'../other' does not belong into one"),
+    ]
+    for path, kind, words in cases:
+        with pytest.raises(kind, match=words):
+            restore_backup(data, path)
+    for files, kind, words in (
+        ({"fitserve": None}, BadRequest, "it has no database"),
+        ({"manifest": None}, BadRequest, "does not belong into one"),
+        ({"manifest": newer}, SettingsError, f"fitserve 9.0, whose database has version {VERSION + 1}"),
+        ({"fitserve": bytes(torn)}, StoreError, "damaged"),
+    ):
+        with pytest.raises(kind, match=words):
+            restore_backup(data, changed(archive, **files))
+    again = Store(data / "fitserve.db")
+    assert [wish.name for wish, *_ in again.models()] == ["m"]
+    again.close()
+    assert {path.name for path in data.iterdir()} - {"fitserve.db-wal", "fitserve.db-shm"} == {"fitserve.db", "installation"}
+
+
+def test_without_a_database_there_is_nothing_to_keep(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="There is no database"):
+        archived(tmp_path, tmp_path / "a.tar.gz")

@@ -1,0 +1,60 @@
+"""Usage as it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.domain.key import UsageRow
+from gateway.store import usage_table
+from gateway.store.store import Store
+from gateway.store.usage_table import KEPT_DAYS, PARTS
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "fitserve.db")
+    yield opened
+    opened.close()
+
+
+def row(day: int, key: str = "app", model: str = "m", requests: int = 1) -> UsageRow:
+    return UsageRow(day, key, model, requests, 10 * requests, 5 * requests, 2 * requests, 0)
+
+
+def test_usage_adds_up_and_survives_a_reopening(store: Store) -> None:
+    store.usage.add([row(7), row(7, "b")])
+    store.usage.add([row(7, requests=2)])
+    store.close()
+    again = Store(store.path)
+    assert again.usage.sums(7, 7, PARTS, None, None) == [row(7, requests=3), row(7, "b")]
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("by", "key", "model", "expected"),
+    [
+        (("key",), None, None, [row(0, "app", "", 3), row(0, "b", "", 4)]),
+        (("day",), None, None, [row(7, "", "", 3), row(8, "", "", 4)]),
+        (("model",), "app", None, [row(0, "", "m", 1), row(0, "", "n", 2)]),
+        (("key", "model"), None, "m", [row(0, "app", "m", 1), row(0, "b", "m", 4)]),
+        ((), None, None, [row(0, "", "", 7)]),
+    ],
+)
+def test_what_is_not_asked_for_is_summed_up(
+    store: Store, by: Any, key: str | None, model: str | None, expected: list[UsageRow]
+) -> None:
+    store.usage.add([row(7), row(7, model="n", requests=2), row(8, "b", requests=4), row(20)])
+    assert store.usage.sums(7, 8, by, key, model) == expected
+
+
+def test_old_days_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.usage.add([row(1), row(2)])
+    store.usage.add([row(KEPT_DAYS + 1)])
+    assert [one.day for one in store.usage.sums(0, 10**6, PARTS, None, None)] == [2, KEPT_DAYS + 1]
+    monkeypatch.setattr(usage_table, "_MOST_ROWS", 2)
+    store.usage.add([row(KEPT_DAYS + 2), row(KEPT_DAYS + 2, "b")])
+    assert {one.day for one in store.usage.sums(0, 10**6, PARTS, None, None)} == {KEPT_DAYS + 2}
