@@ -16,10 +16,11 @@ from gateway.catalog.files import Files, Folder, Repository, printable
 from gateway.catalog.hub import REPOSITORY, Hub
 from gateway.catalog.hub_cache import COMMIT
 from gateway.catalog.safetensors import MOST_TENSORS
+from gateway.core.lora.adapter import read_adapter
 from gateway.core.model.spec import TOKENIZER_CODE, Tensor, read_model
 from gateway.core.speculative.drafter import Drafter
 from gateway.core.speculative.read_drafter import read_drafter as drafter_from
-from gateway.domain import ModelSpec, Task
+from gateway.domain import Adapter, ModelSpec, Task
 from gateway.errors import BadModel, NeedsRemoteCode
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
@@ -27,6 +28,7 @@ MAX_TEMPLATE_BYTES = 1024 * 1024
 # The index of a model with 10^5 tensors takes 15 MB.
 MAX_INDEX_BYTES = 100_000_000
 INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 _FOREIGN = (".bin", ".pt", ".pth", ".gguf")
 _SENTENCE_CONFIGS = tuple(
@@ -73,6 +75,39 @@ def load_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> D
     if facts.remote_code and not allow_remote_code:
         raise NeedsRemoteCode.of(source, facts.remote_code)
     return drafter_from(facts.source, facts.revision, facts.config, facts.tensors)
+
+
+def load_adapter(name: str, source: str, *, hub: Hub) -> Adapter:
+    """The LoRA adapter in the folder or repository (`org/name`, `org/name@revision`) `source`. Raises BadModel saying what to do."""
+    files, commit = _files(*_with_revision(source), hub=hub)
+    for needed in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if needed not in files.names:
+            raise BadModel(
+                f"There is no {files.where(needed)}.",
+                hint=f"An adapter is a folder or repository with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}, as peft saves it with safe_serialization.",
+            )
+    (header,) = files.headers([ADAPTER_WEIGHTS])
+    place = str(files.path) if isinstance(files, Folder) else source.partition("@")[0]
+    return read_adapter(name, place, commit, _json_object(files, ADAPTER_CONFIG, MAX_CONFIG_BYTES), header.tensors)
+
+
+def _with_revision(source: str) -> tuple[str, str | None]:
+    repo, at, revision = source.partition("@")
+    return (repo, revision) if at and REPOSITORY.fullmatch(repo) else (source, None)
+
+
+def _files(source: str, revision: str | None, *, hub: Hub) -> tuple[Folder | Repository, str | None]:
+    """And the commit of a repository. Raises BadModel."""
+    # Not Path.is_dir, which raises on what can be no path.
+    if source.startswith(("/", "./", "../", "~")) or os.path.isdir(source):  # noqa: PTH112
+        return Folder(_resolved(source)), None
+    if not REPOSITORY.fullmatch(source):
+        raise BadModel(
+            f"{printable(source)[:200]} is neither a folder nor a Hugging Face repository.",
+            hint="A folder begins with /, ./, ../ or ~; a repository is written org/name.",
+        )
+    listing = hub.resolve(source, revision)
+    return Repository(hub, listing), listing.commit
 
 
 def gather(source: str, revision: str | None, *, allow_remote_code: bool, hub: Hub) -> Facts:

@@ -12,14 +12,14 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from gateway.catalog.hub import REPOSITORY, Hub
 from gateway.catalog.hub_cache import COMMIT
-from gateway.domain.units import words
+from gateway.domain.units import Progress, words
 from gateway.errors import BadModel
 from gateway.own_program import started
 
@@ -30,7 +30,7 @@ _RATE_OF = 10
 
 
 class Job(NamedTuple):
-    """What to fetch. It comes on stdin, so that the token shows in no process list."""
+    """What to fetch. It comes on stdin, so that the token shows in no process list. commit: "" is the default branch, and a name of a branch does too."""
 
     endpoint: str | None
     token: str | None
@@ -43,7 +43,7 @@ class Job(NamedTuple):
 
 class Said(NamedTuple):
     """A line of the answer: bytes that are there, of how many; or bytes that were looked at (`checking`). `failure`, `hint`: what went wrong, in the
-    last line alone (`ended`)."""
+    last line alone (`ended`), as is the commit."""
 
     done: int
     total: int
@@ -51,6 +51,7 @@ class Said(NamedTuple):
     failure: str | None = None
     hint: str = ""
     checking: bool = False
+    commit: str = ""
 
 
 async def download(hub: Hub, repo: str, commit: str, report: Callable[[str], None], *, allow_remote_code: bool = False) -> Path:
@@ -63,8 +64,24 @@ async def download(hub: Hub, repo: str, commit: str, report: Callable[[str], Non
     if not await asyncio.to_thread(hub.disk.is_whole, repo, commit, remote_code=allow_remote_code):
         disk = hub.disk
         job = Job(hub.endpoint, hub.token, str(disk.notes), str(disk.folder), repo, commit, allow_remote_code)
-        report(f"Downloaded {repo}: {words(await _run_child(job, report))}")
+        rate = Rate()
+        async with aclosing(_brought(job)) as lines:
+            async for said in lines:
+                report(_in_words(repo, said, rate))
     return hub.disk.snapshot(repo, commit)
+
+
+async def bring(hub: Hub, repo: str, revision: str | None) -> AsyncGenerator[Said, None]:
+    """Bring a repository into the cache as `download` does, of whatever commit `revision` is (None: the default branch); the last line names the commit.
+    Raises BadModel saying what to do."""
+    if not REPOSITORY.fullmatch(repo) or hub.disk.folder is None:
+        raise BadModel(f"{repo[:200]!r} is not a Hugging Face repository.", hint="It is written org/name.")
+    disk = hub.disk
+    async with aclosing(
+        _brought(Job(hub.endpoint, hub.token, str(disk.notes), str(disk.folder), repo, revision or "", False))
+    ) as lines:
+        async for said in lines:
+            yield said
 
 
 class Rate:
@@ -73,25 +90,33 @@ class Rate:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque(maxlen=_RATE_OF)
 
-    def words(self, done: int) -> str:
+    def of(self, done: int) -> float | None:
+        """None: nothing has come yet."""
         self._seen.append((time.monotonic(), done))
         (began, first), (ended, last) = self._seen[0], self._seen[-1]
-        return f" at {words(round((last - first) / (ended - began)))}/s" if last > first and ended > began else ""
+        return (last - first) / (ended - began) if last > first and ended > began else None
 
 
-async def _run_child(job: Job, report: Callable[[str], None]) -> int:
-    """Run gateway.catalog.fetch in a process that ends when this is cancelled. The bytes of the model. Raises what the child says went wrong."""
+def _in_words(repo: str, said: Said, rate: Rate) -> str:
+    if said.ended:
+        return f"Downloaded {repo}: {words(said.total)}"
+    share = 100 * said.done // max(said.total, 1)
+    doing, speed = ("Checking", None) if said.checking else ("Downloading", rate.of(said.done))
+    pace = f" at {words(round(speed))}/s" if speed is not None else ""
+    told = f"{doing} {repo}: {words(said.done)} of {words(said.total)} ({share} %){pace}"
+    return Progress(told, said.done, said.total, speed)
+
+
+async def _brought(job: Job) -> AsyncGenerator[Said, None]:
+    """What gateway.catalog.fetch says, in a process that ends when this is closed. Raises BadModel with what the child says went wrong."""
     # The library's warnings hold signed addresses.
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error"}
     child = await started(_PROGRAM, {"HF_HOME": job.notes, **quiet})
-    rate = Rate()
     assert child.stdin is not None and child.stdout is not None  # noqa: S101, PT018
     try:
         child.stdin.write(json.dumps(job).encode() + b"\n")
         while (said := _said(await child.stdout.readline())) is not None and not said.ended:
-            share = 100 * said.done // max(said.total, 1)
-            doing, speed = ("Checking", "") if said.checking else ("Downloading", rate.words(said.done))
-            report(f"{doing} {job.repo}: {words(said.done)} of {words(said.total)} ({share} %){speed}")
+            yield said
         code = await child.wait()
     finally:
         with suppress(ProcessLookupError):
@@ -105,7 +130,7 @@ async def _run_child(job: Job, report: Callable[[str], None]) -> int:
         )
     if said.failure is not None:
         raise BadModel(said.failure, hint=said.hint)
-    return said.total
+    yield said
 
 
 def _said(line: bytes) -> Said | None:

@@ -66,6 +66,7 @@ def main() -> None:
         hub = Hub(job.endpoint, job.token, Path(job.notes), models=Path(job.models))
         with _little_memory():
             wanted = needed(job, hub)
+        job = job._replace(commit=wanted.commit)
         total = sum(wanted.files.values())
         make_room(hub.disk, wanted)
         _lower(resource.RLIMIT_FSIZE, max(wanted.files.values()) + _SLACK_BYTES)
@@ -75,7 +76,7 @@ def main() -> None:
     except MemoryError:
         failure = f"The listing or the index of {job.repo} takes more than {words(_MEMORY_BYTES)} of memory."
         hint = "No model needs so much: take another repository, or another Hub."
-    _say(Said(total, total, True, failure, hint))
+    _say(Said(total, total, True, failure, hint, commit=job.commit))
 
 
 def _say(said: Said) -> None:
@@ -132,7 +133,7 @@ def _end_with_the_gateway() -> None:
 
 def needed(job: Job, hub: Hub) -> Listing:
     """What an engine needs of the repository."""
-    listing = hub.resolve(job.repo, job.commit)
+    listing = hub.resolve(job.repo, job.commit or None)
     weights = weight_files(Repository(hub, listing))
     if not weights:
         raise BadModel(f"{job.repo} holds no weights.", hint="Take a repository that has safetensors files.")

@@ -4,27 +4,21 @@ steps of replicas."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from gateway.controller.effects import Effects
-from gateway.controller.managed_model import ManagedModel, ReplicaState, said_after_s
+from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.core import changes
 from gateway.core.changes import ReplicaNow, TrialNow, next_step
 from gateway.core.reconcile import counted
 from gateway.failpoint import Failpoint
+from gateway.routing.drains import Drains
 
 
 class ChangeSteps:
-    """silent_s: seconds since an instance gave its clients a byte; None: no client waits."""
-
-    def __init__(
-        self, effects: Effects, failpoint: Failpoint, silent_s: Callable[[str], float | None], workers: int, drain_s: float
-    ) -> None:
+    def __init__(self, effects: Effects, failpoint: Failpoint, drains: Drains) -> None:
         self._effects = effects
         self._failpoint = failpoint
-        self._silent_s = silent_s
-        self._settle_s = said_after_s(workers)
-        self._drain_s = drain_s
+        self._drains = drains
 
     async def attend(self, model: ManagedModel) -> bool:
         """What is to be done for the model now. Returns whether anything was done. Raises StoreError."""
@@ -50,7 +44,8 @@ class ChangeSteps:
             case changes.Leave(index):
                 model.replicas[index].left_at = time.monotonic()
             case changes.Replace(index):
-                await self._effects.replace(model.replicas[index], model.wanted)
+                if not await self._effects.replace(model.replicas[index], model.wanted):
+                    return False
             case changes.GiveUp(reason):
                 await self._effects.give_up(model, reason)
             case changes.Finish():
@@ -72,18 +67,17 @@ class ChangeSteps:
                 await self._effects.drop(model, replica)
 
     def _replica(self, model: ManagedModel, replica: ReplicaState) -> ReplicaNow:
-        left_s = time.monotonic() - replica.left_at if replica.left_at is not None else None
         attempt = replica.attempt
-        serves = attempt is not None and attempt.state == "ready"
-        answers = attempt is not None and self._silent_s(attempt.instance_name) is not None
+        serves = attempt is not None and attempt.serves
+        left = replica.left_at is not None
         return ReplicaNow(
             replica.index,
             replica.generation,
             serves=serves,
             comes=not serves and replica.shown.state in ("starting", "verifying", "backing_off"),
             in_place=replica.in_place,
-            left=left_s is not None,
-            answers=left_s is not None and left_s < self._drain_s and (answers or left_s < self._settle_s),
+            left=left,
+            answers=left and attempt is not None and not self._drains.over(attempt.instance_name),
             failed=_failed(model, replica),
         )
 

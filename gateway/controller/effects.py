@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 import structlog
 
 from gateway.controller.launcher import Launcher
-from gateway.controller.managed_model import ManagedModel, ReplicaState, said_after_s
+from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.controller.planner import Planner, Room
 from gateway.controller.start_gate import StartGate, WithdrawnError
 from gateway.controller.verify import alive, shown, verify
@@ -23,10 +23,12 @@ from gateway.core.chat import abilities
 from gateway.core.facts.learn import excused, judged, learn, proved
 from gateway.core.failures.signatures import Signatures
 from gateway.core.reconcile import failures_in_a_row
-from gateway.domain import Asked, Attempt, Cap, EngineRef, Failure, Offer, Plan, Planned, RunningPlan, Scalar, Sharing, Wish
+from gateway.core.sharing.surplus import without
+from gateway.domain import Asked, Attempt, EngineRef, Failure, Offer, Plan, Planned, RunningPlan, Scalar, Wish
 from gateway.domain.image_name import exact
 from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.machine.gpu_watch import GpuWatch
+from gateway.routing.drains import Drains
 from gateway.store.running_engines import RunningEngine, RunningEngines
 from gateway.store.store import Store
 
@@ -38,8 +40,6 @@ _LAST_WORDS, _TURN_S = 10, 0.1
 _PORT_TRIES = 100
 # In which an engine that could not answer for apps has to answer the smallest request.
 _ALIVE_S = 30.0
-# Between two looks at whether requests are in flight.
-_LOOK_S = 0.1
 # Between two looks at whether a pull or a download still moves.
 _STALL_POLL_S = 5.0
 
@@ -60,6 +60,7 @@ class Effects:
         launcher: Launcher,
         gpus: GpuWatch,
         gate: StartGate,
+        drains: Drains,
         signatures: Callable[[], Signatures],
     ) -> None:
         """signatures: gives what is known of failures, and their cures."""
@@ -69,8 +70,10 @@ class Effects:
         self._launcher = launcher
         self._gpus = gpus
         self._gate = gate
+        self._drains = drains
         self._signatures = signatures
-        self._planning = asyncio.Lock()
+        self.planning = asyncio.Lock()
+        """Held while somebody counts on memory that is free."""
 
     async def plan(
         self,
@@ -83,7 +86,7 @@ class Effects:
         """instead: the room in the place of what serves; what is tried beside has to be as good as a plan for that."""
         try:
             # One at a time: two plans made side by side would count on the same free memory.
-            async with self._planning:
+            async with self.planning:
                 planned = await self._decide(model, room)
                 if replica is model.trial and not await self._fits_beside(model, planned, room, instead):
                     replica.no_room = True
@@ -94,7 +97,7 @@ class Effects:
                     log.warning("others give", model=replica.model, takes=[take.words for take in planned.takes])
                     return
                 if planned.plan is not None:
-                    await self._record(model, replica, planned.plan, ports)
+                    await self._record(model, replica, planned.plan, ports, planned.template)
                     return
             if not model.wish_of(replica).check or not set(planned.open) - model.not_asked.keys():
                 raise self._no_plan(planned)
@@ -103,7 +106,7 @@ class Effects:
             async with self._checked(model, room, planned.open[0], None) as planned:
                 if planned.plan is None:
                     raise self._no_plan(planned)
-                await self._record(model, replica, planned.plan, ports)
+                await self._record(model, replica, planned.plan, ports, planned.template)
         except FitserveError as error:
             replica.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
@@ -137,8 +140,10 @@ class Effects:
         return planned._replace(plan=_pinned(planned.plan, model.pins)) if planned.plan else planned
 
     async def _record(
-        self, model: ManagedModel, replica: ReplicaState, plan: Plan, ports: Callable[[], Collection[int]]
+        self, model: ManagedModel, replica: ReplicaState, plan: Plan, ports: Callable[[], Collection[int]], template: str
     ) -> None:
+        if template:
+            await asyncio.to_thread(self._launcher.keep_template, template)
         if model.wish_of(replica).replicas is None and replica is not model.trial:
             model.replicas += [
                 ReplicaState(replica.model, index, generation=replica.generation)
@@ -190,25 +195,24 @@ class Effects:
         self,
         model: ManagedModel,
         take: Offer,
-        asking: str,
+        asking: Collection[str],
         room: RoomNow,
         held: Callable[[ManagedModel], dict[str, int]],
         ports: Callable[[], Collection[int]],
-        silent_s: Callable[[str], float | None],
     ) -> None:
         """Start the model's plan anew with less KV cache, in place of what serves, once that has answered its requests. Where no such plan
         is found nothing changes."""
         replica, old = model.replicas[0], model.replicas[0].attempt
         if old is None:
             return
-        log.warning("gives KV cache", model=replica.model, to=asking, words=take.words)
+        log.warning("gives KV cache", model=replica.model, to=sorted(asking), words=take.words)
         try:
-            async with self._planning:
+            async with self.planning:
                 new = await self._smaller(model, old, take, asking, room(), held(model))
-            if new is None or new.memory.promised_bytes >= old.plan.memory.promised_bytes:
+            if new is None or new.memory.promised_bytes > take.keeps:
                 raise NoPlan("no plan of it is smaller")
             replica.left_at = time.monotonic()
-            await self._idle(old.instance_name, silent_s)
+            await self._drains.ended(old.instance_name)
             attempt = await self._recorded(replica, new, ports)
             if replica.attempt is not old:
                 await asyncio.to_thread(self._store.save_attempt, attempt.evolve(state="stopped", ended_at=time.time()))
@@ -222,27 +226,24 @@ class Effects:
             replica.left_at = None
 
     async def _smaller(
-        self, model: ManagedModel, old: Attempt, take: Offer, asking: str, room: Room, held: dict[str, int]
+        self, model: ManagedModel, old: Attempt, take: Offer, asking: Collection[str], room: Room, held: dict[str, int]
     ) -> Plan | None:
         """The plan that serves, with less KV cache: the same engine on the same GPUs. Raises BadModel and its kin."""
         plan, before = old.plan, room.sharing.cap
         near = {holder.model for holder in room.sharing.holders if set(plan.gpus) & holder.gives.keys()}
-        cap = Cap(tokens=take.tokens, models=tuple(sorted({asking, *near, *(before.models if before else ())})))
+        cap = without(take, plan, {*asking, *near, *(before.models if before else ())})
         same = {"engines": (str(plan.engine),), "gpus": plan.gpus, "tensor_parallel": plan.tensor_parallel.value, "replicas": 1}
         facts = await asyncio.to_thread(self._store.fact_texts)
-        running, sharing = RunningPlan(plan, held), Sharing(cap, (), room.sharing.holders)
+        running = RunningPlan(plan, held)
+        sharing = room.sharing._replace(cap=cap, offers=(), home=plan.gpus)
         found = await self._planner.decide(
             room.wish.evolve(**same), facts, room.claims, None, model.answers, model.pins, running, sharing=sharing
         )
-        return _pinned(found.plan, model.pins).evolve(question=None) if found.plan else None
-
-    async def _idle(self, instance: str, silent_s: Callable[[str], float | None]) -> None:
-        """Until an engine that is out of the routes has answered what it was asked, as long as is waited for that."""
-        settings = self._launcher.settings
-        end = time.monotonic() + settings.drain_s
-        await asyncio.sleep(2 * settings.tick_s + said_after_s(settings.workers))
-        while silent_s(instance) is not None and time.monotonic() < end:  # noqa: ASYNC110 - other processes count the requests
-            await asyncio.sleep(_TURN_S)
+        if found.plan is None or found.plan.cap != cap:
+            return None
+        fixed, taken = _pinned(found.plan, model.pins), cap.evolve(bytes=found.plan.memory.promised_bytes)
+        smaller: Plan = fixed.evolve(question=None, cap=taken)
+        return smaller
 
     async def adopt(self, model: ManagedModel) -> None:
         """What was tried beside serves from now on; what served until now stops when its last answers are given. Raises StoreError."""
@@ -273,17 +274,21 @@ class Effects:
             attempt, trial.attempt = trial.attempt, None
             await self._end(trial, attempt)
 
-    async def replace(self, replica: ReplicaState, generation: int) -> None:
-        """Its engine stops, and the next one is planned by the wish of this generation. Raises StoreError."""
+    async def replace(self, replica: ReplicaState, generation: int) -> bool:
+        """Its engine stops, and the next one is planned by the wish of this generation. False while its step has to end first, which wakes
+        the loop. Raises StoreError."""
         if replica.task is not None and not replica.stopping:
-            replica.task.cancel()
-            return
+            # Once: what the step still has to clean up would be cancelled too.
+            if not replica.task.cancelling():
+                replica.task.cancel()
+            return False
         attempt, replica.attempt = replica.attempt, None
         replica.made_room |= attempt is not None and attempt.state == "ready"
         if attempt is not None:
             await self._end(replica, attempt)
         replica.generation, replica.in_place, replica.left_at, replica.blocked = generation, False, None, None
         replica.setback.over()
+        return True
 
     async def give_up(self, model: ManagedModel, reason: str) -> None:
         """The wish from before is in force again. Raises StoreError."""
@@ -348,7 +353,7 @@ class Effects:
                 asked = Asked({}, {engine: str(error)}, {})
             pins.update(asked.pins)
             model.heard(asked)
-        async with self._planning:
+        async with self.planning:
             if room() != before:
                 planned = await self._decide(model, room, alone=True)
             elif not before.copy:
@@ -549,12 +554,10 @@ class Effects:
         signatures = await asyncio.to_thread(self._signatures)
         return signatures.cured(failure, _case(attempt, self._launcher.settings.start_timeout_s))
 
-    async def stop(self, name: str, grace_s: float, idle: Callable[[], bool] | None = None) -> None:
-        """idle: no request is in flight there, which is out of the routes; that is waited for."""
-        for _ in range(round(self._launcher.settings.drain_s / _LOOK_S)):
-            if idle is None or idle():
-                break
-            await asyncio.sleep(_LOOK_S)
+    async def stop(self, name: str, grace_s: float, hurry: Callable[[], bool] | None = None) -> None:
+        """hurry: given for an engine that has served, which left the routes and first answers what it was asked; as `Drains.ended` wants it."""
+        if hurry is not None:
+            await self._drains.ended(name, hurry)
         try:
             await self._launcher.host.stop(name, grace_s)
         except FitserveError as error:

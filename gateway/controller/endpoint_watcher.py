@@ -31,7 +31,7 @@ class _Models(msgspec.Struct):
 
 
 class EndpointWatcher:
-    """`replica` is where requests go, None while the engine is away; `detail` says why, then."""
+    """`replica` is where requests go, None while the engine is away; `detail` says why, then. `asked`: whether it was asked yet."""
 
     def __init__(
         self,
@@ -43,8 +43,10 @@ class EndpointWatcher:
         wake: Callable[[], None],
     ) -> None:
         """endpoint: its base URL. stretch: how many times longer than `interval_s` it is until an engine that answers is asked again."""
+        self.endpoint = endpoint
         self.url = endpoint.rstrip("/").removesuffix("/v1")
         self.replica: RoutedReplica | None = None
+        self.asked = False
         self._detail = f"{self.url} is not asked yet"
         self._model = model
         self._client = client
@@ -65,6 +67,7 @@ class EndpointWatcher:
     async def _look(self) -> float:
         """One look; the seconds until the next one, never the same, so that many endpoints are not asked all at once."""
         served_name, detail = await self._ask()
+        self.asked = True
         if served_name != (self.replica and self.replica.served_name) or detail != self._detail:
             self._detail = detail
             self.replica = (
@@ -82,6 +85,8 @@ class EndpointWatcher:
         """What the engine calls the model, or None and why that is not known."""
         try:
             answer = await self._client.get(f"{self.url}/v1/models", _TIMEOUT_S, _MOST_BYTES)
+            if answer.status in (401, 403):
+                return None, f"{self.url} answers {answer.status}: it wants a key, and takes none of ours"
             if answer.status != 200:
                 return None, f"{self.url}/v1/models answers {answer.status}"
             names = [model.id for model in (await answer.read(_Models)).data]

@@ -77,12 +77,18 @@ class EngineClient:
         """`body` is sent as JSON. Raises NoAnswerError."""
         return await self._ask("POST", url, msgspec.json.encode(body), within_s, most_bytes)
 
-    async def _ask(self, method: str, url: str, body: bytes, within_s: float, most_bytes: int) -> EngineAnswer:
+    async def send(self, url: str, body: bytes, lines: bytes, within_s: float) -> EngineAnswer:
+        """`body` is JSON, and is sent as it is; lines: more of the head, each with its end. Raises NoAnswerError."""
+        return await self._ask("POST", url, body, within_s, SMALL_BYTES, lines)
+
+    async def _ask(
+        self, method: str, url: str, body: bytes, within_s: float, most_bytes: int, lines: bytes = b""
+    ) -> EngineAnswer:
         try:
             host, port, secure, request = _request(method, url)
         except ValueError:
             raise NoAnswerError("has an address that is not a URL") from None
-        request += self._key_line
+        request += self._key_line + lines
         if body:
             request += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
         async with self._places:
@@ -108,7 +114,8 @@ def _request(method: str, url: str) -> tuple[str, int, bool, bytes]:
     """Host, port, whether TLS is wanted, and the head of the request as far as it is always the same. Raises ValueError."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
-    head = f"{method} {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\naccept: */*\r\naccept-encoding: identity\r\n"
+    target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    head = f"{method} {target} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\naccept: */*\r\naccept-encoding: identity\r\n"
     return parts.hostname or "", parts.port or (443 if secure else 80), secure, head.encode("ascii")
 
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 from gateway.controller.managed_model import ManagedModel, ReplicaState, route
 from gateway.controller.planner import Room
 from gateway.core.failures.diagnose import environmental
-from gateway.core.sharing.surplus import kept, surplus
+from gateway.core.sharing.leaving import leaving
+from gateway.core.sharing.surplus import kept, part, surplus
 from gateway.core.starts import Holder, Stage, shape
-from gateway.domain import Attempt, Failure, Holding, Instance, Offer, Sharing, Wish
+from gateway.domain import Attempt, Cap, Failure, Holding, Instance, Offer, Plan, Sharing, Wish
 from gateway.domain.value import MOST_BYTES
 from gateway.errors import Conflict
 from gateway.routing.table import ModelRoute, RouteTable
@@ -21,10 +22,11 @@ from gateway.store.store import Store
 class Fleet:
     """`models` is by name; only the loop and its effects change it."""
 
-    def __init__(self, load_wait_s: float = 0.0) -> None:
-        """load_wait_s: how long a request waits for a model that is loaded on request."""
+    def __init__(self, load_wait_s: float = 0.0, keep_alive: float = -1.0) -> None:
+        """load_wait_s: how long a request waits for a model that is loaded on request. keep_alive: in seconds, of a model that has none of its own."""
         self.models: dict[str, ManagedModel] = {}
         self._load_wait_s = load_wait_s
+        self._keep_alive = keep_alive
         self.set_apart: frozenset[str] = frozenset()
         """UUIDs of GPUs on which nothing is started now: they are being measured."""
         self.may_leave: Sequence[str] = ()
@@ -75,14 +77,13 @@ class Fleet:
 
     def replicas(self) -> Iterator[ReplicaState]:
         for model in self.models.values():
-            yield from model.replicas
-            if model.trial is not None:
-                yield model.trial
+            yield from model.all_replicas
 
     def unblock(self) -> None:
-        """Something of the machine became free: who found no plan looks again."""
+        """Something of the machine became free: who found no plan looks again. Who waits for others hears of them when all have given."""
         for replica in self.replicas():
-            replica.blocked = None
+            if not replica.takes:
+                replica.blocked = None
 
     def instance_names(self) -> set[str]:
         """Of every attempt that may still have an engine: where a replica serves, what served before it has none."""
@@ -104,32 +105,49 @@ class Fleet:
         alike = (one for one in model.replicas if one is not asking and one.generation == asking.generation)
         like = next((one.attempt.plan for one in alike if one.attempt is not None), None)
         if like is None:
-            offers = self.sharing(model) if not aside else self.sharing(model)._replace(offers=())
-            return Room(self.beside(wish), claims, offers)
+            sharing = self.sharing(model, wish, asking)
+            return Room(self.beside(wish), claims, sharing if not aside else sharing._replace(offers=()))
         # Copies are alike: each takes as many GPUs as the first.
         named = isinstance(wish.gpus, tuple)
         size = {"tensor_parallel": like.tensor_parallel.value} if named else {"gpus": max(1, len(like.gpus))}
-        return Room(wish.evolve(replicas=1, **size), claims, self.sharing(model)._replace(offers=()), copy=True)
+        return Room(wish.evolve(replicas=1, **size), claims, self.sharing(model, wish, asking)._replace(offers=()), copy=True)
 
-    def sharing(self, asking: ManagedModel | None) -> Sharing:
-        """How a model, or one that is not here yet, shares the GPUs with the others."""
+    def sharing(self, asking: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None) -> Sharing:
+        """How a replica of a model, or a model that is not here yet, shares the GPUs with the others. wish: that it would be planned by."""
         others = {name: model for name, model in self.models.items() if model is not asking and not model.deleting}
-        held = {name: _promised(model.replicas, {}) for name, model in others.items()}
+        held = {name: self._returning(model.replicas, _promised(model.replicas, {})) for name, model in others.items()}
         holders = tuple(Holding(model=name, gives=gives) for name, gives in sorted(held.items()) if gives)
         found = [(place, offer) for model in others.values() for place, offer in enumerate(self._surplus(model))]
         # First of those that give most, so that few are asked; the second of each model only where the first of all are too little.
         found.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
-        attempts = [one for replica in asking.replicas for one in replica.attempts] if asking else []
-        attempts.sort(key=lambda attempt: attempt.id)
+        caps = {name: _last_cap(model) for name, model in others.items()}
         leaves: list[Offer] = []
         # Nobody leaves for a model that nobody asks for.
         if asking is not None:
             asking.offered = frozenset(self.may_leave) if asking.asked or asking.wish.policy.pinned else frozenset()
         if asking is None or asking.asked or asking.wish.policy.pinned:
-            for name in (name for name in self.may_leave if held.get(name)):
-                words = f"{name} is unloaded, until it is asked again"
-                leaves.append(Offer(model=name, how="stop", gives=held[name], words=words))
-        return Sharing(kept(attempts, others.keys()), (*(offer for _, offer in found), *leaves), holders)
+            may = ((name, others[name]) for name in self.may_leave if held.get(name))
+            leaves = leaving(
+                [(name, model.serving if model.sleeps else [], held[name]) for name, model in may],
+                [(name, held[name]) for name, model in others.items() if held.get(name) and model.asleep and not model.leaving],
+            )
+        past = _attempts(asking, replica) if asking is not None else []
+        home = past[-1].plan.gpus if past else ()
+        return Sharing(kept(past, caps), (*(offer for _, offer in found), *leaves), holders, home, self.leaves(wish))
+
+    def leaves(self, wish: Wish) -> str:
+        """Why a model may have to leave its GPUs for a while; "" where it does not."""
+        if wish.policy.pinned:
+            return ""
+        if self.keep_alive_s(wish) >= 0:
+            return "it does not stay loaded for ever"
+        others = (model.wish for name, model in self.models.items() if name != wish.name and not model.deleting)
+        other = next((one.name for one in others if one.source and self.keep_alive_s(one) >= 0), None)
+        return f"it may have to leave for {other}" if other else ""
+
+    def keep_alive_s(self, wish: Wish) -> float:
+        own = wish.policy.keep_alive
+        return self._keep_alive if own is None else own
 
     def _surplus(self, model: ManagedModel) -> tuple[Offer, ...]:
         """What a model could give of its KV cache now."""
@@ -142,7 +160,16 @@ class Fleet:
         ):
             return ()
         attempt = model.replicas[0].attempt
-        return surplus(attempt.plan, model.wish) if attempt is not None else ()
+        return surplus(attempt.plan, model.wish) if attempt is not None and attempt.asleep is None else ()
+
+    def asked_of(self, model: ManagedModel, take: Offer, asking: str) -> tuple[Offer, set[str]]:
+        """What a model gives at once, for whom: each time it gives it is started anew, so all that wait for it have theirs together."""
+        waiting = [(one.model, other) for one in self.replicas() for other in one.takes if other.model == model.wish.name]
+        # What was to be had beside it was counted on by each of them.
+        twice = sum(other.beside for _, other in waiting) - max((other.beside for _, other in waiting), default=0)
+        count = sum(max(other.gives.values()) for _, other in waiting) + twice
+        most = next((one for one in self._surplus(model) if one.keeps <= take.keeps), take)
+        return part(most, count), {asking, *(name for name, _ in waiting)}
 
     def beside(self, wish: Wish) -> Wish:
         """The wish beside all other models: who shares a machine takes few of its GPUs, unless somebody says otherwise."""
@@ -151,8 +178,20 @@ class Fleet:
         return changed
 
     def claims(self, asking: ReplicaState | None) -> dict[str, int]:
-        """Bytes per GPU that live attempts may use, without those of the replica that asks."""
-        return _promised((one for one in self.replicas() if one is not asking), dict.fromkeys(self.set_apart, MOST_BYTES))
+        """Bytes per GPU that live attempts may use, and those that are to come back as they were, without those of the replica that asks."""
+        others = [one for one in self.replicas() if one is not asking]
+        return self._returning(others, _promised(others, dict.fromkeys(self.set_apart, MOST_BYTES)))
+
+    def _returning(self, replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:
+        """On top of what is promised already what replicas had that served until something outside of their plans ended that: whoever is started
+        first after a power cut leaves the others what they had."""
+        for replica in replicas:
+            model, last = self.models[replica.model], replica.history[-1] if replica.history else None
+            here = not (model.stopped or model.hold or model.leaving or model.deleting or model.trial is replica)
+            comes = replica.attempt is None and replica.blocked is None and replica.shown.state != "quarantined"
+            if here and comes and last is not None and last.ready_at and last.failure and environmental(last.failure):
+                _promise(last.plan, promised)
+        return promised
 
     def held(self, model: ManagedModel, replica: ReplicaState | None = None) -> dict[str, int]:
         """Bytes per GPU that the model's own live attempts may use; of one replica, or of all."""
@@ -192,33 +231,64 @@ class Fleet:
         """The ports of all starts that are recorded and not ended."""
         return {replica.attempt.port for replica in self.replicas() if replica.attempt is not None}
 
-    def route_table(self, instances: Iterable[Instance]) -> RouteTable:
-        """Where requests for each model go, with the instances that there are now."""
+    def route_table(self, instances: Iterable[Instance], *, waits: bool = False) -> RouteTable:
+        """Where requests for each model go, with the instances that there are now. waits: nobody has looked at them yet, so all requests wait."""
         attempts = [replica.attempt for replica in self.replicas() if replica.attempt is not None]
         plans = {attempt.instance_name: attempt.fingerprint for attempt in attempts}
         # An engine with another plan than the recorded plan is about to be replaced.
         own = [instance for instance in instances if instance.fingerprint == plans.get(instance.name)]
         running = {instance.name: instance for instance in own if instance.state == "running"}
         routes = {name: _route(model, running, self._load_wait_s) for name, model in self.models.items()}
+        if waits:
+            routes = {name: replace(one, wait_s=max(one.wait_s, self._load_wait_s)) for name, one in routes.items()}
         aliases = {alias: name for name, model in self.models.items() for alias in model.wish.aliases if alias not in routes}
-        return RouteTable(
-            {**routes, **{alias: replace(routes[name], name=alias, alias_of=name) for alias, name in aliases.items()}}
-        )
+        named = {alias: replace(routes[name], name=alias, alias_of=name) for alias, name in aliases.items()}
+        for name, model in self.models.items():
+            for adapter, source in model.wish.loras.items():
+                card = replace(routes[name].card, adapter=source)
+                named.setdefault(adapter, replace(routes[name], name=adapter, alias_of=name, card=card))
+        return RouteTable({**named, **routes})
 
     def check_names(self, wish: Wish) -> None:
         """Raises Conflict where a name or an alias of a wish is a name of another model."""
-        taken = {name: other.wish.name for other in self.models.values() for name in (other.wish.name, *other.wish.aliases)}
-        for name in (wish.name, *wish.aliases):
+        taken = {name: other.wish.name for other in self.models.values() for name in names(other.wish)}
+        own = names(wish)
+        if len(set(own)) < len(own):
+            raise Conflict(
+                f"A name is given twice, of {', '.join(own)}.", hint="Names, aliases and adapters are called differently."
+            )
+        for name in own:
             if taken.get(name, wish.name) != wish.name:
                 raise Conflict(f"{name} is a name of the model {taken[name]}.", hint="Choose another one.")
+
+
+def _attempts(model: ManagedModel, replica: ReplicaState | None = None) -> list[Attempt]:
+    """All starts of the model, or of one of its replicas, by its wanted wish, oldest first."""
+    replicas = [replica] if replica is not None and replica is not model.trial else model.replicas
+    known = (one for replica in replicas for one in replica.attempts if one.generation == model.wanted)
+    return sorted(known, key=lambda attempt: attempt.id)
+
+
+def _last_cap(model: ManagedModel) -> Cap | None:
+    return next((one.plan.cap for one in reversed(_attempts(model)) if one.plan.cap is not None), None)
+
+
+def names(wish: Wish) -> tuple[str, ...]:
+    """All names by which clients may ask for something of the model."""
+    return wish.name, *wish.aliases, *wish.loras
 
 
 def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:
     """Bytes per GPU that the live attempts of replicas may use, on top of what is promised already."""
     for attempt in (replica.attempt for replica in replicas if replica.attempt is not None):
         for uuid in attempt.plan.gpus:
-            promised[uuid] = promised.get(uuid, 0) + attempt.plan.memory.promised_bytes
+            promised[uuid] = promised.get(uuid, 0) + attempt.held(uuid)
     return promised
+
+
+def _promise(plan: Plan, promised: dict[str, int]) -> None:
+    for uuid in plan.gpus:
+        promised[uuid] = promised.get(uuid, 0) + plan.memory.promised_bytes
 
 
 def _generation(model: ManagedModel, past: list[Attempt]) -> int:

@@ -6,16 +6,19 @@ Nothing here decides or records; the result of a start goes back to the loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from gateway.catalog.model_folder import check_unmoved, reach, shared_blobs
+from gateway.core.chat import template
+from gateway.core.door import closed
 from gateway.core.planner.flags import CACHE_BYTES, launch_spec
-from gateway.domain import Attempt, Engine, EngineRef, LaunchSpec, ModelRef, Mount
-from gateway.errors import BadModel
+from gateway.domain import AdapterRef, Attempt, ChatTemplate, Engine, EngineRef, LaunchSpec, ModelRef, Mount
+from gateway.errors import BadModel, StoreError
 from gateway.hosts.host import Host
 from gateway.hosts.process.environment import engine_dir
 from gateway.settings import Settings
@@ -46,15 +49,35 @@ class Launcher:
         await self.host.prepare(plan.engine, report)
         weights = await self._weights(plan.model, report, allow_remote_code=allow_remote_code)
         drafter = await self._weights(plan.drafter, report, allow_remote_code=False) if plan.drafter else None
+        templates = await asyncio.to_thread(self._template, attempt)
+        adapters = {one.name: await self._weights(one, report, allow_remote_code=False) for one in plan.adapters}
         # Beside the event loop: a profile is read.
         engine = await asyncio.to_thread(self.profile_of, plan.engine)
-        given = any(item.startswith(f"--{CACHE_BYTES}=") for item in plan.argv)
-        cache_bytes = await turn(CACHE_BYTES in engine.flags and not given)
+        fixed = any(item.startswith(f"--{CACHE_BYTES}=") for item in plan.argv)
+        cache_bytes = await turn(CACHE_BYTES in engine.flags and not fixed)
         report("starting the engine")
-        spec = partial(self._spec, engine, attempt, weights, drafter, cache_bytes, remote_code=allow_remote_code)
+        where = {"container": self.host.kind == "docker", "remote_code": allow_remote_code}
+        spec = partial(self._spec, engine, attempt, weights, drafter, templates, adapters, cache_bytes, **where)
         await self.host.start(await asyncio.to_thread(spec))
 
-    async def _weights(self, model: ModelRef, report: Report, *, allow_remote_code: bool) -> Path:
+    def described(
+        self, attempt: Attempt, port: int, place: Callable[[str, str], Path], *, container: bool, remote_code: bool
+    ) -> LaunchSpec:
+        """What `launch` asks of a host, for an engine that listens on another port and measures its memory itself. place: the folder of a repository at a
+        commit, whether its weights are here or not. Raises BadModel."""
+
+        def folder(model: ModelRef | AdapterRef) -> Path:
+            return Path(model.source) if model.revision is None else place(model.source, model.revision)
+
+        plan = attempt.plan
+        drafter = folder(plan.drafter) if plan.drafter is not None else None
+        adapters = {one.name: folder(one) for one in plan.adapters}
+        engine, templates = self.profile_of(plan.engine), self._template(attempt)
+        parts = folder(plan.model), drafter, templates, adapters
+        alone = attempt.evolve(port=port, plan=closed(plan))
+        return self._spec(engine, alone, *parts, None, container=container, remote_code=remote_code)
+
+    async def _weights(self, model: ModelRef | AdapterRef, report: Report, *, allow_remote_code: bool) -> Path:
         if model.revision is None:
             folder = Path(model.source)
             await asyncio.to_thread(check_unmoved, folder)
@@ -67,15 +90,20 @@ class Launcher:
         attempt: Attempt,
         weights: Path,
         drafter: Path | None,
+        templates: Path | None,
+        adapters: Mapping[str, Path],
         cache_bytes: int | None,
         *,
+        container: bool,
         remote_code: bool,
     ) -> LaunchSpec:
         mounts: tuple[Mount, ...] = ()
         environment: str | None = str(engine_dir(self.settings.data, engine))
-        if self.host.kind == "docker":
-            folders = [folder for folder in (weights, drafter) if folder is not None]
+        if container:
+            folders = [folder for folder in (weights, drafter, *adapters.values()) if folder is not None]
             mounts = tuple(dict.fromkeys(mount for folder in folders for mount in self._mounts(folder)))
+            if templates is not None and self.settings.shared_models is None:
+                mounts += (Mount(source=str(templates), target=str(templates)),)
             environment = None
         return launch_spec(
             attempt.plan,
@@ -88,9 +116,40 @@ class Launcher:
             mounts=mounts,
             environment=environment,
             drafter=str(drafter) if drafter else None,
+            templates=str(templates) if templates else None,
+            adapters=[(name, str(folder)) for name, folder in adapters.items()],
             cache_bytes=cache_bytes,
             remote_code=remote_code,
         )
+
+    def keep_template(self, text: str) -> None:
+        """Keep a chat template for the starts of plans that name it. Raises StoreError."""
+        digest = ChatTemplate(text=text).digest
+        try:
+            _put(self.settings.data / template.FOLDER, template.file_name(digest), text.encode())
+        except OSError as error:
+            raise StoreError(
+                f"The chat template cannot be kept: {error.strerror}.", hint="Make room for the data folder."
+            ) from None
+
+    def _template(self, attempt: Attempt) -> Path | None:
+        """The folder with the chat template that the plan names, as the engine sees it; None: it names none. Raises BadModel."""
+        digest = template.digest_in(attempt.plan.argv)
+        if digest is None:
+            return None
+        folder, name = self.settings.data / template.FOLDER, template.file_name(digest)
+        try:
+            text = (folder / name).read_bytes()
+            if self.settings.shared_models is not None:
+                # Engines see one folder alone.
+                folder = self.settings.models / template.FOLDER
+                _put(folder, name, text)
+        except OSError as error:
+            raise BadModel(
+                f"The chat template of this plan for {attempt.model} is not at {folder / name}: {error.strerror}.",
+                hint=f"`fitserve retry {attempt.model}` plans anew.",
+            ) from None
+        return folder
 
     def _mounts(self, weights: Path) -> list[Mount]:
         """The mounts that show an engine's container the weights at the path where we see them."""
@@ -104,3 +163,13 @@ class Launcher:
             return [Mount(source=settings.shared_models, target=str(settings.models))]
         folders = [folder for folder in (reach(weights), shared_blobs(weights)) if folder is not None]
         return [Mount(source=str(folder), target=str(folder)) for folder in folders]
+
+
+def _put(folder: Path, name: str, text: bytes) -> None:
+    """A file that is whole or not there, and that an engine's container can read, which runs as another user. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+    draft = folder / f"{name}.{secrets.token_hex(4)}"
+    draft.write_bytes(text)
+    draft.chmod(0o644)
+    draft.replace(folder / name)

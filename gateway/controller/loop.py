@@ -17,22 +17,25 @@ from gateway.controller.change_steps import ChangeSteps
 from gateway.controller.effects import Effects
 from gateway.controller.endpoint_watcher import EndpointWatcher
 from gateway.controller.engine_client import EngineClient
-from gateway.controller.engine_logs import remove_logs
 from gateway.controller.fleet import Fleet
 from gateway.controller.launcher import Launcher
 from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.controller.planner import Planner
 from gateway.controller.replica_steps import ReplicaSteps
 from gateway.controller.residents import Residents
+from gateway.controller.sleep_steps import SleepSteps
 from gateway.controller.start_gate import StartGate
 from gateway.controller.strays import Strays
 from gateway.core.failures.signatures import Signatures
-from gateway.domain import Attempt, Change, Hardware, Instance, Offer, Plan, Planned, RunningPlan, Served, Wish
+from gateway.core.reconcile import Rest
+from gateway.domain import Attempt, Change, Failure, Hardware, Instance, Offer, Plan, Planned, RunningPlan, Served, Wish
 from gateway.domain.plan import ALONE
 from gateway.errors import BadRequest, Conflict, HostError, NotFound, StoreError
 from gateway.failpoint import Failpoint
 from gateway.machine.gpu_watch import GpuWatch
+from gateway.routing.drains import Drains
 from gateway.routing.routes import Routes
+from gateway.store.engine_logs import remove_logs
 from gateway.store.running_engines import RunningEngines, restore_running
 from gateway.store.store import Store
 from gateway.supervision import Setback
@@ -45,6 +48,12 @@ _CALLS_AT_ONCE = 128
 _ENDPOINTS = 300
 # With their rests these take about two minutes.
 _MOST_BROKEN_PASSES = 8
+_ENDED_WITH_US = Failure(
+    kind="ended_with_gateway",
+    phase="serving",
+    message="The engine was ended with the gateway, as FITSERVE_STOP_ENGINES asks for.",
+    proves="nothing",
+)
 
 
 class Loop:
@@ -61,11 +70,13 @@ class Loop:
         ended: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """signatures: gives what engines print when they fail. ended: how many requests of each model have ended so far."""
-        self._fleet = Fleet(launcher.settings.start_timeout_s)
+        self._fleet = Fleet(launcher.settings.start_timeout_s, launcher.settings.keep_alive)
         self.models = self._fleet.models
         self.host_problem: str | None = None
         self.store_problem: str | None = None
         self.last_pass = time.monotonic()
+        self.passed: Callable[[], object] = lambda: None
+        """Called after each pass, with what came of it in `models`."""
         self._store = store
         self._planner = planner
         self._host = launcher.host
@@ -76,14 +87,14 @@ class Loop:
         # Apart, so that no number of endpoints that are away keeps the engines of this machine waiting.
         engine_client, self._endpoint_client = EngineClient(_CALLS_AT_ONCE), EngineClient(_CALLS_AT_ONCE)
         self._gate = StartGate(self._fleet, planner.hardware, launcher.settings.start_timeout_s)
-        effects = Effects(store, self._running, planner, launcher, gpus, self._gate, signatures)
+        self._drains = Drains(routes, launcher.settings.drain_s)
+        effects = Effects(store, self._running, planner, launcher, gpus, self._gate, self._drains, signatures)
         self.residents = Residents(self._fleet, routes, store, launcher.settings, ended)
-        watching = (gpus, signatures, engine_client, self.wake, routes.silent_s, self.residents.drained)
+        watching = (gpus, signatures, engine_client, self.wake, routes.silent_s, self._drains)
         self._effects = effects
-        self._steps = ReplicaSteps(effects, self._fleet, launcher, *watching)
-        made = launcher.settings
-        failpoint = Failpoint(made.failpoint)
-        self._changes = ChangeSteps(effects, failpoint, routes.silent_s, made.workers, made.drain_s)
+        sleeping = SleepSteps(store, planner, launcher, self._gate, effects.planning)
+        self._steps = ReplicaSteps(effects, sleeping, self._fleet, launcher, *watching)
+        self._changes = ChangeSteps(effects, Failpoint(launcher.settings.failpoint), self._drains)
         self._strays = Strays(effects.stop, launcher.settings.stop_grace_s, self.wake)
         self._setback = Setback("the control loop")
         self._wake = asyncio.Event()
@@ -170,6 +181,12 @@ class Loop:
             raise BadRequest(f"{name} is an engine that runs elsewhere.", hint="Stop it there, or `fitserve rm` it here.")
         await asyncio.to_thread(self._store.set_stopped, name, stopped=stopped)
         model.stopped = stopped
+        for replica in model.replicas:  # as it is shown until the next pass
+            engine = replica.attempt is not None or replica.busy
+            if stopped and engine:
+                replica.shown = Rest("stopping", "its owner stops it; what it answers is finished first")
+            elif not stopped and not engine:
+                replica.shown = Rest("starting", "its owner starts it")
         if not stopped:
             # Being started is being asked.
             model.used_at, model.gave_way = time.time(), False
@@ -191,7 +208,7 @@ class Loop:
         """What would be done for this wish now; nothing is recorded. others: and what engines would give that are not here."""
         facts = await asyncio.to_thread(self._store.fact_texts)
         beside = wish if hardware else self._fleet.beside(wish)
-        sharing = ALONE if hardware else self._fleet.sharing(None)
+        sharing = ALONE if hardware else self._fleet.sharing(None, wish)
         return await self._planner.decide(beside, facts, self._fleet.claims(None), hardware, others=others, sharing=sharing)
 
     async def plan_change(self, model: ManagedModel, wish: Wish) -> Planned:
@@ -199,7 +216,7 @@ class Loop:
         facts, held = await asyncio.to_thread(self._store.fact_texts), self._fleet.held(model)
         claims = {uuid: size - held.get(uuid, 0) for uuid, size in self._fleet.claims(None).items()}
         known = facts, claims, None, model.answers, model.pins
-        sharing = self._fleet.sharing(model)
+        sharing = self._fleet.sharing(model, wish)
         return await self._planner.decide(self._fleet.beside(wish), *known, others=True, sharing=sharing)
 
     async def compared(
@@ -217,8 +234,8 @@ class Loop:
         facts, held = await asyncio.to_thread(self._store.fact_texts), {} if beside else self._fleet.held(model, replica)
         claims = {uuid: size - held.get(uuid, 0) for uuid, size in self._fleet.claims(None).items()}
         wish = self._fleet.room(model, replica).wish if replica is not None else self._fleet.beside(model.wish)
-        running = RunningPlan(plan, held, seen, against)
-        return await self._planner.decide(wish, facts, claims, None, model.answers, model.pins, running)
+        running, sharing = RunningPlan(plan, held, seen, against), self._fleet.sharing(model, wish)._replace(offers=())
+        return await self._planner.decide(wish, facts, claims, None, model.answers, model.pins, running, sharing=sharing)
 
     async def try_plan(self, model: ManagedModel, replica: ReplicaState, plan: Plan, *, beside: bool) -> None:
         """Start another plan for a replica: beside what serves, or in its place. Raises HostError, StoreError."""
@@ -281,17 +298,21 @@ class Loop:
 
         Raises what passes meet that nobody expected, after so many in a row: perhaps another process does better.
         """
+        # Until the first look at what runs, requests wait: no model is unknown, and none is said to be away.
+        self._routes.table = self._fleet.route_table([], waits=True)
+        looked = False
         while True:
             self._wake.clear()
             try:
                 await self._pass()
+                looked = True
                 self._setback.over()
             except HostError as error:
                 if self.host_problem is None:
                     log.error("the host does not answer", error=str(error))  # noqa: TRY400 - the traceback adds nothing
                 self.host_problem = str(error)
-                if not self._routes.table.models:
-                    # The wanted models are known though no engine is: their clients are asked to wait, and do not hear that they do not exist.
+                if not looked:
+                    # The wanted models are known though no engine is: their clients are asked to come again, and do not hear that they do not exist.
                     self._publish_routes([])
             except Exception as error:
                 self._setback.broke(error)
@@ -299,6 +320,9 @@ class Loop:
                     raise
                 await asyncio.sleep(self._setback.rest_s)
             self.last_pass = time.monotonic()
+            self.passed()
+            # A pass that waited for nothing lets others run all the same: what it waits for may be a step that has to end.
+            await asyncio.sleep(0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.tick_s):
                     await self._wake.wait()
@@ -314,6 +338,21 @@ class Loop:
                 await asyncio.wait({replica.task})
             await replica.unwatch()
         await self._strays.close()
+
+    async def end_engines(self) -> None:
+        """After `close`: no engine of this gateway goes on. Their models start again with the next one."""
+        for replica in self._fleet.replicas():
+            if replica.attempt is not None:
+                ended = replica.attempt.evolve(state="stopped", ended_at=time.time(), failure=_ENDED_WITH_US)
+                with contextlib.suppress(StoreError):
+                    await asyncio.to_thread(self._store.save_attempt, ended)
+                self._running.remove(ended.instance_name)
+        grace_s = self._settings.stop_grace_s
+        await asyncio.gather(*(self._effects.stop(one.name, grace_s) for one in await self._host.list()))
+
+    async def left_running(self) -> list[str]:
+        """The engines of this gateway that run, by the names of their instances. Raises HostError."""
+        return [one.name for one in await self._host.list() if one.state == "running"]
 
     def load(self) -> None:
         """Read what is wanted and what was tried, before the first request: no model may be unknown to clients that wait for it."""
@@ -338,6 +377,7 @@ class Loop:
         await self.residents.look(instances)
         self._publish_routes(instances)
         self._gate.look(instances)
+        self._drains.look({instance.name for instance in instances})
         self._strays.look(instances, self._fleet.instance_names())
         for model in self.residents.in_order():
             try:
@@ -355,7 +395,7 @@ class Loop:
         if model.setback.rest_s:
             return
         try:
-            self._watch_endpoints(model)
+            await self._watch_endpoints(model)
             for replica in model.replicas:
                 missing = [take for take in replica.takes if not self._given(take, model.wish.name)]
                 if replica.takes and not missing:
@@ -380,32 +420,41 @@ class Loop:
         """Whether a model has given what is taken of it, or never will; else it is seen to."""
         model = self.models.get(take.model)
         if model is not None and take.how != "surplus":
-            return model.leaving is None and not any(one.attempt is not None or one.busy for one in model.replicas)
+            gone = all(one.attempt is None or (take.how == "sleep" and one.asleep) for one in model.replicas)
+            return model.leaving is None and gone and not any(one.busy for one in model.replicas)
         if model is None or model.deleting or len(model.replicas) != 1:
             return True
         replica, attempt = model.replicas[0], model.replicas[0].attempt
         if attempt is None or attempt.state != "ready" or replica.busy:
             return attempt is None and not replica.busy
-        if (attempt.plan.cap is not None and attempt.plan.cap.tokens <= take.tokens) or model.keeps_until > time.monotonic():
+        if (attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps) or model.keeps_until > time.monotonic():
             return True
-        if model.trial is None and not model.unsettled:
-            self._steps.shrink(model, take, asking)
+        if model.trial is None and not model.unsettled and not self._gate.measures(attempt.plan.gpus):
+            self._steps.shrink(model, *self._fleet.asked_of(model, take, asking))
         return False
 
     def _stretch(self) -> float:
         return max(1.0, sum(len(model.endpoints) for model in self.models.values()) / _ENDPOINTS)
 
-    def _watch_endpoints(self, model: ManagedModel) -> None:
-        if not model.endpoints and not model.deleting:
-            watched = (self._endpoint_client, self._settings.health_interval_s, self._stretch, self.wake)
-            model.endpoints += [EndpointWatcher(model.wish.name, endpoint, *watched) for endpoint in model.wish.endpoints]
+    async def _watch_endpoints(self, model: ManagedModel) -> None:
+        """One watcher for each endpoint that is wished for now."""
+        if model.deleting or [one.endpoint for one in model.endpoints] == [*model.wish.endpoints]:
+            return
+        known = {one.endpoint: one for one in model.endpoints if one.endpoint in model.wish.endpoints}
+        gone = [one for one in model.endpoints if one.endpoint not in known]
+        watched = (self._endpoint_client, self._settings.health_interval_s, self._stretch, self.wake)
+        model.endpoints = [
+            known.get(endpoint) or EndpointWatcher(model.wish.name, endpoint, *watched) for endpoint in model.wish.endpoints
+        ]
+        for one in gone:
+            await one.close()
 
     # --- bookkeeping ---
 
     async def _forget(self, model: ManagedModel, instances: list[Instance]) -> None:
         """Remove a model once nothing of it runs."""
         name = model.wish.name
-        replicas = [*model.replicas, *([model.trial] if model.trial is not None else [])]
+        replicas = model.all_replicas
         for replica in replicas:
             await replica.unwatch()
         if any(replica.busy for replica in replicas) or any(instance.model == name for instance in instances):

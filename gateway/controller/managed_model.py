@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from gateway.controller.endpoint_watcher import EndpointWatcher
 from gateway.controller.watcher import Watcher
 from gateway.core.chat.parsers import NONE
+from gateway.core.lora.served import name_at
 from gateway.core.reconcile import Rest
 from gateway.core.residence import Leave
 from gateway.core.starts import Stage
@@ -35,9 +36,7 @@ _SHOWN_AWAY = 3
 _ASK_AGAIN_S = 600.0
 # States from which a model comes back by itself, so that it can be waited for; and those from which a request brings it back.
 _HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
-_LOADABLE = _HOPEFUL | {"stopped", "stopping", "no_plan"}
-# So long after a replica left the routes every worker has said what it still has in flight there.
-_WORKERS_SAY_S = 1.5
+_LOADABLE = _HOPEFUL | {"asleep", "stopped", "stopping", "no_plan"}
 # How long a request waits for the next engine of a model that is changed in place.
 _CHANGE_WAIT_S = 1800.0
 
@@ -71,6 +70,10 @@ class ReplicaState:
     """When its engine left the routes, for another one takes its place: it answers what it has, and stops."""
     made_room: bool = False
     """What it served with stopped for another engine, which does not serve yet."""
+    spent: int | None = None
+    """The number of an attempt whose engine could not fall asleep or wake up: it ends."""
+    woken: tuple[float, float] | None = None
+    """When its engine was last told to wake up, and when it answered; None: it never slept."""
     setback: Setback = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +90,11 @@ class ReplicaState:
     @property
     def busy(self) -> bool:
         return self.task is not None
+
+    @property
+    def asleep(self) -> bool:
+        """Its engine sleeps, and what it gave is known."""
+        return self.attempt is not None and self.attempt.asleep is not None and self.attempt.asleep.gave is not None
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -122,6 +130,8 @@ class ReplicaState:
     def stage(self) -> Stage:
         """How far its engine is, as others on the same GPUs feel that."""
         seen = self.watcher.observation if self.watcher is not None else Observation()
+        if self.attempt is not None and self.attempt.asleep is not None and self.attempt.asleep.gave is None:
+            return "loads"
         if seen.warm or seen.answering or (self.attempt is not None and self.attempt.state == "ready"):
             return "stands"
         return "warms" if seen.stands else "loads"
@@ -134,6 +144,8 @@ class ReplicaState:
     @property
     def phase(self) -> str:
         waits = self.blocked if self.takes and self.blocked else "starting"
+        if self.asleep:
+            return self.progress or waits
         return self.progress or (self.watcher.observation.phase if self.watcher else waits)
 
 
@@ -223,6 +235,11 @@ class ManagedModel:
         return tuple(sorted({take.model for take in takes if take.how != "surplus"}))
 
     @property
+    def ends(self) -> tuple[str, ...]:
+        """Those of them that have to stop: to sleep would give too little."""
+        return tuple(sorted({take.model for one in self.replicas for take in one.takes if take.how == "stop"}))
+
+    @property
     def out_since(self) -> float:
         """When its last engine ended; when it was added, where it never had one."""
         return max((one.history[-1].ended_at or 0.0 for one in self.replicas if one.history), default=self.created_at)
@@ -242,9 +259,25 @@ class ManagedModel:
         return {engine: why for engine, (why, _) in self.problems_of_asking.items()}
 
     @property
+    def all_replicas(self) -> list[ReplicaState]:
+        """With the one of another plan, where one is tried beside them."""
+        return [*self.replicas, *([self.trial] if self.trial is not None else [])]
+
+    @property
     def serving(self) -> list[Attempt]:
         """The attempts that clients are served by."""
-        return [one.attempt for one in self.replicas if one.attempt is not None and one.attempt.state == "ready"]
+        return [one.attempt for one in self.replicas if one.attempt is not None and one.attempt.serves]
+
+    @property
+    def asleep(self) -> bool:
+        """Nothing of it runs but engines that sleep."""
+        engines = [one for one in self.replicas if one.attempt is not None]
+        return bool(engines) and all(one.asleep for one in engines)
+
+    @property
+    def sleeps(self) -> bool:
+        """All its engines can be put to sleep."""
+        return bool(self.serving) and all(one.plan.sleep_mode.value for one in self.serving)
 
     @property
     def abilities(self) -> Abilities | None:
@@ -279,8 +312,20 @@ def _status(model: ManagedModel) -> tuple[str, str]:
         why = [endpoint.detail for endpoint in away[:_SHOWN_AWAY]] + (["..."] if len(away) > _SHOWN_AWAY else [])
         if len(away) < len(model.endpoints):
             return "ready", "; ".join([f"{len(model.endpoints) - len(away)} of {len(model.endpoints)} endpoints answer", *why])
-        return "unreachable", "; ".join(why)
-    order = ("ready", "verifying", "starting", "unreachable", "backing_off", "stopped", "no_plan", "quarantined", "stopping")
+        asked = model.endpoints and all(endpoint.asked for endpoint in model.endpoints)
+        return "unreachable" if asked else "starting", "; ".join(why) or "its endpoints are not asked yet"
+    order = (
+        "ready",
+        "verifying",
+        "starting",
+        "unreachable",
+        "backing_off",
+        "asleep",
+        "stopped",
+        "no_plan",
+        "quarantined",
+        "stopping",
+    )
     best = min(model.replicas, key=lambda replica: order.index(replica.shown.state))
     detail = best.shown.reason
     if best.shown.state in ("starting", "verifying") and (best.attempt is not None or best.busy):
@@ -288,11 +333,6 @@ def _status(model: ManagedModel) -> tuple[str, str]:
     elif best.shown.state == "backing_off" and best.shown.until is not None:
         detail = f"{detail} Next start in {max(0, round(best.shown.until - time.time()))} s."
     return best.shown.state, detail
-
-
-def said_after_s(workers: int) -> float:
-    """How long after a replica left the routes it is known what is in flight there."""
-    return _WORKERS_SAY_S if workers > 1 else 0.0
 
 
 def capacity(plan: Plan) -> int:
@@ -308,7 +348,7 @@ def route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: flo
         (replica, instance)
         for replica in model.replicas
         if replica.attempt is not None
-        and replica.attempt.state == "ready"
+        and replica.attempt.serves
         and replica.left_at is None
         and (instance := running.get(replica.attempt.instance_name)) is not None
         and instance.url
@@ -323,12 +363,16 @@ def route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: flo
             served_name=replica.attempt.served_name,
             capacity=capacity(replica.attempt.plan),
             key=instance.key or "",
+            adapters=tuple(
+                (one.name, name_at(replica.attempt.plan.engine.kind, replica.model, one.name))
+                for one in replica.attempt.plan.adapters
+            ),
         )
         for replica, instance in serving
         if replica.attempt is not None and instance.url and instance.name not in frozen
     ]
     replicas += [endpoint.replica for endpoint in model.endpoints if endpoint.replica is not None]
-    attempts = sorted((one.attempt for one in model.replicas if one.attempt is not None), key=lambda one: one.state != "ready")
+    attempts = sorted((one.attempt for one in model.replicas if one.attempt is not None), key=lambda one: not one.serves)
     plan = attempts[0].plan if attempts else None
     shown = model.abilities
     state, detail = status(model)

@@ -27,7 +27,7 @@ class Planner(Protocol):
         ...
 
     async def named(self, wish: Wish) -> Wish:
-        """The wish with the engine that its image holds, where it names the image alone. Raises BadRequest for an image that may not be
+        """The wish with the engine that its image holds, where it names the image alone, and with the UUIDs of GPUs that it names by their numbers. Raises BadRequest for an image that may not be
         started, and HostError for one that cannot be asked."""
         ...
 

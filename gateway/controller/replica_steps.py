@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,8 @@ from gateway.controller.effects import Effects
 from gateway.controller.engine_client import EngineClient
 from gateway.controller.fleet import Fleet
 from gateway.controller.launcher import Launcher
-from gateway.controller.managed_model import ManagedModel, ReplicaState, said_after_s
+from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.controller.sleep_steps import SleepSteps
 from gateway.controller.watcher import Watcher
 from gateway.core import reconcile
 from gateway.core.failures.signatures import Signatures
@@ -21,6 +22,7 @@ from gateway.domain import Attempt, Instance, Observation, Offer
 from gateway.errors import StoreError
 from gateway.failpoint import Failpoint
 from gateway.machine.gpu_watch import GpuWatch
+from gateway.routing.drains import Drains
 
 # How long a "no plan" stands before the planner looks at the machine again: memory may have become free.
 _REPLAN_S = 30.0
@@ -34,6 +36,7 @@ class ReplicaSteps:
     def __init__(
         self,
         effects: Effects,
+        sleeping: SleepSteps,
         fleet: Fleet,
         launcher: Launcher,
         gpus: GpuWatch,
@@ -41,10 +44,11 @@ class ReplicaSteps:
         client: EngineClient,
         wake: Callable[[], None],
         silent_s: Callable[[str], float | None],
-        drained: Callable[[ManagedModel, str], bool],
+        drains: Drains,
     ) -> None:
-        """wake: looks at all replicas again. silent_s: as `Watcher` wants it. drained: whether an engine that leaves has answered everything."""
+        """wake: looks at all replicas again. silent_s: as `Watcher` wants it."""
         self._effects = effects
+        self._sleeping = sleeping
         self._fleet = fleet
         self._host = launcher.host
         self._settings = launcher.settings
@@ -54,7 +58,7 @@ class ReplicaSteps:
         self._client = client
         self._wake = wake
         self._silent_s = silent_s
-        self._drained = drained
+        self._drains = drains
 
     async def attend(self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]) -> None:
         """What is to be done for the replica now. An error that nobody expected stays with the replica. Raises StoreError."""
@@ -69,12 +73,12 @@ class ReplicaSteps:
         except Exception as error:
             replica.setback.broke(error)
 
-    def shrink(self, model: ManagedModel, take: Offer, asking: str) -> None:
-        """Have a model that serves give what it offered, once nothing else is done for it."""
+    def shrink(self, model: ManagedModel, take: Offer, asking: Collection[str]) -> None:
+        """Have a model that serves give what it offered to those that ask, once nothing else is done for it."""
         replica = model.replicas[0]
         if not replica.busy:
             room = partial(self._fleet.room, model, replica)
-            effect = self._effects.shrink(model, take, asking, room, self._fleet.held, self._fleet.ports, self._silent_s)
+            effect = self._effects.shrink(model, take, asking, room, self._fleet.held, self._fleet.ports)
             self._start(replica, "Shrink", effect)
 
     async def _step(self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]) -> bool:
@@ -113,9 +117,11 @@ class ReplicaSteps:
                 promised=bool(replica.takes),
                 busy=replica.busy,
                 hold=model.hold,
-                asked=model.asked,
+                asked=model.asked or (model.wish.policy.pinned and replica.asleep),
                 leaving=leaving,
-                drained=bool(leaving and replica.attempt and self._drained(model, replica.attempt.instance_name)),
+                spent=replica.attempt is not None and replica.spent == replica.attempt.id,
+                sleeps=model.leaving is not None and not model.leaving.ends and _sleeps(model, replica),
+                drained=bool(leaving and replica.attempt and self._drains.over(replica.attempt.instance_name)),
             ),
             time.time(),
             backoff_s=self._settings.backoff_s,
@@ -146,19 +152,21 @@ class ReplicaSteps:
             case reconcile.Retire(attempt):
                 await self._performed(name, effects.retire(replica, attempt))
                 return True
+            case reconcile.Sleep(attempt):
+                replica.shown = Rest("stopping", leaving)
+                self._start(replica, name, self._sleeping.sleep(replica, attempt))
+            case reconcile.Wake(attempt):
+                replica.shown = Rest("starting", "waking up")
+                claims, sharing = partial(self._fleet.claims, replica), partial(self._fleet.sharing, model, model.wish)
+                self._start(replica, name, self._sleeping.wake(replica, attempt, claims, lambda: sharing().offers))
             case reconcile.Stop(instance_to_stop, why):
                 replica.shown = Rest("starting" if wanted and not leaving else "stopping", leaving or why)
                 served = any(one.ready_at is not None for one in replica.attempts[-1:]) and (bool(leaving) or not wanted)
                 grace = self._settings.stop_grace_s if served else _SHORT_GRACE_S
                 replica.stopping = True
-                idle = partial(self._idle, model, instance_to_stop, time.monotonic()) if served else None
-                self._start(replica, name, effects.stop(instance_to_stop, grace, idle))
+                hurry = (lambda: model.deleting) if served else None
+                self._start(replica, name, effects.stop(instance_to_stop, grace, hurry))
         return False
-
-    def _idle(self, model: ManagedModel, instance: str, since: float) -> bool:
-        """No request is in flight at an engine that left the routes then, as every worker has said; or nobody waits for their ends."""
-        said = time.monotonic() - since >= said_after_s(self._settings.workers)
-        return model.deleting or (said and self._silent_s(instance) is None)
 
     def _start(self, replica: ReplicaState, name: str, effect: Coroutine[Any, Any, None]) -> None:
         replica.task = asyncio.create_task(self._performed(name, effect))
@@ -186,3 +194,10 @@ class ReplicaSteps:
             self._silent_s,
         )
         return Watcher(attempt, instance.name, instance.url or "", *watched)
+
+
+def _sleeps(model: ManagedModel, replica: ReplicaState) -> bool:
+    """Whether its engine may sleep, and nothing else is to become of it."""
+    attempt = replica.attempt
+    own = attempt is not None and attempt.plan.sleep_mode.value
+    return own and replica is not model.trial and not model.unsettled and not model.deleting

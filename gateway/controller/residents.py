@@ -11,7 +11,7 @@ import structlog
 
 from gateway.controller.fleet import Fleet
 from gateway.controller.managed_model import ManagedModel
-from gateway.core.residence import LEAST_S, MOST_DRAIN_S, Resident, State, Why, decide, loadable, may_leave, warm_order
+from gateway.core.residence import LEAST_S, Resident, State, Why, decide, loadable, may_leave, warm_order
 from gateway.domain import Instance
 from gateway.errors import StoreError
 from gateway.routing.routes import Routes
@@ -44,7 +44,7 @@ class Residents:
     async def look(self, instances: Iterable[Instance]) -> None:
         """Decides for all models. Raises StoreError."""
         now, demand = time.time(), self._routes.demand()
-        running = {instance.model for instance in instances}
+        running = {instance.name: instance.model for instance in instances}
         models = [model for model in self._fleet.models.values() if model.replicas]
         self._note_use(models, now, asked=bool(demand))
         self._fleet.may_leave = may_leave(self._residents(models, demand, running), now)
@@ -83,30 +83,36 @@ class Residents:
         model.asked = asked
 
     def keep_alive_s(self, model: ManagedModel) -> float:
-        own = model.wish.policy.keep_alive
-        return self._settings.keep_alive if own is None else own
+        return self._fleet.keep_alive_s(model.wish)
 
-    def drained(self, model: ManagedModel, instance: str) -> bool:
-        """Whether an engine that leaves has answered everything, or has had its time."""
-        return self._routes.drained(instance) or time.time() - model.leaving_since > MOST_DRAIN_S
-
-    def _residents(self, models: Iterable[ManagedModel], demand: Mapping[str, float], running: set[str]) -> list[Resident]:
+    def _residents(
+        self, models: Iterable[ManagedModel], demand: Mapping[str, float], running: Mapping[str, str]
+    ) -> list[Resident]:
         return [one for model in models if (one := self._resident(model, demand, running)) is not None]
 
-    def _resident(self, model: ManagedModel, demand: Mapping[str, float], running: set[str]) -> Resident | None:
+    def _resident(self, model: ManagedModel, demand: Mapping[str, float], running: Mapping[str, str]) -> Resident | None:
+        """running: the models of instances, by their names."""
         name, live = model.wish.name, [one.attempt for one in model.replicas if one.attempt is not None]
-        engines = bool(live) or name in running or any(one.busy for one in model.replicas)
+        asleep = [one for one in live if one.asleep is not None and one.asleep.gave is not None]
+        # Whoever leaves has left once its engines are gone, or asleep if that is enough.
+        stays = [] if model.deleting or (model.leaving is not None and model.leaving.ends) else asleep
+        names = {one.instance_name for one in stays}
+        there = any(of == name and instance not in names for instance, of in running.items())
+        engines = len(live) > len(stays) or there or self._busy(model)
         if model.leaving is not None and not engines:
             model.leaving, model.gave_way = None, True
             self._fleet.unblock()
         if model.deleting:
             return Resident(name, "leaves") if engines else None
-        ready = [one for one in live if one.ready_at is not None and one.state == "ready"]
-        state: State = "leaves" if model.leaving else "serves" if ready else "loads" if live or self._busy(model) else "out"
+        ready = [one for one in live if one.ready_at is not None and one.serves]
+        comes = len(live) > len(asleep) or self._busy(model)
+        state: State = "leaves" if model.leaving else "serves" if ready else "loads" if comes else "asleep" if asleep else "out"
         if state == "serves":
             model.gave_way = False
         policy = model.wish.policy
+        woken = [one.woken for one in model.replicas if one.woken is not None]
         since = min((one.ready_at or 0.0 for one in ready), default=model.out_since)
+        since = max([since, *(at for _, at in woken), *(one.asleep.since for one in asleep if one.asleep is not None)])
         return Resident(
             name,
             state,
@@ -116,11 +122,14 @@ class Residents:
             pinned=policy.pinned,
             priority=policy.priority,
             used_at=model.used_at or model.created_at,
-            load_s=max(((one.ready_at or 0.0) - one.started_at for one in ready), default=0.0),
+            load_s=max(
+                (at - began for began, at in woken or [(one.started_at, one.ready_at or 0.0) for one in ready]), default=0.0
+            ),
             requests=sum(self._routes.in_flight(one.instance_name) for one in live),
             waited_s=demand.get(name),
             room=any(one.blocked is None for one in model.replicas),
             needs=model.needs,
+            ends=model.ends,
             promised=any(one.takes for one in model.replicas),
             able=not all(one.shown.state in ("quarantined", "backing_off") for one in model.replicas),
             gave_way=model.gave_way,

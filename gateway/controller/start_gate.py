@@ -22,6 +22,7 @@ from gateway.core.starts import (
     holdup,
     lacking,
     readings,
+    shape,
     start_of,
     taken,
 )
@@ -100,6 +101,10 @@ class StartGate:
         self._looked.set()
         self._looked = asyncio.Event()
 
+    def measures(self, gpus: Collection[str]) -> bool:
+        """Whether an engine measures one of these GPUs now, which fails where another one gives memory back meanwhile."""
+        return any(one.gpus & set(gpus) and one.stage == "loads" and not one.sized for one in self._holders.values())
+
     def waits(self, attempt: Attempt) -> bool:
         return attempt.instance_name in self._waiting
 
@@ -135,6 +140,14 @@ class StartGate:
         now, sized = time.monotonic(), start.sized
         self._holders[start.instance] = Holder(start.instance, start.model, start.gpus, start.shape, "loads", now, sized=sized)
         return count
+
+    async def wakes(self, attempt: Attempt) -> None:
+        """Returns when no engine on its GPUs measures them; from then on the one that wakes up counts as one that loads."""
+        name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
+        while any(one.stage == "loads" and one.gpus & gpus for one in self._holders.values() if one.instance != name):
+            await self._looked.wait()
+        now = time.monotonic()
+        self._holders[name] = Holder(name, attempt.model, gpus, shape(attempt.plan), "loads", now, measures=False, proved=True)
 
     def failed(self, attempt: Attempt, failure: Failure) -> str:
         """Take note of a failure. Why it tells nothing of the plan, where the engine was not to measure and lacked memory; "" else."""

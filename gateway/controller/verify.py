@@ -19,6 +19,7 @@ import msgspec
 from gateway.controller.engine_client import LARGE_BYTES, EngineAnswer, EngineClient, NoAnswerError
 from gateway.core.chat import abilities
 from gateway.core.chat.abilities import Said
+from gateway.core.lora.served import name_at
 from gateway.domain import Abilities, Ability, Failure, Plan
 
 T = TypeVar("T")
@@ -95,6 +96,10 @@ class _Ranking(msgspec.Struct):
     results: list[_Score]
 
 
+class _Sleep(msgspec.Struct):
+    is_sleeping: bool
+
+
 class _Refuted(Exception):
     def __init__(self, kind: str, message: str, line: str | None = None) -> None:
         super().__init__(message)
@@ -125,6 +130,7 @@ async def verify(
             await _ranks(client, url, name, timeout_s)
         else:
             await _generates(client, url, name, plan, timeout_s, report, measured)
+            await _adapted(client, url, name, plan, timeout_s, report)
     except _Refuted as refuted:
         return refuted.failure
     return None
@@ -169,6 +175,15 @@ async def alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s
         after = await _cache_usage(client, url)
         return bool(before and after) and after != before
     return True
+
+
+async def sleeps(client: EngineClient, url: str, within_s: float) -> bool:
+    """Whether an engine says that it was put to sleep."""
+    try:
+        answer = await client.get(f"{url}/is_sleeping", within_s)
+        return answer.status == 200 and (await answer.read(_Sleep)).is_sleeping
+    except NoAnswerError:
+        return False
 
 
 async def metrics_of(client: EngineClient, url: str, within_s: float) -> list[bytes] | None:
@@ -227,6 +242,18 @@ async def _generates(
         answer = await _post(client, path, _completion(name, prompts, BURST_TOKENS), timeout_s, Completion)
         if len(answer.choices) != many:
             raise _Refuted("gibberish", f"Asked for {many} answers at once, the engine gave {len(answer.choices)}.")
+
+
+async def _adapted(
+    client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float, report: Callable[[str], None]
+) -> None:
+    """Each adapter answers."""
+    for adapter in plan.adapters:
+        report(f"verifying: the adapter {adapter.name}")
+        body = _completion(name_at(plan.engine.kind, name, adapter.name), PROMPTS[0][:1], BURST_TOKENS)
+        answer = await _post(client, f"{url}/v1/completions", body, timeout_s, Completion)
+        if not answer.choices or not answer.choices[0].text:
+            raise _Refuted("gibberish", f"The adapter {adapter.name} answers with nothing.")
 
 
 def _burst(plan: Plan) -> tuple[int, int]:

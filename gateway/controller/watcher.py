@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from gateway.controller.engine_client import EngineClient, NoAnswerError
-from gateway.controller.engine_logs import LogCopy, log_path
-from gateway.controller.verify import alive, metrics_of
-from gateway.core.failures.compilers import compiling
+from gateway.controller.verify import alive, metrics_of, sleeps
+from gateway.core.failures.compilers import COMPILING, compiling
 from gateway.core.failures.diagnose import PHASES
 from gateway.core.failures.log_lines import clean
 from gateway.core.failures.log_reader import LogReader
@@ -23,6 +22,7 @@ from gateway.domain import Attempt, EngineProcess, Failure, Observation
 from gateway.errors import FitserveError, HostError
 from gateway.hosts.host import Host
 from gateway.settings import Settings
+from gateway.store.engine_logs import LogCopy, log_path
 from gateway.supervision import Supervised
 
 log = structlog.get_logger("fitserve.loop")
@@ -167,7 +167,7 @@ class Watcher:
 
     def _tell_phase(self) -> None:
         """How far the start is: what the log says, or what the engine's compilers do while the log says nothing."""
-        phase = f"compiling kernels: {self._compiles}" if self._compiles else PHASES.get(self._reader.phase)
+        phase = self._compiles or PHASES.get(self._reader.phase)
         if phase is not None and phase != self.observation.phase and not self.observation.answering:
             self.note(phase=phase)
 
@@ -177,7 +177,7 @@ class Watcher:
             self._compiles = ""
             return None
         before, self._compiles = self._compiles, compiling(one.command for one in await self._processes())
-        if before and not self._compiles and self.observation.phase.startswith("compiling kernels"):
+        if before and not self._compiles and self.observation.phase.startswith(COMPILING):
             self.note(phase=PHASES.get(self._reader.phase, "starting"))
         self._tell_phase()
         return _COMPILERS_S
@@ -198,6 +198,9 @@ class Watcher:
             self._pulse.looked(time.monotonic(), await self._processes())
             self._judge()
         healthy = await self._healthy(self._probe_s if serves else PROBE_TIMEOUT_S)
+        if healthy and not self.observation.answering and self.attempt.plan.sleep_mode.value:
+            # It may have been put to sleep by a gateway that is no more.
+            self.observation = self.observation.evolve(sleeping=await sleeps(self.client, self.url, PROBE_TIMEOUT_S))
         now = time.monotonic()
         self._pulse.checked(now, healthy=healthy)
         if healthy:

@@ -23,6 +23,8 @@ from pydantic import Field
 
 from gateway.domain import Failure, Hardware, Value
 from gateway.domain.hardware import XidTable
+from gateway.machine.gpu_reading import GpuReading
+from gateway.machine.gpu_reading import read as read_gpu
 from gateway.machine.kept_gpus import VARIABLES, KeptGpus
 from gateway.machine.nvml import Nvml, recovery_action, text_of
 from gateway.machine.probe import probe
@@ -64,6 +66,8 @@ class GpuWatch:
     ) -> None:
         self.lost: Mapping[str, GpuLoss] = {}
         self.counts: Counter[tuple[str, int]] = Counter()
+        self.readings: Mapping[str, GpuReading] = {}
+        """By UUID, of the cards that could be read last."""
         self._nvml = nvml
         self._read = read or (lambda data: probe(data, nvml=nvml))
         self._kept = kept or KeptGpus()
@@ -94,7 +98,7 @@ class GpuWatch:
         here = {gpu.uuid for gpu in gpus}
         notes = [f"{uuid} is not used: {loss.message.rstrip('.')}" for uuid, loss in lost.items() if uuid not in here]
         notes += [
-            f"{uuid}: Xid {xid} ({self._meaning(xid)}) {number} time{'s' if number > 1 else ''} since the gateway started"
+            f"{uuid}: Xid {xid} ({self.meaning(xid)}) {number} time{'s' if number > 1 else ''} since the gateway started"
             for (uuid, xid), number in sorted(counts.items())
         ]
         changed: Hardware = found.evolve(gpus=gpus, notes=(*found.notes, *notes))
@@ -229,13 +233,14 @@ class GpuWatch:
             self._lose(uuid, f"Xid {number} ({xid.means}).", xid=number)
             return
         self.counts[uuid, number] += 1
-        log.warning("a GPU reported an error", gpu=uuid, xid=number, means=self._meaning(number))
+        log.warning("a GPU reported an error", gpu=uuid, xid=number, means=self.meaning(number))
 
     def _read_cards(self, nvml: Nvml, unclaimed_xid: int | None) -> None:
         """Read every card that is known. unclaimed_xid: an Xid without UUID; it belongs to the card that is newly lost."""
         from pynvml import NVMLError, NVMLError_GpuIsLost, NVMLError_ResetRequired
 
         present, errors = set[str](), list[Exception]()
+        readings: dict[str, GpuReading] = {}
         known = set(self._cards)
         try:
             for uuid, handle in self._handles(nvml):
@@ -244,8 +249,13 @@ class GpuWatch:
                     continue
                 present.add(uuid)
                 self._judge(uuid, *_health(nvml, handle))
+                if uuid not in self.lost:
+                    before = self.readings.get(uuid)
+                    index = next(number for number, known_uuid in self._numbers.items() if known_uuid == uuid)
+                    readings[uuid] = read_gpu(nvml, handle, index, before.name if before is not None else None)
         except NVMLError:
             return  # the driver is being unloaded or updated: keep the last state
+        self.readings = readings
         unclear = [error for error in errors if not isinstance(error, NVMLError_GpuIsLost | NVMLError_ResetRequired)]
         for uuid in sorted(known - present):
             if not unclear:
@@ -278,7 +288,8 @@ class GpuWatch:
         self.lost = lost
         self._wake()
 
-    def _meaning(self, number: int) -> str:
+    def meaning(self, number: int) -> str:
+        """Of an Xid."""
         return self._table.xids[number].means if number in self._table.xids else "not in our table"
 
 

@@ -216,7 +216,11 @@ class Routes:
 
     def drained(self, replica_id: str) -> bool:
         """Whether nothing is in flight at a replica, and nothing will be: it is in no table any more."""
-        return not self.in_flight(replica_id) and not _holds(self._table, replica_id)
+        return not self.in_flight(replica_id) and not self.holds(replica_id)
+
+    def holds(self, replica_id: str) -> bool:
+        """Whether requests may go to a replica."""
+        return any(replica.id == replica_id for route in self._table.models.values() for replica in route.replicas)
 
     @property
     def total_in_flight(self) -> int:
@@ -225,7 +229,3 @@ class Routes:
 
 def _nobody_hears() -> None:
     """Nobody loads models on request."""
-
-
-def _holds(table: RouteTable, replica_id: str) -> bool:
-    return any(replica.id == replica_id for route in table.models.values() for replica in route.replicas)

@@ -18,12 +18,21 @@ SHOWN_NAME = 200
 # These endpoints take no place in an engine's batch, so their calls never wait.
 _LIGHT = frozenset({"tokenize", "detokenize", "count_tokens"})
 
+# Of why a model cannot answer, a client is told so much.
+_MOST_DETAIL = 300
+# States that no waiting ends, and what does.
+_WHAT_HELPS = {
+    "no_plan": "That stays so until the model, its settings or the machine change",
+    "quarantined": "It was given up; its owner can try it again with `fitserve retry {name}`",
+    "stopped": "Its owner has stopped it, and can load it with `fitserve start {name}`",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class RoutedReplica:
     """One engine that answers for a model. `url` is its base without /v1, `served_name` what it calls the model.
 
-    `capacity`: how many requests it gets at once; None where that is not known. `key`: what it wants of its callers, "" for nothing. `seed`: a
+    `capacity`: how many requests it gets at once; None where that is not known. `key`: what it wants of its callers, "" for nothing. `adapters`: names of adapters, and what the engine calls them. `seed`: a
     number for the id. `key_line`: the key as a line of a request's head.
     """
 
@@ -32,6 +41,7 @@ class RoutedReplica:
     served_name: str
     capacity: int | None = None
     key: str = field(default="", repr=False)
+    adapters: tuple[tuple[str, str], ...] = ()
     seed: int = field(init=False, repr=False, compare=False)
     key_line: bytes = field(init=False, repr=False, compare=False)
 
@@ -39,11 +49,15 @@ class RoutedReplica:
         object.__setattr__(self, "seed", zlib.crc32(self.id.encode()))
         object.__setattr__(self, "key_line", f"authorization: Bearer {self.key}\r\n".encode() if self.key else b"")
 
+    def name_of(self, asked: str) -> str:
+        """What the engine calls what a request asks for by this name."""
+        return next((name for adapter, name in self.adapters if adapter == asked), self.served_name)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """What GET /v1/models says of a model beside its name and state. `tools` to `json_schema`: "proven", "not proven" or "unknown", as
-    `gateway.domain.running.Abilities`. `inputs`: what a message may hold; empty: not known."""
+    `gateway.domain.running.Abilities`. `adapter`: what is an adapter is loaded from. `inputs`: what a message may hold; empty: not known."""
 
     max_model_len: int | None = None
     inputs: tuple[str, ...] = ()
@@ -51,6 +65,7 @@ class ModelCard:
     required_tools: str = "unknown"
     reasoning: str = "unknown"
     json_schema: str = "unknown"
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +95,17 @@ class ModelRoute:
         return key.sees(self.alias_of or self.name)
 
     def not_ready(self) -> NotReady:
-        reason = f"{self.state}: {self.detail}" if self.detail else self.state
+        first, *more = self.detail.splitlines() or [""]
+        reason = f"{self.state}: {first[:_MOST_DETAIL].rstrip()}" if first else self.state
+        reason = f"{reason} ..." if more or len(first) > _MOST_DETAIL else reason.rstrip(".") + "."
+        # Where requests wait, another model may leave for it.
+        does = None if self.wait_s else _WHAT_HELPS.get(self.state)
+        said = does.format(name=self.name) if does else f"Try again in {self.retry_after_s} s"
         return NotReady(
-            f"The model '{self.name}' cannot answer now, it is {reason.rstrip('.')}.",
-            hint=f"Try again in {self.retry_after_s} s; `fitserve show {self.name}` tells more.",
+            f"The model '{self.name}' cannot answer now, it is {reason}",
+            hint=f"{said}; `fitserve show {self.name}` tells more.",
             param="model",
-            retry_after_s=self.retry_after_s,
+            retry_after_s=None if does else self.retry_after_s,
         )
 
 
@@ -157,6 +177,7 @@ def _model(route: ModelRoute) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(route.created, UTC).isoformat(),
         "state": route.state,
         "task": route.task,
+        **({"parent": route.alias_of, "root": card.adapter} if card.adapter else {}),
         "max_model_len": card.max_model_len,
         "modalities": {"input": card.inputs, "output": _GIVES.get(route.task or "", ())},
         "tools": card.tools,

@@ -63,7 +63,7 @@ class Traffic:
         """Look at the engines of the model, as far as it is time."""
         for replica in model.replicas:
             attempt = replica.attempt
-            if attempt is None or attempt.state != "ready" or attempt.plan.speed is None or replica.watcher is None:
+            if attempt is None or not attempt.serves or attempt.plan.speed is None or replica.watcher is None:
                 continue
             readings = self._engines.setdefault(attempt.instance_name, _Readings())
             if not readings.silent and time.monotonic() - readings.at >= READ_S:
@@ -116,7 +116,7 @@ class Traffic:
         """What other models on the same GPUs have answered; None while one of them starts, ends or works, or nobody knows the GPUs."""
         gpus, found, asked = set(attempt.plan.gpus), dict[str, float](), self._asked()
         for name, model in self._models.items():
-            for other in [*model.replicas, *([model.trial] if model.trial is not None else [])]:
+            for other in model.all_replicas:
                 shares = any(gpus & set(one.plan.gpus) for one in other.attempts if one.live)
                 if other is replica or not shares:
                     continue

@@ -171,7 +171,7 @@ class Tuner:
             elif trial is None and quiet_s >= self._settings.auto_tune_quiet_s and not busy:
                 for replica in model.replicas:
                     attempt = replica.attempt
-                    if attempt is None or attempt.state != "ready" or await self._improve(model, replica, attempt):
+                    if attempt is None or not attempt.serves or await self._improve(model, replica, attempt):
                         break
         except FitserveError as error:
             log.warning("another plan could not be tried", model=name, reason=str(error))

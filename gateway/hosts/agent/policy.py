@@ -77,7 +77,7 @@ def check_launch(spec: LaunchSpec, engine: Engine, models: Mount, allowed: Allow
         if not least <= value <= most:
             raise _refusal(f"the {name} must be {least} to {most}")
     try:
-        check_command(engine, spec.argv, model=spec.model, port=spec.port, folder=models.target)
+        check_command(engine, spec.argv, spec.env, model=spec.model, port=spec.port, folder=models.target)
         check_environment(engine, spec.env)
     except BadFlag as error:
         raise _refusal(error.message.rstrip(".")) from None

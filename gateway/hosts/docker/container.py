@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.domain import EngineRef, Instance, LaunchSpec, Mount
 from gateway.domain.image_name import repository
+from gateway.domain.running import SCRATCH_OPTIONS
 from gateway.errors import HostError
 from gateway.hosts.docker.cache_volumes import FOLDER, cache_volume, give_folders
 
@@ -24,7 +25,6 @@ RUNNING = ("running", "paused", "restarting")
 # Of the machine's RAM: an engine that takes more is ended alone, before Linux looks for something to end.
 _MOST_OF_RAM = 0.95
 # What is compiled into a folder is run from there.
-_TMPFS = "rw,exec,nosuid,nodev,mode=1777"
 
 
 def container_name(name: str, owner: str) -> str:
@@ -102,7 +102,7 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
             cap_add=[] if spec.gpus else ["SYS_NICE"],
             security_opt=["no-new-privileges"],
             read_only=spec.scratch is not None,
-            tmpfs=dict.fromkeys(spec.scratch or (), _TMPFS),
+            tmpfs=dict.fromkeys(spec.scratch or (), SCRATCH_OPTIONS),
             pids_limit=spec.pids,
             mem_limit=_memory(spec, info["MemTotal"]),
             log_config=LogConfig(type="json-file", config={"max-size": "64m", "max-file": "2"}),
@@ -122,7 +122,7 @@ def _mount(mount: Mount) -> DockerMount:
     """A folder, which must exist (the old `binds` would make a missing one), or a named volume."""
     from docker.types import Mount as DockerMount
 
-    return DockerMount(mount.target, mount.source, type="bind" if "/" in mount.source else "volume", read_only=mount.read_only)
+    return DockerMount(mount.target, mount.source, type=mount.kind, read_only=mount.read_only)
 
 
 def gpu_request(info: Attributes, gpus: tuple[str, ...]) -> DeviceRequest:

@@ -221,7 +221,7 @@ class DockerHost:
 
     async def _pull(self, image: str, progress: PullProgress, report: Callable[[str], None]) -> None:
         """Raises DockerRefused, OSError."""
-        report(str(progress))
+        report(progress.words())
         reported_at = time.monotonic()
         request, headers = await self._docker.call(partial(_pull_request, image))
         answer = stream(self._docker.path, request, headers=headers, head_s=_PULL_SILENCE_S, silence_s=_PULL_SILENCE_S)
@@ -229,7 +229,7 @@ class DockerHost:
             async for chunk in chunks:
                 progress.feed(chunk)
                 if time.monotonic() >= reported_at + 1:
-                    report(str(progress))
+                    report(progress.words())
                     reported_at = time.monotonic()
 
     # --- in threads ---

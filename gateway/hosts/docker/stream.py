@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.domain.units import GIB
+from gateway.domain.units import GIB, Progress
 from gateway.hosts.host import MAX_LINE
 
 CHUNK = 64 * 1024
@@ -167,13 +167,18 @@ class PullProgress:
             self._done[layer] = self._total.get(layer, 0)
 
     def __str__(self) -> str:
+        return self.words()
+
+    def words(self) -> str:
+        """With the figures, where they are known."""
         done, total = sum(self._done.values()), sum(self._total.values())
         if not total:
             return f"pulling {self._image}"
         if done == total and not self._unknown:
             return f"unpacking {self._image}: {_gib(total)} GiB"
         # Docker tells the size of a layer when its download begins, a few at a time.
-        return f"pulling {self._image}: {_gib(done)} of {'more than ' if self._unknown else ''}{_gib(total)} GiB"
+        told = f"pulling {self._image}: {_gib(done)} of {'more than ' if self._unknown else ''}{_gib(total)} GiB"
+        return told if self._unknown else Progress(told, done, total)
 
 
 def _gib(size: int) -> str:

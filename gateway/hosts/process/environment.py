@@ -28,6 +28,14 @@ def is_installed(data: Path, engine: Engine | EngineRef) -> bool:
     return not foreign or all(Path(path).exists() for path in foreign)
 
 
+def installed(data: Path) -> frozenset[str]:
+    """The engines whose environments are whole, as `kind-version`."""
+    try:
+        return frozenset(one.name for one in (data / "engines").iterdir() if (one / COMPLETE).is_file())
+    except OSError:
+        return frozenset()
+
+
 def foreign_python(folder: Path) -> str | None:
     """The Python of the environment that was taken as it is, where the engine's folder stands for such a one."""
     try:

@@ -30,6 +30,10 @@ class _Ranks:
     def size(self) -> int:
         return self._size
 
+    def allreduce(self, _tensors: Any, _options: Any) -> Any:
+        """What this rank knows is what all agree on: every stage is asked, and `of_stages` takes the least."""
+        return StandIn(wait=lambda: None)
+
 
 class Group:
     """Stands for a group of ranks, seen by one of them: sizes only."""

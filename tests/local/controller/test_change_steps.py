@@ -59,7 +59,7 @@ async def settled(gateway: Running, alone: int = 1) -> Any:
                 view = await gateway.show("m")
                 under_way = view["change"] is not None and "brought back" in view["change"]["detail"]
                 under_way |= view["change"] is not None and view["change"]["state"] == "underway"
-                serve = [one["state"] for one in view["replicas"]] == ["ready"] * alone
+                serve = [one["state"] for one in view["replicas"]] == ["ready"] * alone and view["state"] == "ready"
                 if not under_way and serve and len(gateway.world.engines) == alone:
                     return view
                 await asyncio.sleep(0.02)

@@ -66,6 +66,7 @@ HOSTILE: dict[str, tuple[Script, str]] = {
     "null": (replies(b"null"), "something else"),
     "null in it": (replies(b'{"data": null}'), "something else"),
     "no JSON": (replies(b"<html>"), "something else"),
+    "a locked door": (replies(b"{}", status="401 Unauthorized"), "answers 401: it wants a key"),
     "an error": (replies(b"{}", status="500 Oh"), "answers 500"),
     "a redirect": (replies(b"", "location: http://127.0.0.1:1/\r\n", "302 Found"), "answers 302"),
     "no HTTP": (lambda call: call.send(b"\xff" * 100), "does not speak HTTP"),
@@ -117,6 +118,20 @@ async def test_an_endpoint_that_says_nothing_keeps_no_other_from_being_asked(tmp
         assert "1 of 64 endpoints answer" in (await gateway.show("m"))["detail"]
         assert (await gateway.client.delete("/admin/models/m")).status_code == 202
         await gateway.gone("m")
+
+
+async def test_endpoints_that_are_changed_are_those_that_are_asked(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway, Upstream(models("x")) as here, Upstream(never_answers) as gone:
+        await gateway.client.post("/admin/models", json={"name": "m", "endpoints": [here.url]})
+        await gateway.until("m", "ready")
+        for endpoints, said in (
+            ([gone.url], f"{gone.url} is not asked yet"),
+            ([gone.url, here.url], "1 of 2 endpoints answer"),
+            ([here.url], "1 of 1 endpoints answer"),
+        ):
+            answer = await gateway.client.patch("/admin/models/m", json={"endpoints": endpoints})
+            assert answer.status_code == 200, answer.text
+            await says(gateway, "m", said)
 
 
 async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
         assert ("--quantization=fp8" in made[1].argv) is halved
         assert ("quantized to fp8 while they load" in " ".join(view["plan"]["warnings"])) is halved
         capsys.readouterr()
-        show_model(view)
+        show_model(view, {})
         shown = " ".join(capsys.readouterr().out.split())
         assert shown.endswith("weights in fp8") is halved
         # Beside the failure stands the plan that followed, by what is other in it.

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import LaunchSpec
+from gateway.domain import Instance, LaunchSpec
 from gateway.errors import HostError
 from tests.support.dataplane import until
-from tests.support.memory_host import World
+from tests.support.memory_host import MemoryHost, World
 from tests.support.patience import HANG_S, Clock
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -411,6 +411,30 @@ async def test_a_model_that_is_kept_is_known_before_the_host_answers(tmp_path: P
     async with running(tmp_path, healthy, world) as gateway:
         assert (await gateway.show("m"))["state"] != "ready"
         answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
-        while answer.status_code == 404:
-            answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
         assert answer.status_code == 503
+
+
+async def test_a_gateway_that_has_not_looked_yet_knows_its_models_and_has_their_requests_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, may_look = World(), asyncio.Event()
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), aliases=["other"])
+        await gateway.until("m", "ready")
+    plain = MemoryHost.list
+
+    async def held(host: MemoryHost) -> list[Instance]:
+        await may_look.wait()
+        return await plain(host)
+
+    monkeypatch.setattr(MemoryHost, "list", held)
+    async with running(tmp_path, healthy, world) as gateway:
+        asked = [
+            asyncio.create_task(gateway.client.post("/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 3}))
+            for name in ("m", "other")
+        ]
+        unknown = await gateway.client.post("/v1/completions", json={"model": "x", "prompt": "hi"})
+        assert unknown.status_code == 404
+        assert not any(one.done() for one in asked)
+        may_look.set()
+        assert [one.status_code for one in await asyncio.gather(*asked)] == [200, 200]

@@ -131,7 +131,8 @@ async def test_a_stopped_model_stays_stopped_over_a_restart_until_it_is_started(
         view = await gateway.until("m", "stopped")
         assert view["detail"] == "stopped by its owner"
         assert (await ask(gateway, "m")).status_code == 503
-        await gateway.client.post("/admin/models/m/start")
+        started = (await gateway.client.post("/admin/models/m/start")).json()
+        assert (started["state"], started["detail"]) == ("starting", "its owner starts it")
         await gateway.until("m", "ready")
         assert (await ask(gateway, "m")).status_code == 200
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.controller.engine_logs import log_path
 from gateway.core.failures.diagnose import PHASES
 from gateway.core.failures.log_reader import LogReader
 from gateway.domain import EngineRef, LaunchSpec
 from gateway.profiles import Profiles
+from gateway.store.engine_logs import log_path
 from tests.support.dataplane import until
 from tests.support.memory_host import MemoryEngine, MemoryHost, World
 from tests.support.paths import LOGS

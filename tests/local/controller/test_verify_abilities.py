@@ -61,7 +61,7 @@ async def test_what_an_engine_shows_is_told_in_every_listing(tmp_path: Path, cap
         model = (await gateway.client.get("/v1/models")).json()["data"][0]
         assert {name: model[name] for name in ALL} == dict.fromkeys(ALL, "proven")
         assert (model["state"], model["max_model_len"]) == ("ready", view["plan"]["max_model_len"]["value"])
-        show_model(view)
+        show_model(view, {})
         assert "tool calls           proven  it called get_weather with arguments that fit" in capsys.readouterr().out
 
 

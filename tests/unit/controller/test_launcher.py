@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.controller.launcher import Launcher
-from gateway.domain import Attempt, LaunchSpec, ModelRef, Mount
+from gateway.domain import Attempt, ChatTemplate, LaunchSpec, ModelRef, Mount
 from gateway.errors import BadModel
 from gateway.settings import Settings
 from tests.support.makers import attempt, engine
@@ -90,6 +90,61 @@ async def test_a_snapshot_whose_blobs_are_a_link_is_shown_alone(tmp_path: Path) 
     folder = snapshot(tmp_path, blobs="other")
     (folder.parent.parent / "blobs").symlink_to("/")
     assert await mounted(tmp_path, folder) == (Mount(source=str(folder), target=str(folder)),)
+
+
+def templated(text: str) -> tuple[Attempt, ChatTemplate]:
+    """An attempt whose plan names the template."""
+    given, one = ChatTemplate(text=text), attempt()
+    argv = (f"--chat-template={given.digest}.jinja",)
+    made: Attempt = one.evolve(plan=one.plan.evolve(argv=argv))
+    return made, given
+
+
+def launcher_of(host: Any, **settings: Any) -> Launcher:
+    async def download(*_: object, **__: object) -> Path:
+        raise AssertionError("a folder is not downloaded")
+
+    return Launcher(Settings(**settings), host, lambda _: engine(), download)
+
+
+async def test_a_chat_template_is_a_file_that_only_its_container_sees(tmp_path: Path) -> None:
+    folder, host = tmp_path / "model", Docker()
+    folder.mkdir()
+    one, given = templated("{{ messages }} \u00df")
+    one = one.evolve(plan=one.plan.evolve(model=ModelRef(source=str(folder), task="generate", vocab=1)))
+    launcher = launcher_of(host, data_dir=tmp_path / "data")
+    for _ in range(2):
+        launcher.keep_template(given.text)
+        await launcher.launch(one, lambda _: None, at_once, allow_remote_code=False)
+    spec, templates = host.started[1], tmp_path / "data" / "chat-templates"
+    assert spec.mounts == tuple(Mount(source=str(path), target=str(path)) for path in (folder, templates))
+    (file,) = templates.iterdir()
+    assert f"--chat-template={file}" in spec.argv
+    assert (file.read_text(), file.stat().st_mode & 0o777, templates.stat().st_mode & 0o777) == (given.text, 0o644, 0o755)
+
+
+async def test_where_engines_see_one_folder_alone_the_chat_template_is_below_that(tmp_path: Path) -> None:
+    models, host = tmp_path / "models", Docker()
+    (models / "m").mkdir(parents=True)
+    one, given = templated("{{ messages }}")
+    one = one.evolve(plan=one.plan.evolve(model=ModelRef(source=str(models / "m"), task="generate", vocab=1)))
+    launcher = launcher_of(host, data_dir=tmp_path / "data", models_dir=models, models_source="fitserve-models")
+    launcher.keep_template(given.text)
+    await launcher.launch(one, lambda _: None, at_once, allow_remote_code=False)
+    (spec,) = host.started
+    assert spec.mounts == (Mount(source="fitserve-models", target=str(models)),)
+    assert f"--chat-template={models}/chat-templates/{given.digest}.jinja" in spec.argv
+    assert (models / "chat-templates" / f"{given.digest}.jinja").read_text() == given.text
+
+
+async def test_a_plan_whose_chat_template_is_gone_is_not_started(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    one, _ = templated("{{ messages }}")
+    one = one.evolve(plan=one.plan.evolve(model=ModelRef(source=str(tmp_path / "model"), task="generate", vocab=1)))
+    host = Docker()
+    with pytest.raises(BadModel, match="No such file"):
+        await launcher_of(host, data_dir=tmp_path / "data").launch(one, lambda _: None, at_once, allow_remote_code=False)
+    assert not host.started
 
 
 @pytest.mark.parametrize("part", ["model", "its parent"])

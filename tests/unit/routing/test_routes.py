@@ -174,6 +174,19 @@ def test_a_model_without_replicas_is_not_ready_and_says_its_state() -> None:
     assert caught.value.param == "model"
 
 
+def test_a_client_is_not_told_to_wait_for_what_no_waiting_brings() -> None:
+    lines = "no kernel takes this layer" + " and so on" * 100
+    with pytest.raises(NotReady) as caught:
+        pick(Routes(), route(state="no_plan", detail=lines + "\nanother reason"))
+    assert caught.value.retry_after_s is None
+    assert "Try again" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+    # Another model may leave for it.
+    with pytest.raises(NotReady) as caught:
+        raise dataclasses.replace(route(state="no_plan", detail="no memory"), wait_s=5.0).not_ready()
+    assert caught.value.retry_after_s == 10
+
+
 def test_an_unknown_model_is_named_and_a_huge_name_is_cut() -> None:
     table = RouteTable({"m": route(A)})
     with pytest.raises(ModelNotFound, match=r"'nope' does not exist.*GET /v1/models"):

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.planner.decide import decide
 from gateway.core.planner.flags import launch_spec
-from gateway.domain import Hardware, LaunchSpec, Mount, Plan
+from gateway.domain import AdapterRef, Hardware, LaunchSpec, Mount, Plan
 from gateway.errors import AgentRefusal
 from gateway.hosts.agent.policy import check_engine, check_launch
 from gateway.profiles import Profiles
@@ -36,6 +36,8 @@ def launch(plan: Plan, **changes: Any) -> LaunchSpec:
         weights="/models/org--m/0123",
         mounts=[SHARED],
         environment=None,
+        templates="/models/chat-templates",
+        adapters=[(one.name, f"/models/{one.name}") for one in plan.adapters],
     ).evolve(**changes)
     return made
 
@@ -51,7 +53,7 @@ def test_every_plan_for_every_engine_is_let_through(name: str) -> None:
     seen = 0
     here = machine(name)
     for model in (spec(), *map(published, NAMES)):
-        for wanted in ({}, {"max_context": 4096, "speculative": "ngram"}):
+        for wanted in ({}, {"max_context": 4096, "speculative": "ngram", "chat_template": {"text": "{{ messages }}"}}):
             for plan in plans(here, model, **wanted):
                 check_launch(launch(plan), PROFILES.engine(str(plan.engine)), SHARED, ALLOWED, RESOLVED)
                 seen += 1
@@ -61,6 +63,28 @@ def test_every_plan_for_every_engine_is_let_through(name: str) -> None:
 PLAN = plans(machine("3090"), spec())[0]
 ENGINE = PROFILES.engine(str(PLAN.engine))
 RESOLVED.update({BUILT: ENGINE.image})
+
+
+def with_flags(*items: str) -> tuple[str, ...]:
+    argv, own = launch(PLAN).argv, 4
+    return (*argv[:-own], *items, *argv[-own:])
+
+
+def with_template(value: str) -> tuple[str, ...]:
+    return with_flags(f"--chat-template={value}")
+
+
+ADAPTER = AdapterRef(name="team/sql", source="/models/sql")
+
+
+@pytest.mark.parametrize("ref", ["vllm==0.33.0", "sglang==0.5.23"])
+def test_adapters_below_the_models_are_let_through(ref: str) -> None:
+    engine = PROFILES.engine(ref)
+    found = decide(spec(), machine("3090"), [engine], wish(), rules=PROFILES.rules([engine])).plans[0]
+    plan = found.evolve(adapters=(ADAPTER, ADAPTER.evolve(name="two")))
+    spec_of = launch(plan)
+    assert "/models/two" in spec_of.argv[-5]
+    check_launch(spec_of, engine, SHARED, ALLOWED, RESOLVED)
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
@@ -83,6 +107,14 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"port": 8001}, "another name or address"),
     ({"env": {"LD_PRELOAD": "x"}}, "LD_PRELOAD cannot be given to engines: it loads code"),
     ({"argv": ("sh",)}, "is not that of vllm=="),
+    ({"argv": with_flags("--lora-modules", '{"name": "a", "path": "/etc"}')}, "The adapter '/etc' is not below /models"),
+    ({"argv": with_flags("--lora-modules", '{"name": "a", "path": "/models/../etc"}')}, "is not below /models"),
+    ({"argv": with_flags("--lora-modules", '{"name": "a b", "path": "/models/a"}')}, "is not below /models"),
+    ({"argv": with_flags("--lora-modules", "--host=0.0.0.0")}, "names an adapter as no plan does"),
+    ({"argv": with_flags("--lora-modules", "a=/models/a")}, "names an adapter as no plan does"),
+    ({"argv": with_flags("--lora-paths", '{"lora_name": "a", "lora_path": "/models/a"}')}, "has no flag 'lora-paths'"),
+    ({"argv": with_template("/etc/passwd")}, "'/etc/passwd' is not a file below /models/chat-templates"),
+    ({"argv": with_template("{{ messages }}")}, "is not a file below /models/chat-templates"),
     ({"engine": PLAN.engine.evolve(image="debian")}, "the image 'debian' may not be started"),
     ({"engine": PLAN.engine.evolve(image=None)}, "the image '' may not be started"),
     ({"engine": PLAN.engine.evolve(image=f"evil/{ENGINE.image}")}, "may not be started"),

@@ -1,0 +1,191 @@
+"""Puts engines to sleep and wakes them, and learns whether their memory came back. What it begins is on the disk before it begins: what is cut off is
+woken up, for until the end nobody else counts on the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
+
+from gateway.controller.engine_client import NoAnswerError
+from gateway.controller.launcher import Launcher
+from gateway.controller.managed_model import ReplicaState
+from gateway.controller.planner import Planner
+from gateway.controller.start_gate import StartGate
+from gateway.controller.verify import alive
+from gateway.controller.watcher import Watcher
+from gateway.core.facts import sleep
+from gateway.core.sharing.leaving import level, missing, taken, to_wake
+from gateway.domain import Asleep, Attempt, Fact, Offer
+from gateway.store.store import Store
+
+log = structlog.get_logger("fitserve.loop")
+
+# How long NVML may take to show what came back, and between two looks at that.
+_BACK_S, _LOOK_S = 5.0, 0.2
+# In which a woken engine has to answer the smallest request.
+_ALIVE_S = 60.0
+
+
+class SleepSteps:
+    """Shared by all replicas of a gateway."""
+
+    def __init__(
+        self,
+        store: Store,
+        planner: Planner,
+        launcher: Launcher,
+        gate: StartGate,
+        planning: asyncio.Lock,
+    ) -> None:
+        """planning: that of `Effects`."""
+        self._store = store
+        self._planner = planner
+        self._launcher = launcher
+        self._gate = gate
+        self._planning = planning
+        self._patience_s = launcher.settings.start_timeout_s
+        self._one = asyncio.Lock()
+        """What comes back is measured: one engine falls asleep at a time."""
+
+    async def sleep(self, replica: ReplicaState, attempt: Attempt) -> None:
+        """Its engine has answered everything. Where it cannot sleep, its attempt ends instead. Raises StoreError."""
+        watcher, machine = replica.watcher, await self._planner.hardware()
+        engine = await asyncio.to_thread(self._launcher.profile_of, attempt.plan.engine)
+        deep, why = level(attempt.plan, engine.sleep_levels, machine)
+        if why or deep is None or watcher is None:
+            log.warning("is stopped, and does not sleep", model=replica.model, why=why)
+            replica.spent = attempt.id
+            return
+        async with self._one:
+            await self._sleep(replica, attempt, watcher, deep)
+
+    async def _sleep(self, replica: ReplicaState, attempt: Attempt, watcher: Watcher, deep: int) -> None:
+        began, before = time.monotonic(), await self._uses(attempt)
+        falling = attempt.evolve(asleep=Asleep(level=deep, since=time.time()))
+        await self._save(replica, falling)
+        replica.progress = "falls asleep"
+        try:
+            await self._tell(watcher, f"/sleep?level={deep}")
+        except NoAnswerError as error:
+            await self._end(replica, falling, sleep.failed(attempt, f"did not fall asleep: it {error}", time.time()))
+            return
+        told_s = time.monotonic() - began
+        gave = await self._gave(attempt, before)
+        fact = sleep.proved(attempt, gave, time.time())
+        if not sleep.enough(attempt.plan, gave):
+            await self._end(replica, falling, fact)
+            return
+        asleep = Asleep(level=deep, since=time.time(), gave=gave)
+        await self._save(replica, attempt.evolve(asleep=asleep), *await self._new(fact))
+        log.info("sleeps", model=replica.model, replica=replica.index, depth=deep, gave=gave, seconds=round(told_s, 2))
+
+    async def wake(
+        self,
+        replica: ReplicaState,
+        attempt: Attempt,
+        claims: Callable[[], Mapping[str, int]],
+        offers: Callable[[], Iterable[Offer]],
+    ) -> None:
+        """Once there is room for it; else it waits for what others give, and where they cannot give enough its attempt ends. claims: of all others.
+        offers: what they could give. Raises StoreError."""
+        watcher = replica.watcher
+        if watcher is None or not await self._room(replica, attempt, claims, offers):
+            return
+        asleep = attempt.asleep or Asleep(level=1, since=time.time())
+        waking = attempt.evolve(asleep=asleep.evolve(gave=None))
+        await self._save(replica, waking)
+        replica.progress = "waking up"
+        await self._gate.wakes(waking)
+        began, at = time.monotonic(), time.time()
+        try:
+            await self._tell(watcher, "/wake_up")
+            await self._answers(watcher, attempt)
+        except NoAnswerError as error:
+            await self._end(replica, waking, sleep.failed(attempt, f"did not wake up: it {error}", time.time()))
+            return
+        watcher.note(sleeping=False)
+        await self._save(replica, attempt.evolve(asleep=None))
+        replica.woken, replica.blocked, replica.takes = (at, time.time()), None, ()
+        log.info("woke up", model=replica.model, replica=replica.index, seconds=round(time.monotonic() - began, 2))
+
+    async def _room(
+        self,
+        replica: ReplicaState,
+        attempt: Attempt,
+        claims: Callable[[], Mapping[str, int]],
+        offers: Callable[[], Iterable[Offer]],
+    ) -> bool:
+        """Whether what the engine gave is there for it; from then on nobody else counts on it. What others have just left is waited for."""
+        if attempt.asleep is None or attempt.asleep.gave is None:
+            return True
+        end = time.monotonic() + _BACK_S
+        while True:
+            async with self._planning:
+                machine = await self._planner.hardware()
+                promised, gone = missing(attempt, claims(), machine), taken(attempt, machine)
+                if not promised and not gone:
+                    await self._save(replica, attempt.evolve(asleep=attempt.asleep.evolve(gave=None)))
+                    return True
+                lack = promised or (gone if time.monotonic() > end else {})
+                leaves = [one for one in offers() if one.how != "surplus"]
+                if takes := to_wake(lack, leaves) or ():
+                    replica.wait_for(takes)
+                    log.warning("others leave", model=replica.model, takes=[take.words for take in takes])
+                    return False
+            if lack:
+                log.warning("there is no room to wake up in", model=replica.model, lacks=lack)
+                replica.spent = attempt.id
+                return False
+            await asyncio.sleep(_LOOK_S)
+
+    async def _gave(self, attempt: Attempt, before: Mapping[str, int]) -> dict[str, int]:
+        """Bytes that came back, by the UUID of a GPU, as NVML shows them; as many as are expected are waited for."""
+        end = time.monotonic() + _BACK_S
+        while True:
+            now = await self._uses(attempt)
+            gave = {uuid: before[uuid] - now[uuid] for uuid in before.keys() & now.keys()}
+            if sleep.enough(attempt.plan, gave) or time.monotonic() > end:
+                most = sleep.expected(attempt.plan)
+                return {uuid: min(most, max(0, count)) for uuid, count in gave.items()}
+            await asyncio.sleep(_LOOK_S)
+
+    async def _uses(self, attempt: Attempt) -> dict[str, int]:
+        """Bytes of its GPUs that the engine's processes have, by UUID; where the driver does not tell that, what everybody has."""
+        pids = {one.pid for one in await self._launcher.host.processes(attempt.instance_name)}
+        found = {}
+        for gpu in (await self._planner.hardware()).gpus:
+            if gpu.uuid not in attempt.plan.gpus or gpu.total_bytes is None or gpu.free_bytes is None:
+                continue
+            own = [one.used_bytes for one in gpu.processes or () if one.pid in pids]
+            known = sum(count for count in own if count is not None)
+            found[gpu.uuid] = known if known else gpu.total_bytes - gpu.free_bytes
+        return found
+
+    async def _answers(self, watcher: Watcher, attempt: Attempt) -> None:
+        """Raises NoAnswerError where it does not."""
+        if not await alive(watcher.client, watcher.url, attempt.served_name, attempt.plan, _ALIVE_S):
+            raise NoAnswerError("answers no request")
+
+    async def _tell(self, watcher: Watcher, path: str) -> None:
+        """Raises NoAnswerError."""
+        answer = await watcher.client.post(f"{watcher.url}{path}", {}, self._patience_s)
+        if answer.status != 200:
+            raise NoAnswerError(f"answers {path.partition('?')[0]} with {answer.status} {answer.words}")
+
+    async def _save(self, replica: ReplicaState, attempt: Attempt, *facts: Fact) -> None:
+        await asyncio.to_thread(self._store.save_attempt, attempt, *facts)
+        replica.attempt = attempt
+
+    async def _new(self, fact: Fact) -> list[Fact]:
+        """What is known already is not learned again."""
+        known = await asyncio.to_thread(self._store.facts)
+        return [] if any((one.kind, one.scope) == (fact.kind, fact.scope) for one in known) else [fact]
+
+    async def _end(self, replica: ReplicaState, attempt: Attempt, fact: Fact) -> None:
+        log.warning("is stopped", model=replica.model, replica=replica.index, why=fact.source)
+        await self._save(replica, attempt, *await self._new(fact))
+        replica.spent = attempt.id

@@ -1,0 +1,54 @@
+"""What a GPU does now, as a scripted NVML tells it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.machine.gpu_reading import GpuReading, read
+from tests.support.fake_nvml import MIB, FakeNvml, gb10, two_3090
+
+
+def reading(nvml: FakeNvml, number: int = 0) -> GpuReading:
+    nvml.nvmlInit()
+    return read(nvml, nvml.nvmlDeviceGetHandleByIndex(number), number, None)
+
+
+def test_a_card_tells_all_in_the_units_of_its_names() -> None:
+    nvml = two_3090()
+    nvml.cards[1].use, nvml.cards[1].temperature, nvml.cards[1].power = 87, 71, 342_500
+    assert reading(nvml, 1) == GpuReading(
+        index=1,
+        name="NVIDIA GeForce RTX 3090",
+        use=0.87,
+        used_bytes=319 * MIB,
+        total_bytes=24576 * MIB,
+        temperature_c=71,
+        power_w=342.5,
+        power_limit_w=350,
+    )
+
+
+def test_what_a_card_does_not_tell_is_not_known() -> None:
+    told = reading(gb10())
+    assert (told.used_bytes, told.total_bytes, told.use) == (None, None, 0.0)
+    nvml = two_3090()
+    nvml.cards[0].use = nvml.cards[0].temperature = nvml.cards[0].power = nvml.cards[0].power_limit = None
+    told = reading(nvml)
+    assert (told.use, told.temperature_c, told.power_w, told.power_limit_w) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("bits", "why"),
+    [
+        (0x0, ()),
+        (0x1, ()),  # idle
+        (0x4, ()),  # the power limit, which a busy card reaches
+        (0x20 | 0x4, ("temperature",)),
+        (0x40 | 0x8, ("hardware", "temperature")),
+        (0x80, ("power supply",)),
+    ],
+)
+def test_lowered_clocks_say_why(bits: int, why: tuple[str, ...]) -> None:
+    nvml = two_3090()
+    nvml.cards[0].throttles = bits
+    assert reading(nvml).throttled == why
