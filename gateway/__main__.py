@@ -23,12 +23,15 @@ def main() -> None:
     os.umask(_UMASK)
     if sys.argv[1:2] == ["serve"]:
         _require_memory()
-    if sys.argv[1:] == ["serve"]:
-        serve()
+    if sys.argv[1:] in (["serve"], ["serve", "--take-over"]):
+        serve(take_over="--take-over" in sys.argv)
     else:
         gc.set_threshold(_OBJECTS)
+        from gateway.cli.main import app
         from gateway.cli.main import main as cli
+        from gateway.cli.verbs.registered import add_to
 
+        add_to(app)
         cli()
 
 
@@ -43,8 +46,10 @@ def _require_memory() -> None:
         sys.exit(2)
 
 
-def serve() -> None:
+def serve(*, take_over: bool = False) -> None:
     """Run the gateway; our own errors end with their exit code and two sentences."""
+    # structlog loads it where it is there, for tracebacks in colours: 3 MiB.
+    sys.modules["rich"] = None  # type: ignore[assignment]
     from gateway.domain.visible import visible
     from gateway.errors import FitserveError
     from gateway.settings import load_settings
@@ -55,7 +60,7 @@ def serve() -> None:
         from gateway.serve.server import serve as run
 
         configure_logging(settings.log_level)
-        run(settings)
+        run(settings, take_over=take_over)
     except FitserveError as error:
         sys.stderr.write(f"fitserve: {visible(str(error))}\n")
         sys.exit(error.exit_code)

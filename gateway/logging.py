@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import sys
 
 import structlog
 
 from gateway.domain.visible import visible
+
+_USUAL = ("debug", "info")
 
 
 def configure_logging(level: str) -> None:
@@ -22,7 +25,7 @@ def configure_logging(level: str) -> None:
     ]
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
     if sys.stderr.isatty():
-        renderer = structlog.dev.ConsoleRenderer()
+        renderer = _line
         shared.append(_without_escapes)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -39,9 +42,22 @@ def configure_logging(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
-    # Its every request line would be one of ours per health check.
-    for noisy in ("httpx", "httpcore", "urllib3", "docker"):
+    # A line for every request of ours, or of a start and an end that ours tell too.
+    for noisy in ("httpx", "httpcore", "urllib3", "docker", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _line(_: object, __: str, event: structlog.typing.EventDict) -> str:
+    """For people: `10:41:02 listening  url=http://127.0.0.1:8080`."""
+    at = datetime.datetime.fromisoformat(event.pop("timestamp")).astimezone().strftime("%H:%M:%S")
+    level, said, trace = event.pop("level"), event.pop("event"), event.pop("exception", "")
+    event.pop("logger", None)
+    named = [
+        f"{name}={value if isinstance(value, str) and value and ' ' not in value else repr(value)}"
+        for name, value in event.items()
+    ]
+    line = "  ".join([f"{at} {'' if level in _USUAL else f'{level}: '}{said}", *([" ".join(named)] if named else [])])
+    return f"{line}\n{trace}" if trace else line
 
 
 def _without_escapes(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

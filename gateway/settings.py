@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 import ipaddress
 import os
 import re
 import shlex
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from gateway.core import variables
+from gateway.domain.facts import EVENT_KINDS
 from gateway.domain.units import FOR_EVER, Duration
 from gateway.errors import BadFlag, SettingsError
 
@@ -31,6 +35,10 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs an admin key")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0: any free one")
+    tls_cert: Path | None = Field(
+        None, description="PEM file with the certificate and its chain: clients come by TLS then; read again when it changes"
+    )
+    tls_key: Path | None = Field(None, description="PEM file with the key of tls_cert; default: the same file")
     workers: int = Field(
         1, ge=1, le=64, description="processes that answer inference, one per core; above 1, one more process has the state"
     )
@@ -41,6 +49,9 @@ class Settings(BaseSettings):
     )
     models_source: str | None = Field(
         None, description="volume or host folder behind models_dir, when the gateway itself runs in a container"
+    )
+    models_file: Path | None = Field(
+        None, description="YAML file of models that the gateway serves, and watches: docs/models.example.yaml"
     )
     profiles_dir: Path | None = Field(None, description="a folder whose profiles are added to, and win over, the shipped ones")
     admin_key: SecretStr | None = Field(None, description="bearer key for everything; at least 8 characters")
@@ -75,10 +86,13 @@ class Settings(BaseSettings):
     )
     start_timeout_s: float = Field(1800, gt=0, description="longest time without a new log line until a start counts as failed")
     stop_grace_s: float = Field(20, ge=0, description="time an engine, or a stream at shutdown, gets to finish")
+    stop_engines: bool = Field(
+        False, description="end the engines with the gateway; else they go on, and the next gateway adopts them"
+    )
     drain_s: float = Field(
         300,
         ge=0,
-        description="longest time that an engine which is replaced gets to finish its requests; new requests go elsewhere, or wait",
+        description="longest time that an engine which is replaced, unloaded or stopped gets to finish its requests; new requests go elsewhere, or wait",
     )
     backoff_s: float = Field(10, gt=0, description="first wait before the same plan is started again; doubles to backoff_max_s")
     backoff_max_s: float = Field(300, gt=0, description="longest wait between two starts")
@@ -125,6 +139,17 @@ class Settings(BaseSettings):
         600, gt=0, description="a model without a request for so long is measured, and other plans tried"
     )
     failpoint: str = Field("", description="for tests of recovery: the gateway kills itself there, as at `Launch.before`")
+    webhook: SecretStr | None = Field(
+        None, description="URLs that events are told to (docs/events.md), with commas between; redirects are not followed"
+    )
+    webhook_secret: SecretStr | None = Field(
+        None, description="signs what webhooks get: `whsec_` and the base64 of 24 to 64 bytes, as standardwebhooks.com has it"
+    )
+    webhook_events: str = Field(
+        "gateway.*,model.added,model.changed,model.change_refused,model.removed,plan.fallback,plan.none,engine.ready,engine.failed,"
+        "engine.quarantined,engine.frozen,gpu.*,key.*",
+        description="kinds of events that webhooks get, with commas between; `*` is any text",
+    )
     access_log: bool = Field(
         False, description="one line of JSON per request on standard error, the admin API's too; never its words or keys"
     )
@@ -178,6 +203,48 @@ class Settings(BaseSettings):
     def data(self) -> Path:
         return self.data_dir.expanduser().absolute()
 
+    @field_validator("webhook")
+    @classmethod
+    def _urls_of_webhooks(cls, given: SecretStr | None) -> SecretStr | None:
+        for number, url in enumerate(_listed(given.get_secret_value()) if given is not None else (), 1):
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii() or not url.isprintable():
+                # It may hold a secret, so it is not told.
+                raise ValueError(f"the URL {number} is none that begins with http:// or https:// and names a host")
+            if "@" in parts.netloc or parts.fragment:
+                raise ValueError(f"the URL {number} has a user, a password or a fragment; give one without")
+        return given
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _secret_of_webhooks(cls, given: SecretStr | None) -> SecretStr | None:
+        if given is not None and not 24 <= len(_webhook_key(given) or b"") <= 64:
+            raise ValueError(
+                "it is not `whsec_` and the base64 of 24 to 64 bytes; make one with "
+                "`python3 -c 'import base64, secrets; print(\"whsec_\" + base64.b64encode(secrets.token_bytes(32)).decode())'`"
+            )
+        return given
+
+    @field_validator("webhook_events")
+    @classmethod
+    def _kinds_of_events(cls, given: str) -> str:
+        for pattern in _listed(given):
+            if not any(fnmatchcase(kind, pattern) for kind in EVENT_KINDS):
+                raise ValueError(f"{pattern[:100]!r} is no kind of event; docs/events.md lists them")
+        return given
+
+    @property
+    def webhook_urls(self) -> tuple[str, ...]:
+        return _listed(self.webhook.get_secret_value()) if self.webhook is not None else ()
+
+    @property
+    def webhook_key(self) -> bytes | None:
+        return _webhook_key(self.webhook_secret) if self.webhook_secret is not None else None
+
+    @property
+    def webhook_kinds(self) -> tuple[str, ...]:
+        return _listed(self.webhook_events)
+
     @property
     def web_origins(self) -> tuple[str, ...]:
         return tuple(sorted({one.strip().lower() for one in self.origins.split(",")} - {""}))
@@ -196,6 +263,12 @@ class Settings(BaseSettings):
         return self.models_source or (str(self.models) if self.host_kind == "agent" else None)
 
     @property
+    def own_url(self) -> str:
+        """Where programs of this machine ask the gateway."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "localhost") else self.host
+        return f"http{'s' if self.tls_cert else ''}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
     def loopback(self) -> bool:
         if self.host == "localhost":
             return True
@@ -203,6 +276,18 @@ class Settings(BaseSettings):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def _listed(given: str) -> tuple[str, ...]:
+    return tuple(one.strip() for one in given.split(",") if one.strip())
+
+
+def _webhook_key(secret: SecretStr) -> bytes | None:
+    """None: it is no base64."""
+    try:
+        return base64.b64decode(secret.get_secret_value().removeprefix("whsec_"), validate=True)
+    except ValueError:
+        return None
 
 
 def load_settings(**overrides: object) -> Settings:
@@ -250,9 +335,3 @@ def _hub_cache() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
     return Path(os.path.expandvars(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"))
-
-
-def _unknown_variables() -> str | None:
-    known = {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} | {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
-    unknown = sorted(name for name in os.environ if name.startswith("FITSERVE_") and name not in known)
-    return unknown[0] if unknown else None

@@ -132,7 +132,7 @@ class Keys:
         """As `admit`, where no header comes twice. Raises Forbidden and as `check`."""
         if self._open:
             origin = found.get(b"origin")
-            check_local(found.get(b"host"), None if self._welcome(origin, need) else origin)
+            check_local(found.get(b"host"), None if self._welcome(origin, need) else origin, own=need != "inference")
             return ANYONE
         return self.check(found.get(b"authorization"), need, address)
 
@@ -167,14 +167,17 @@ class Keys:
         return key
 
 
-def check_local(host: bytes | None, origin: bytes | None) -> None:
-    """Keeps web pages out of a gateway without keys: Host shows DNS rebinding, Origin a foreign page. Raises Forbidden."""
+def check_local(host: bytes | None, origin: bytes | None, *, own: bool = False) -> None:
+    """Keeps web pages out of a gateway without keys: Host shows DNS rebinding, Origin a foreign page. own: only pages of this very port may
+    call, not those of other programs of this machine. Raises Forbidden."""
     if host is None or not _LOCAL_HOST.fullmatch(host):
         raise Forbidden(
             "Without a key this gateway answers only to localhost, and the Host header names something else.",
             hint="Use http://127.0.0.1 or http://localhost, or set FITSERVE_ADMIN_KEY.",
         )
-    if origin is not None and not _LOCAL_ORIGIN.fullmatch(origin):
+    if origin is None:
+        return
+    if not _LOCAL_ORIGIN.fullmatch(origin) or (own and origin.partition(b"://")[2].lower() != host.lower()):
         raise Forbidden(
             "Without a key this gateway takes no requests from web pages of another origin.",
             hint="Set FITSERVE_ADMIN_KEY and send it, name the origin in FITSERVE_ORIGINS, or call from this machine.",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,10 @@ from gateway.catalog.download import download
 from gateway.catalog.hub import Hub
 from gateway.controller.launcher import Launcher
 from gateway.controller.loop import Loop
-from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
+from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound, NotReady
+from gateway.events.event_log import EventLog
+from gateway.events.observer import Observer
+from gateway.events.webhook import webhooks
 from gateway.hosts.host import Host
 from gateway.inquiry.answer_cache import AnswerCache
 from gateway.inquiry.inquirer import Inquirer
@@ -41,17 +45,39 @@ from gateway.planning.messages import Start
 from gateway.planning.plan_process import PlanProcess
 from gateway.profiles import Profiles
 from gateway.routing.routes import Routes
-from gateway.serve.admin import bench_routes, calibration_routes, disk_routes, docs, fact_routes, key_routes, model_routes
+from gateway.serve import systemd
+from gateway.serve.admin import (
+    backup_routes,
+    bench_routes,
+    calibration_routes,
+    disk_routes,
+    docs,
+    event_routes,
+    fact_routes,
+    key_routes,
+    launch_routes,
+    model_routes,
+    pull_routes,
+    usage_routes,
+)
 from gateway.serve.admin.scopes import Scopes
+from gateway.serve.handover import Handing, Handover, Taken
 from gateway.serve.host_choice import choose_host
+from gateway.serve.idle_memory import give_back
 from gateway.serve.metrics import gauges
 from gateway.serve.metrics.access_log import AccessLog, AdminRequest
 from gateway.serve.metrics.counters import Metrics
+from gateway.serve.metrics.engine_series import EngineSeries
+from gateway.serve.metrics.usage_keeper import UsageKeeper
+from gateway.serve.models_file_watch import ModelsFileWatch
+from gateway.serve.page import files, live_stream
+from gateway.serve.page.live_stream import LiveStream
 from gateway.serve.proxy.data_plane import DataPlane
 from gateway.serve.proxy.limits import Limits
 from gateway.settings import Settings
 from gateway.shared_memory import SharedMemory
 from gateway.store.recovery import installation_id, open_store
+from gateway.tls import Certificate
 from gateway.tuning.tuner import Tuner
 from gateway.version import __version__
 
@@ -62,6 +88,8 @@ log = structlog.get_logger("fitserve")
 
 # The loop looks at the world at least this often; a longer silence means that the loop hangs.
 _STALE_S = 15.0
+# Between two looks at whether the server takes connections.
+_LOOK_S = 0.02
 
 
 class GatewayApp:
@@ -95,9 +123,22 @@ class GatewayApp:
         self.scopes = scopes
         self.failure: str | None = None  # why the loop has ended, though nobody ended it
         self.stop: Callable[[], object] | None = None  # ends the server
+        self.started: Callable[[], bool] = lambda: True  # whether the server takes connections
+        self.lock: int | None = None  # of the data folder, which another gateway may take over
+        self.giving_sockets: list[socket.socket] = []  # those at which clients come in
+        self.taken: Taken | None = None  # from the gateway that this one takes over from
+        self.leave: Callable[[], Awaitable[None]] | None = None  # finishes what clients wait for, and ends the server
+        self.certificate: Certificate | None = None
+        self.replaced = False  # another gateway has the loop
+        self.on_stop: tuple[Callable[[], object], ...] = ()  # end streams that would never end
         self._inner = inner
         self._keys = keys
         self._access_log = access_log
+
+    def stopping(self) -> None:
+        """The server begins to stop."""
+        for end in self.on_stop:
+            end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -121,9 +162,18 @@ class GatewayApp:
         if self.stop is not None:
             self.stop()
 
+    def fail(self, reason: str) -> None:
+        """As where the loop has ended."""
+        self.failure = reason
+        log.critical("nobody has the control loop, so the gateway ends; engines go on", reason=reason)
+        if self.stop is not None:
+            self.stop()
+
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             need = "inference" if is_inference(scope["path"]) else self.scopes.needed(scope)
+            if need != "open" and self.replaced and need != "inference":
+                raise NotReady("This gateway is being replaced by another one.", hint="Try again in a second.", retry_after_s=1)
             if need != "open":
                 key = self._keys.admit(scope["headers"], need, scope["client"][0] if scope.get("client") else "")
                 scope["key"] = key.name
@@ -137,12 +187,12 @@ def create_app(
     settings: Settings,
     host: Host | None = None,
     gpus: GpuWatch | None = None,
-    shared: tuple[SharedMemory, list[socket.socket], Path] | None = None,
+    shared: tuple[SharedMemory, list[list[socket.socket]], Path] | None = None,
 ) -> GatewayApp:
     """The whole gateway: an ASGI application, and the data plane beside it; their parts are made when the server starts it.
 
-    host, gpus: another host or machine than the settings and this computer give. shared: where there are workers, their memory, a
-    listening socket for each, and the path at which they ask this process; the data plane is theirs then.
+    host, gpus: another host or machine than the settings and this computer give. shared: where there are workers, their memory, the
+    listening sockets of each, and the path at which they ask this process; the data plane is theirs then.
     """
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     watch = gpus or GpuWatch(kept=kept_here(settings.data, settings.gpus))
@@ -159,13 +209,13 @@ def create_app(
         waiting_comment_s=settings.waiting_comment_s,
         origins=settings.web_origins,
     )
+    metrics = AccessLog() if settings.access_log else Metrics()
     workers = None
     if shared is not None:
         from gateway.serve.workers.supervisor import Workers
 
-        workers = Workers(settings, limits, keys, *shared)
+        workers = Workers(settings, limits, keys, *shared, metrics.usage)
     routes = workers.routes if workers is not None else Routes(queue_per_model=settings.queue_per_model)
-    metrics = AccessLog() if settings.access_log else Metrics()
     plane = DataPlane(routes, keys, limits, metrics)
 
     @contextlib.asynccontextmanager
@@ -179,6 +229,8 @@ def create_app(
         app.state.keys, app.state.keyring = keys, keyring
         app.state.metrics, app.state.starts, app.state.plane = metrics, gauges.StartCounter(), plane
         app.state.workers = workers
+        app.state.gpus = watch
+        usage = app.state.usage = UsageKeeper(metrics.usage, store.usage)
         allowed = profiles.allowed_images(settings.allowed_images)
         chosen = host or await choose_host(settings, mark, allowed)
         hub = Hub(settings.hf_endpoint, _secret(settings.hf_token), settings.data / "hub", models=settings.models)
@@ -202,29 +254,85 @@ def create_app(
         ended = partial(gauges.requests_ended, metrics, workers)
         loop = Loop(store, planner, launcher, watch, lambda: profiles.signatures, routes, ended)
         await asyncio.to_thread(loop.load)
+        events = app.state.events = EventLog(store)
+        await events.begin()
+        observer = Observer(events, loop.models, watch, lambda: keyring.kept, settings)
+        await asyncio.to_thread(observer.begin, store)
+        loop.passed = observer.look
+        observer.start()
+        hooks = webhooks(settings, events, store)
+        about = {"version": __version__, "host": chosen.kind, "workers": settings.workers}
+        live = app.state.live = LiveStream(loop, routes, partial(gauges.counted_by, metrics, workers), keys, about)
+        gateway.on_stop = (observer.stop, live.stop)
         watch.start(profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake))
+        app.state.hub, app.state.launcher = hub, launcher
         app.state.settings, app.state.store, app.state.profiles, app.state.loop = settings, store, profiles, loop
         running = asyncio.create_task(loop.run())
         running.add_done_callback(gateway.loop_ended)
+        series = app.state.engine_series = EngineSeries(loop.models, profiles.of)
         tuner = app.state.tuner = Tuner(loop, store, settings, ended, profiles.of)
-        if workers is not None:
-            workers.start()
-        try:
-            yield
-        finally:
-            if workers is not None:
-                await workers.close()
-            plane.close()
+        by_file = ModelsFileWatch(settings.models_file.expanduser(), settings.data, app) if settings.models_file else None
+
+        async def end_loop() -> None:
+            """From now on this process changes nothing: neither engines nor the database."""
+            if by_file is not None:
+                await by_file.close()
             await asyncio.to_thread(watch.close)
             await tuner.close()
+            await series.close()
             running.remove_done_callback(gateway.loop_ended)
             running.cancel()
             await asyncio.wait({running})
             await loop.close()
+            await observer.close()
+            await events.close()
+            for hook in hooks:
+                await hook.close()
+            if not gateway.replaced:
+                await _part(loop, chosen, settings)
             await planning.close()
             await chosen.close()
             keyring.close()
+            await usage.close()
             store.close()
+
+        async def release() -> list[str]:
+            gateway.replaced = True
+            if workers is not None:
+                workers.handed_over = True
+            gateway.stopping()
+            gateway.on_stop = ()
+            await end_loop()
+            return sorted(routed())
+
+        def routed() -> set[str]:
+            return {name for name, route in routes.table.models.items() if route.replicas}
+
+        if gateway.taken is not None:
+            await gateway.taken.adopted(routed)
+        if workers is not None:
+            workers.start()
+        if gateway.certificate is not None and workers is None:
+            gateway.certificate.watch()
+        announcing = asyncio.create_task(_announce(gateway, workers))
+        handover = None
+        if gateway.lock is not None and gateway.leave is not None:
+            handing = Handing(gateway.lock, gateway.giving_sockets, release, gateway.leave, gateway.fail)
+            handover = Handover(settings.data, handing)
+        try:
+            yield
+        finally:
+            announcing.cancel()
+            if gateway.certificate is not None:
+                await gateway.certificate.close()
+            if handover is not None:
+                await handover.close()
+            if workers is not None:
+                await workers.close()
+            plane.close()
+            if not gateway.replaced:
+                systemd.notify("STOPPING=1")
+                await end_loop()
 
     app = FastAPI(
         title="fitserve",
@@ -240,10 +348,17 @@ def create_app(
         docs.router,
         calibration_routes.router,
         disk_routes.router,
+        event_routes.router,
         fact_routes.router,
         key_routes.router,
+        backup_routes.router,
+        launch_routes.router,
         bench_routes.router,
+        pull_routes.router,
+        usage_routes.router,
         model_routes.router,
+        live_stream.router,
+        files.router,
     )
     for router in routers:
         app.include_router(router)
@@ -274,7 +389,41 @@ def create_app(
 
     scopes = Scopes([*app.routes, *(route for router in routers for route in router.routes)])
     gateway = GatewayApp(app, keys, scopes, plane, workers, access_log=settings.access_log)
+    if settings.tls_cert is not None:
+        # Workers have their own; here it is looked at before anything is started.
+        gateway.certificate = Certificate(settings.tls_cert, settings.tls_key)
     return gateway
+
+
+async def _announce(gateway: GatewayApp, workers: Workers | None) -> None:
+    """Once clients are answered, the gateway before may go, and the service manager knows."""
+    while not gateway.started() or (workers is not None and workers.answering < workers.count):  # noqa: ASYNC110 - once, and soon over
+        await asyncio.sleep(_LOOK_S)
+    if gateway.taken is not None:
+        gateway.taken.serving()
+    give_back()
+    systemd.notify(f"MAINPID={os.getpid()}", "READY=1")
+
+
+async def _part(loop: Loop, host: Host, settings: Settings) -> None:
+    """The last word on engines: they end with the gateway, or the log says that they go on, and what ends them."""
+    try:
+        if settings.stop_engines:
+            await loop.end_engines()
+            return
+        running = await loop.left_running()
+        if host.kind == "process":
+            processes = [one for name in running for one in await host.processes(name)]
+            command = ["kill", *(str(one.pid) for one in processes)]
+        else:
+            command = ["docker", "rm", "-f", *running]
+    except FitserveError as error:
+        log.warning("whether engines go on cannot be told", reason=str(error))
+        return
+    if running:
+        log.warning(
+            f"the gateway has ended; {len(running)} of its engines go on, and the next gateway adopts them; to end them: {' '.join(command)}"
+        )
 
 
 def _secret(value: Any) -> str | None:
@@ -295,7 +444,8 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
         raise error
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:]) or "body"
-    bad = BadRequest(f"{where}: {first['msg']}.", hint="GET /admin/openapi.json describes the request.", param=where)
+    said = first["msg"].removeprefix("Value error, ").rstrip(".")
+    bad = BadRequest(f"{where}: {said}.", hint="GET /admin/openapi.json describes the request.", param=where)
     return await _on_error(request, bad)
 
 

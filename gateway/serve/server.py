@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from functools import partial
@@ -15,13 +17,15 @@ import uvicorn
 
 from gateway import open_files
 from gateway.errors import FitserveError, SettingsError
+from gateway.serve import handover, systemd
 from gateway.serve.app import GatewayApp, create_app
+from gateway.serve.handover import Taken
 from gateway.serve.proxy.client_connection import client_protocol
 from gateway.serve.proxy.limits import hold_little, most_refused
 from gateway.serve.proxy.upstream_connection import watch_peer
 from gateway.serve.proxy.uvicorn_config import uvicorn_config
 from gateway.settings import Settings
-from gateway.store.data_folder import lock
+from gateway.store.data_folder import lock, own_lock
 
 log = structlog.get_logger("fitserve")
 
@@ -79,7 +83,41 @@ def allow_connections(settings: Settings) -> Settings:
 
 def server_config(settings: Settings, app: GatewayApp) -> uvicorn.Config:
     """How uvicorn serves `app`: every connection is a `ClientConnection`, which answers inference itself."""
-    return uvicorn_config(app, client_protocol(app.plane), lifespan="on", grace_s=settings.stop_grace_s)
+    tls = app.certificate.context if app.certificate is not None else None
+    return uvicorn_config(app, client_protocol(app.plane), lifespan="on", grace_s=settings.stop_grace_s, tls=tls)
+
+
+class GatewayServer(uvicorn.Server):
+    """The server of a gateway of one process. Streams that would never end do so when it stops."""
+
+    def __init__(self, config: uvicorn.Config, app: GatewayApp) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.stopping()
+        await super().shutdown(sockets)
+
+
+def _opened(settings: Settings) -> list[socket.socket]:
+    """The sockets that a service manager has opened for us. Raises SettingsError where anyone could reach them, and there is no key."""
+    found = systemd.opened()
+    for listener in found:
+        watch_peer(listener)
+        hold_little(listener)
+        host = listener.getsockname()[0] if listener.family in (socket.AF_INET, socket.AF_INET6) else "a path"
+        try:
+            own = ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            raise SettingsError(
+                f"A socket that was opened for us is no TCP socket ({host}).", hint="Give `ListenStream=` a port."
+            ) from None
+        if not own and settings.admin_key is None:
+            raise SettingsError(
+                f"Refusing to serve the socket at {host} without a key: anyone who reaches that address could start programs here.",
+                hint="Set FITSERVE_ADMIN_KEY, or have the socket on 127.0.0.1.",
+            )
+    return found
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -97,20 +135,38 @@ def _listen(settings: Settings) -> socket.socket:
         time.sleep(0.05)
 
 
-def _server(settings: Settings, listener: socket.socket) -> tuple[GatewayApp, uvicorn.Server, socket.socket]:
-    """The application, its server, and where that listens."""
+def _server(
+    settings: Settings, listeners: list[socket.socket], *, ours: bool
+) -> tuple[GatewayApp, uvicorn.Server, list[socket.socket]]:
+    """The application, its server, and where that listens. ours: this process has bound the listener."""
     if settings.workers == 1:
         app = create_app(settings)
-        return app, uvicorn.Server(server_config(settings, app)), listener
+        server = GatewayServer(server_config(settings, app), app)
+        app.giving_sockets = listeners
+        app.leave = partial(app.plane.leave, server, settings.drain_s)
+        return app, server, listeners
     from gateway.serve.workers import sockets
     from gateway.serve.workers.control_server import ControlServer
     from gateway.shared_memory import SharedMemory
 
-    listeners = sockets.share(listener, settings.workers)
+    given = (
+        [[one] for one in sockets.share(listeners[0], settings.workers)]
+        if ours
+        else sockets.spread(listeners, settings.workers)
+    )
     control, path = sockets.listen_control(settings.data)
-    app = create_app(settings, shared=(SharedMemory(), listeners, path))
-    assert app.workers is not None  # noqa: S101 - it was told what they share
-    return app, ControlServer(settings, app, app.workers), control
+    app = create_app(settings, shared=(SharedMemory(), given, path))
+    workers = app.workers
+    assert workers is not None  # noqa: S101 - it was told what they share
+    worked = ControlServer(settings, app, workers, app.stopping)
+
+    async def leave() -> None:
+        await workers.leave(settings.drain_s)
+        worked.should_exit = True
+
+    app.leave = leave
+    app.giving_sockets = workers.listeners
+    return app, worked, [control]
 
 
 def _end(server: uvicorn.Server, settings: Settings) -> None:
@@ -119,19 +175,55 @@ def _end(server: uvicorn.Server, settings: Settings) -> None:
     signal.alarm(math.ceil(settings.stop_grace_s) + _LAST_S)
 
 
-def serve(settings: Settings) -> None:
-    """Run the gateway until SIGTERM or SIGINT; engines go on running. Raises SettingsError, and FitserveError when the loop ends."""
+def _take_over(settings: Settings) -> Taken:
+    """What the gateway that runs gives, which goes on until it is told. Raises SettingsError."""
+    taken = handover.ask(settings.data)
+    host, port = taken.listeners[0].getsockname()[:2]
+    if settings.port not in (0, port) or (settings.host != host and not {settings.host, host} <= {"localhost", "127.0.0.1"}):
+        raise SettingsError(
+            f"The gateway that runs listens on {host} port {port}, and this one is to listen on {settings.host} port {settings.port}.",
+            hint="Another address needs a restart: stop that one first.",
+        )
+    return taken
+
+
+def _replace_ourselves(*_: object) -> None:
+    """Another process of the program as it is on the disk now takes over from this one."""
+    if os.getpid() == 1:
+        log.warning("a container ends with its first process, so no other one can take over in it")
+        return
+    log.info("another process of this program is started to take over")
+    subprocess.Popen([sys.executable, "-m", "gateway.__main__", "serve", "--take-over"])
+
+
+def serve(settings: Settings, *, take_over: bool = False) -> None:
+    """Run the gateway until SIGTERM or SIGINT; engines go on running. take_over: from the one that runs on the data folder. Raises SettingsError,
+    and FitserveError when the loop ends."""
     # uvicorn finishes its work first, then raises the signal again: stopping a service is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     settings = allow_connections(settings)
-    held = lock(settings.data)
+    taken = _take_over(settings) if take_over else None
+    held = taken.lock if taken is not None else lock(settings.data)
     try:
-        listener = _listen(settings)
-        address, port = listener.getsockname()[:2]
-        log.info("listening", url=f"http://{address}:{port}", data=str(settings.data), keys=settings.admin_key is not None)
-        app, server, listener = _server(settings, listener)
+        listeners = taken.listeners if taken is not None else _opened(settings)
+        ours = not listeners
+        listeners = listeners or [_listen(settings)]
+        address, port = listeners[0].getsockname()[:2]
+        log.info(
+            "listening",
+            url=f"{'https' if settings.tls_cert else 'http'}://{address}:{port}",
+            data=str(settings.data),
+            keys=settings.admin_key is not None,
+        )
+        if taken is not None:
+            taken.go()
+            own_lock(held)
+        app, server, where = _server(settings, listeners, ours=ours)
         app.stop = partial(_end, server, settings)
-        server.run(sockets=[listener])
+        app.started = lambda: server.started
+        app.lock, app.taken = held, taken
+        signal.signal(signal.SIGUSR2, _replace_ourselves)
+        server.run(sockets=where)
         if not server.started:
             raise SettingsError("The gateway could not start; the lines above say why.")
         if app.failure is not None:

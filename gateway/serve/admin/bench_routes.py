@@ -44,8 +44,7 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
     engine, ranks = str(plan.engine), plan.tensor_parallel.value
     return RivalView(
         words=rival_words(rival),
-        do=f"FITSERVE_AUTO_TUNE=true has the gateway try it in a quiet hour; or remove {name} and add it again with "
-        f"--engine {engine} --tensor-parallel {ranks}.",
+        do=f"FITSERVE_AUTO_TUNE=true has the gateway try it in a quiet hour; or `fitserve set {name} --engine {engine} --tp {ranks}`.",
         gain=rival.gain,
         fingerprint=plan.fingerprint,
         engine=engine,

@@ -103,8 +103,11 @@ def revisions(model: ManagedModel) -> set[tuple[str, str]]:
     attempts = [attempt for replica in model.replicas for attempt in replica.attempts]
     refs = [ref for attempt in attempts for ref in (attempt.plan.model, attempt.plan.drafter) if isinstance(ref, ModelRef)]
     found = {(name.partition("@")[0], commit) for name, commit in model.wish.commits.items()}
-    found |= {(ref.source, ref.revision) for ref in refs if ref.revision is not None}
-    sources = [*(ref.source for ref in refs), model.wish.source or "", model.wish.drafter or ""]
+    adapters = [adapter for attempt in attempts for adapter in attempt.plan.adapters]
+    named = [(ref.source, ref.revision) for ref in refs] + [(one.source, one.revision) for one in adapters]
+    found |= {(source, revision) for source, revision in named if revision is not None}
+    sources = [*(source for source, _ in named), model.wish.source or "", model.wish.drafter or ""]
+    sources += model.wish.loras.values()
     return found | {one for one in map(revision_of, sources) if one is not None}
 
 

@@ -9,51 +9,24 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from fastapi.routing import APIRoute
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from gateway.controller.engine_logs import log_path, read_log
 from gateway.controller.loop import Loop
 from gateway.controller.managed_model import ManagedModel, ReplicaState, status
 from gateway.core.changes import Difference, of_plans, of_wishes, same_start, starts_anew
 from gateway.core.planner.explain import changes
-from gateway.domain import Abilities, Attempt, Decision, Failure, Hardware, Plan, Value, Wish
-from gateway.domain.endpoint_url import endpoint_url
+from gateway.domain import Abilities, Asleep, Attempt, Decision, Failure, Hardware, Plan, Value, Wish
+from gateway.domain.wish import ModelName
 from gateway.errors import BadModel, BadRequest, Conflict, NoPlan, NotFound
 from gateway.profiles import first_problem
-from gateway.serve.admin import bench_routes
+from gateway.serve.admin import bench_routes, launch_routes
 from gateway.serve.admin.bench_routes import RivalView, rival_view
 from gateway.serve.admin.disk_routes import RemovedWeights, remove_with_weights
 from gateway.settings import Settings
+from gateway.store.engine_logs import log_path, read_log
+from gateway.wishes.model_request import ModelRequest
 
 router = APIRouter(prefix="/admin", tags=["admin"])
-
-
-class ModelRequest(Wish):
-    """A model to serve. `endpoint` is short for one entry in `endpoints`."""
-
-    # Built now: FastAPI looks at the model of a body before anything is validated with it.
-    model_config = ConfigDict(defer_build=False)
-
-    endpoint: str | None = Field(None, max_length=2048)
-
-    def wish(self) -> Wish:
-        """Checked against itself. Raises BadRequest."""
-        fields = self.model_dump(exclude={"endpoint"})
-        endpoints = tuple(self.endpoints) + ((self.endpoint,) if self.endpoint else ())
-        if bool(self.source) == bool(endpoints):
-            raise BadRequest(
-                "A model needs either a `source` (a folder or a Hugging Face repository to run) or an `endpoint` (an engine that runs elsewhere).",
-                hint="Give exactly one of them.",
-                param="source",
-            )
-        try:
-            # The same engine, written in two ways, is one.
-            endpoints = tuple(dict.fromkeys(endpoint_url(endpoint) for endpoint in endpoints))
-        except ValueError as error:
-            raise BadRequest(str(error), hint="Give one like http://127.0.0.1:9200/v1.", param="endpoint") from None
-        if self.min_context and self.max_context and self.min_context > self.max_context:
-            raise BadRequest("min_context is larger than max_context.", hint="Swap or drop one.", param="min_context")
-        return Wish.model_validate(fields | {"endpoints": endpoints})
 
 
 class Follows(Value):
@@ -80,6 +53,7 @@ class AttemptView(Value):
     started_at: float
     ready_at: float | None
     ended_at: float | None
+    asleep: Asleep | None = Field(description="its engine sleeps; None: it is awake")
     failure: Failure | None
     follows: Follows | None = Field(description="what its replica started next, where it failed")
 
@@ -90,6 +64,11 @@ class ReplicaView(Value):
     detail: str
     attempt: int | None
     busy_with: str | None
+    engine: str | None = Field(None, description='"kind==version" of the attempt')
+    max_model_len: int | None = None
+    gpus: tuple[str, ...] = Field((), description="UUIDs; empty on a CPU")
+    memory_bytes: int | None = Field(None, description="what its engine was promised of each GPU, or of RAM")
+    ready_at: float | None = Field(None, description="since when it serves, in Unix seconds")
     follows: Follows | None = Field(description="where the attempt follows a failure")
 
 
@@ -143,7 +122,7 @@ class ModelList(Value):
 class PlanRequest(ModelRequest):
     """As for adding a model; `hardware` names a snapshot to plan for instead of this machine."""
 
-    name: str = "plan"
+    name: ModelName = "plan"
     hardware: str | None = Field(None, pattern=r"^[\w.-]{1,64}$")
 
 
@@ -277,7 +256,10 @@ async def start_model(request: Request, name: str) -> Any:
 async def make_plan(request: Request, body: PlanRequest) -> Response:
     """What would be done for this model, on this machine or on a snapshot. Nothing is started."""
     loop: Loop = request.app.state.loop
-    wish = await loop.named(ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish())
+    asked = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
+    wish = await loop.named(asked)
+    if body.hardware:
+        wish = wish.evolve(gpus=asked.gpus)  # numbers are of the snapshot
     return _json((await loop.plan(wish, body.hardware, others=True)).decision)
 
 
@@ -301,7 +283,7 @@ async def _shown(request: Request, model: ManagedModel, status: int = 200) -> Re
 def _check_name(name: str) -> None:
     """Raises BadRequest where another route would be meant by the name: /admin/models/a/logs are the logs of `a`."""
     last = name.rpartition("/")[2]
-    routes = (*router.routes, *bench_routes.router.routes)
+    routes = (*router.routes, *bench_routes.router.routes, *launch_routes.router.routes)
     if "/" in name and any(route.path.endswith(f"}}/{last}") for route in routes if isinstance(route, APIRoute)):
         raise BadRequest(
             f"A name may not end in /{last}: /admin/models/{name} asks for something of the model {name.rpartition('/')[0]}.",
@@ -387,13 +369,20 @@ def _plan(model: ManagedModel, live: Attempt) -> Plan:
 
 
 def _replica(replica: ReplicaState) -> ReplicaView:
+    attempt = replica.attempt
+    plan = attempt.plan if attempt is not None else None
     return ReplicaView(
         replica=replica.index,
         state=replica.shown.state,
         detail=replica.shown.reason,
-        attempt=replica.attempt.id if replica.attempt else None,
+        attempt=attempt.id if attempt else None,
         busy_with=replica.phase if replica.shown.state in ("starting", "verifying") else None,
-        follows=_follows(replica.history[-1], [replica.attempt]) if replica.attempt and replica.history else None,
+        engine=str(plan.engine) if plan else None,
+        max_model_len=plan.max_model_len.value if plan else None,
+        gpus=plan.gpus if plan else (),
+        memory_bytes=plan.memory.promised_bytes if plan else None,
+        ready_at=attempt.ready_at if attempt else None,
+        follows=_follows(replica.history[-1], [attempt]) if attempt and replica.history else None,
     )
 
 
@@ -419,6 +408,7 @@ def _attempt(attempt: Attempt, later: Iterable[Attempt]) -> AttemptView:
         started_at=attempt.started_at,
         ready_at=attempt.ready_at,
         ended_at=attempt.ended_at,
+        asleep=attempt.asleep,
         failure=attempt.failure,
         follows=_follows(attempt, later),
     )

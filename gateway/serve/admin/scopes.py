@@ -16,6 +16,8 @@ from starlette.routing import BaseRoute, Match, Route
 from gateway.domain.key import Scope
 
 SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
+    ("GET", "/"): "open",
+    ("GET", "/page/{version}/{name:path}"): "open",
     ("GET", "/health"): "open",
     ("GET", "/healthz"): "open",
     ("GET", "/version"): "read",
@@ -24,8 +26,11 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("GET", "/admin/docs"): "read",
     ("GET", "/admin/openapi.json"): "read",
     ("GET", "/admin/hardware"): "read",
+    ("GET", "/admin/live"): "read",
     ("POST", "/admin/calibrate"): "admin",
+    ("GET", "/admin/backup"): "admin",
     ("GET", "/admin/disk"): "read",
+    ("GET", "/admin/events"): "read",
     ("GET", "/admin/facts"): "read",
     ("POST", "/admin/facts"): "admin",
     ("DELETE", "/admin/facts/{number}"): "admin",
@@ -37,6 +42,7 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("GET", "/admin/models/{name:path}"): "read",
     ("GET", "/admin/models/{name:path}/logs"): "admin",
     ("GET", "/admin/models/{name:path}/bench"): "read",
+    ("GET", "/admin/models/{name:path}/launch"): "admin",
     ("POST", "/admin/models/{name:path}/bench"): "admin",
     ("POST", "/admin/models/{name:path}/retry"): "admin",
     ("POST", "/admin/models/{name:path}/start"): "admin",
@@ -44,6 +50,8 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("PATCH", "/admin/models/{name:path}"): "admin",
     ("DELETE", "/admin/models/{name:path}"): "admin",
     ("POST", "/admin/plan"): "admin",
+    ("POST", "/admin/pull"): "admin",
+    ("GET", "/admin/usage"): "read",
 }
 
 

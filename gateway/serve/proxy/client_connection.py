@@ -181,7 +181,7 @@ class ClientConnection(asyncio.Protocol):
     def _repeats(self, data: bytes) -> bool:
         """Whether `data` was a request with the head of the request before; that head need not be read again."""
         repeat = self._repeat
-        if repeat is None or repeat.keys is not self.plane.keys.table:
+        if repeat is None or repeat.keys is not self.plane.keys.table or self.plane.leaving:
             return False
         body = repeat.body(data)
         if body is None or len(body) > self.plane.limits.body_bytes:
@@ -271,7 +271,7 @@ class ClientConnection(asyncio.Protocol):
             id_ = known_id(found.get(b"x-request-id")) or new_id()
             if int(found.get(b"content-length", b"0")) > self.plane.limits.body_bytes:
                 raise too_large(self.plane.limits.body_bytes)
-            keep = version == "1.1" and self._parser.should_keep_alive()
+            keep = version == "1.1" and self._parser.should_keep_alive() and not self.plane.leaving
             if endpoint is None:
                 path, query = endpoints.split(self.url)
                 if endpoints.is_inference(path) and not self._preflight(method):
@@ -381,7 +381,7 @@ class ClientConnection(asyncio.Protocol):
             if self._in_body or self._in_head:
                 self._deadline = self._loop.time() + (limits.BODY_S if self._in_body else limits.HEAD_S)
             elif not self._busy():
-                self._deadline = self._loop.time() + self.plane.limits.keep_alive_s
+                self._deadline = self._loop.time() + self.plane.keep_alive_s
 
     # --- answers, in turn ---
 
@@ -447,7 +447,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(self._last_words)
             self._close(discard=True)
         elif not self._in_head and not self._in_body:
-            self._deadline = self._loop.time() + self.plane.limits.keep_alive_s
+            self._deadline = self._loop.time() + self.plane.keep_alive_s
 
     def _hang_up(self, error: FitserveError, shape: Shape = "openai", id_: str | None = None) -> None:
         """Refuses the request that comes in, once those before it are answered. Nothing more is read."""
@@ -499,7 +499,8 @@ class ClientConnection(asyncio.Protocol):
             self._discarding = True
             self._holds_up = False
             self._steer()
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # not through TLS
+                self.transport.write_eof()
             self._deadline = self._loop.time() + limits.LINGER_S
         else:
             self.transport.close()
@@ -539,6 +540,11 @@ class ClientConnection(asyncio.Protocol):
             self._current.keep = False
         else:
             self.transport.close()
+
+    def leave(self) -> None:
+        """Another gateway takes new connections. Closed at once, a request that is on its way would meet a closed door."""
+        if not (self._in_head or self._in_body or self._discarding or self._busy()):
+            self._deadline = min(self._deadline, self._loop.time() + self.plane.keep_alive_s)
 
     def stop(self) -> None:
         """The time to finish is over."""

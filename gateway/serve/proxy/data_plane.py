@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Protocol
+
+import uvicorn
 
 from gateway.access.auth import Key
 from gateway.access.origins import Origins
@@ -12,7 +15,7 @@ from gateway.access.rate_limits import RateLimiter
 from gateway.domain.key import Scope
 from gateway.routing.routes import Routes
 from gateway.serve.proxy.body_budget import BodyBudget
-from gateway.serve.proxy.limits import SWEEP_S, ConnectionLimiter, Limits
+from gateway.serve.proxy.limits import LEAVING_S, SWEEP_S, ConnectionLimiter, Limits
 from gateway.serve.proxy.meter import Meter
 from gateway.serve.proxy.upstream_pool import UpstreamPool
 
@@ -31,6 +34,8 @@ class OpenConnection(Protocol):
 
     def sweep(self, now: float) -> None: ...
 
+    def leave(self) -> None: ...
+
     def stop(self) -> None: ...
 
 
@@ -47,6 +52,7 @@ class DataPlane:
         self.connection_limiter = ConnectionLimiter(limits)
         self.body_budget = BodyBudget(limits.body_bytes, limits.queue_timeout_s)
         self.connections: set[OpenConnection] = set()
+        self.leaving = False  # another gateway takes new connections: each request is the last one of its connection
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # known with the first connection
         self._pools: dict[str, UpstreamPool] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -58,6 +64,24 @@ class DataPlane:
         if self._timer is None:
             self.loop = loop
             self._timer = loop.call_later(SWEEP_S, self._sweep)
+
+    @property
+    def keep_alive_s(self) -> float:
+        """How long a connection is kept without a request."""
+        return min(self.limits.keep_alive_s, LEAVING_S) if self.leaving else self.limits.keep_alive_s
+
+    async def leave(self, server: uvicorn.Server, within_s: float) -> None:
+        """Take no more connections, finish those that are here, and have the server end: at once when all are gone."""
+        for one in server.servers:
+            one.close()
+        self.leaving = True
+        for connection in list(self.connections):
+            connection.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.connections:  # noqa: ASYNC110 - connections go one by one
+                    await asyncio.sleep(SWEEP_S)
+        server.should_exit = True
 
     def pool(self, url: str) -> UpstreamPool:
         """The connections to the engine at `url`."""

@@ -39,7 +39,7 @@ from gateway.serve.proxy import request_body
 from gateway.serve.proxy.body_budget import SMALL_BYTES, no_room
 from gateway.serve.proxy.data_plane import DataPlane
 from gateway.serve.proxy.heads import answer_head, request_head, whole_answer
-from gateway.serve.proxy.meter import TAIL_BYTES, usage
+from gateway.serve.proxy.meter import TAIL_BYTES, UNTOLD, TokenUsage, usage
 from gateway.serve.proxy.multipart_form import FormReader
 from gateway.serve.proxy.queue_wait import BufferedAnswer, QueueWait, Writer
 from gateway.serve.proxy.upstream_connection import UpstreamConnection
@@ -113,7 +113,7 @@ class Exchange:
     counted: Any = None  # where the meter counts it
     replica: RoutedReplica | None = None
     _permit: rate_limits.Permit | None = None
-    _usage: tuple[int | None, int | None] | None = None
+    _usage: TokenUsage | None = None
     _content_type: bytes = b""
     _form: FormReader | None = None  # has read what came so far of a form
     _wait: QueueWait | None = None
@@ -156,11 +156,11 @@ class Exchange:
         return tuple(self._upstream.tail) if self._upstream is not None else ()
 
     @property
-    def usage(self) -> tuple[int | None, int | None]:
-        """Prompt and completion tokens, as the answer told them; None where it did not."""
+    def usage(self) -> TokenUsage:
+        """As the answer told it."""
         if self._usage is None:
             upstream = self._upstream
-            self._usage = usage(upstream.tail) if upstream is not None and 200 <= self.status < 300 else (None, None)
+            self._usage = usage(upstream.tail) if upstream is not None and 200 <= self.status < 300 else UNTOLD
         return self._usage
 
     # --- the client's side ---
@@ -319,8 +319,9 @@ class Exchange:
         body, described, replica = self.body, self._content_type, self.replica
         if replica is not None:
             described += replica.key_line
-            if replica.served_name != (self.call.asked or self.call.model):
-                body = request_body.renamed(self.endpoint, self._form, body, replica.served_name)
+            name = replica.name_of(self.call.asked) if replica.adapters else replica.served_name
+            if name != (self.call.asked or self.call.model):
+                body = request_body.renamed(self.endpoint, self._form, body, name)
         if self.whole:
             if self.endpoint.method == "POST":
                 described += b"content-length: %d\r\n" % len(body)
@@ -593,7 +594,7 @@ class Exchange:
 
     def _tokens(self, permit: rate_limits.Permit) -> int:
         """What this cost its key."""
-        prompt, completion = self.usage
+        prompt, completion, _ = self.usage
         bucket = permit.account.tokens
         if prompt is not None or completion is not None or bucket is None:
             return (prompt or 0) + (completion or 0)

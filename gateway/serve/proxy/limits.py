@@ -44,6 +44,8 @@ LINGER_S = 5.0
 # What is thrown away of a refused request beyond the length that it announced.
 DISCARDED_BYTES = 256 * 1024
 SWEEP_S = 0.5
+# Of a gateway that another one replaces: so long a connection without a request is kept; clients forget theirs after 5 s (httpx) and more.
+LEAVING_S = 15.0
 # Bytes that may wait in the kernel for a client that reads slowly, beside the bytes that are on their way.
 UNSENT_BYTES = 128 * 1024
 # Requests that may wait behind one that is being answered on the same connection: of those that came with one read, nothing more is read.

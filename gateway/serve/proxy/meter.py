@@ -19,9 +19,14 @@ TAIL_BYTES = 4096
 TAIL_PIECES = 4
 
 _PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})').search
-_CACHED = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,12})').findall
+_CACHE = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,12})').findall
+_CACHED = re.compile(rb'"cache(?:d_tokens|_read_input_tokens)"\s*:\s*(\d{1,12})').search
 _COMPLETION = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})').search
 
+
+TokenUsage = tuple[int | None, int | None, int | None]
+"""Tokens of the prompt, of the answer, and of the prompt those that were in a cache; None: that was not told."""
+UNTOLD: TokenUsage = (None, None, None)
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
 
@@ -67,7 +72,7 @@ class MeteredRequest(Protocol):
     def sent(self) -> int: ...
 
     @property
-    def usage(self) -> tuple[int | None, int | None]: ...
+    def usage(self) -> TokenUsage: ...
 
     @property
     def outcome(self) -> str: ...
@@ -98,19 +103,25 @@ class Meter:
         """Over, as `exchange.outcome` says: answered, left (the client), broken (the engine), refused (the gateway)."""
 
 
-def usage(tail: Iterable[bytes]) -> tuple[int | None, int | None]:
-    """Prompt and completion tokens as the last usage block in the tail of an answer tells them; None where it does not."""
+def usage(tail: Iterable[bytes]) -> TokenUsage:
+    """What the last usage block in the tail of an answer tells."""
     data = b"".join(tail)
     at = data.rfind(b'"usage"')
     if at < 0:
-        return None, None
+        return UNTOLD
     try:
         told = _USAGE.decode(data[data.find(b"{", at) : data.find(b"}", at) + 1])
     except msgspec.DecodeError:
         pass
     else:
-        return told.prompt_tokens, told.completion_tokens
-    prompt, completion = _PROMPT(data, at), _COMPLETION(data, at)
+        return told.prompt_tokens, told.completion_tokens, None
+    prompt, completion, cached = _PROMPT(data, at), _COMPLETION(data, at), None
     # In Anthropic's shape what came from a cache stands beside `input_tokens`; in OpenAI's it is among the prompt's.
-    cached = sum(map(int, _CACHED(data, at))) if prompt and data.find(b'"cache_', at) >= 0 else 0
-    return int(prompt[1]) + cached if prompt else None, int(completion[1]) if completion else None
+    beside = 0
+    if prompt and data.find(b'"cache', at) >= 0:
+        beside, cached = sum(map(int, _CACHE(data, at))), _CACHED(data, at)
+    return (
+        int(prompt[1]) + beside if prompt else None,
+        int(completion[1]) if completion else None,
+        int(cached[1]) if cached else None,
+    )

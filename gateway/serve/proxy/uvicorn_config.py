@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Literal
 
 import uvicorn
@@ -10,10 +11,15 @@ from starlette.types import ASGIApp
 
 
 def uvicorn_config(
-    app: ASGIApp, http: type[asyncio.Protocol] | Literal["httptools"], *, lifespan: Literal["on", "off"], grace_s: float
+    app: ASGIApp,
+    http: type[asyncio.Protocol] | Literal["httptools"],
+    *,
+    lifespan: Literal["on", "off"],
+    grace_s: float,
+    tls: ssl.SSLContext | None = None,
 ) -> uvicorn.Config:
     """`http`: the protocol of client connections; grace_s: how long requests may go on when the server stops."""
-    return uvicorn.Config(
+    made = uvicorn.Config(
         app,
         http=http,
         ws="none",
@@ -24,3 +30,6 @@ def uvicorn_config(
         proxy_headers=False,
         timeout_graceful_shutdown=round(grace_s),
     )
+    made.load()
+    made.ssl = tls
+    return made

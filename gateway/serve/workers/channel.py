@@ -5,9 +5,10 @@ Begin                control   first: how to serve, and the tables in force; the
 RouteTableMessage    control   the routes have changed
 KeyTableMessage      control   the keys have changed
 Elsewhere            control   twice a second, where it has changed: what the other workers have in flight
+Leave                control   another gateway takes over: the worker finishes what it has, and ends
 Report               worker    twice a second, and at once for a new table of routes and for the first request that waits for a model
 
-Each is a whole value that replaces the one before. What is not one of these is an error (msgspec checks the types): then the two are
+Each is a whole value that replaces the one before, but for `usage` of a report. What is not one of these is an error (msgspec checks the types): then the two are
 not of the same version, and the worker is started again.
 """
 
@@ -20,6 +21,7 @@ from dataclasses import replace
 import msgspec
 
 from gateway.access.auth import Key, Keys
+from gateway.domain.key import UsageRow
 from gateway.routing.table import ModelRoute, RouteTable
 from gateway.serve.metrics.counters import Sample
 from gateway.serve.proxy.limits import Limits
@@ -44,7 +46,8 @@ class KeyTableMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """How to serve. `control`: the path of the control process's socket; `limits` are this worker's own; `workers`: how many there are; `grace_s`: for the end."""
+    """How to serve. `control`: the path of the control process's socket; `limits` are this worker's own; `workers`: how many there are; `grace_s`: for the end;
+    `tls`: the files of certificate and key."""
 
     workers: int
     control: str
@@ -53,6 +56,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     grace_s: float
     log_level: str
     access_log: bool
+    tls: tuple[str, str | None] | None
     routes: RouteTableMessage
     keys: KeyTableMessage
 
@@ -61,6 +65,12 @@ class Elsewhere(msgspec.Struct, frozen=True, tag=True):
     """Requests in flight at the other workers, by replica id."""
 
     in_flight: dict[str, int]
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """Take no more connections, and end when those that are here have ended, or after so long."""
+
+    within_s: float
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -72,15 +82,17 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
 
 class Report(msgspec.Struct, frozen=True, tag=True):
     """`loads` by replica id; `samples`: all metrics of the worker; None: as before. `tables`: how many tables of routes it has taken over.
-    `waiting`: for which models requests wait, and how many seconds the oldest has waited."""
+    `waiting`: for which models requests wait, and how many seconds the oldest has waited. `usage`: what was counted since the last report, the one
+    thing that is not whole."""
 
     loads: dict[str, ReplicaLoad]
     samples: tuple[Sample, ...] | None
     tables: int = 0
     waiting: dict[str, float] = {}
+    usage: tuple[UsageRow, ...] = ()
 
 
-ToWorker = Begin | RouteTableMessage | KeyTableMessage | Elsewhere
+ToWorker = Begin | RouteTableMessage | KeyTableMessage | Elsewhere | Leave
 
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

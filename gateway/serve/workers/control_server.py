@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,11 +18,16 @@ from gateway.settings import Settings
 class ControlServer(uvicorn.Server):
     """The server. When it stops, the workers stop too: they finish their answers, and this server the requests that they have passed on."""
 
-    def __init__(self, settings: Settings, app: ASGIApp, workers: Workers) -> None:
+    def __init__(self, settings: Settings, app: ASGIApp, workers: Workers, stopping: Callable[[], object]) -> None:
+        """stopping: ends streams that would never end."""
         super().__init__(uvicorn_config(ForwardedAddress(app), "httptools", lifespan="on", grace_s=settings.stop_grace_s))
         self._workers = workers
+        self._stopping = stopping
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping()
         self._workers.drain()
         await super().shutdown(sockets)
-        forget(self._workers.control)
+        # The path is that of another gateway's socket, once that has taken over.
+        if not self._workers.handed_over:
+            forget(self._workers.control)

@@ -40,27 +40,40 @@ def share(bound: socket.socket, count: int) -> list[socket.socket]:
     return listeners
 
 
+def spread(listeners: list[socket.socket], count: int) -> list[list[socket.socket]]:
+    """The sockets that were opened by somebody else, for `count` workers. Each socket has a worker; where there are fewer sockets, workers share one."""
+    given = [listeners[index::count] for index in range(count)]
+    return [own or [listeners[index % len(listeners)]] for index, own in enumerate(given)]
+
+
 def listen_control(data: Path) -> tuple[socket.socket, Path]:
     """Where the control process is asked, by this user's processes alone: in `data`, or where that cannot be written, in a folder for
     temporary files. Raises SettingsError."""
     for folder in (data / "run", None):
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             path = (folder or Path(tempfile.mkdtemp(prefix="fitserve-"))) / "control.sock"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            listener.bind(short(path))
-            path.chmod(0o600)  # nobody can connect before it listens
-            listener.listen(_BACKLOG)
+            return listen_at(path, _BACKLOG), path
         except OSError as error:
-            listener.close()
             reason = error.strerror
-        else:
-            return listener, path
     raise SettingsError(
         f"The control process cannot listen, neither in {data} nor for a while elsewhere: {reason}.",
         hint="Repair the permissions of FITSERVE_DATA_DIR, or set FITSERVE_WORKERS=1.",
     )
+
+
+def listen_at(path: Path, backlog: int) -> socket.socket:
+    """A Unix socket for this user's processes alone, in the place of what is there. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        listener.bind(short(path))
+        path.chmod(0o600)  # nobody can connect before it listens
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def forget(path: Path) -> None:

@@ -31,12 +31,14 @@ from gateway.access.auth import Keys
 from gateway.routing.routes import Routes
 from gateway.routing.table import RouteTable
 from gateway.serve.metrics.counters import METRICS, Sample
+from gateway.serve.metrics.usage_counter import UsageCounter
 from gateway.serve.proxy.limits import Limits
 from gateway.serve.workers.channel import (
     REPORT_S,
     Begin,
     Channel,
     Elsewhere,
+    Leave,
     ReplicaLoad,
     Report,
     RouteTableMessage,
@@ -69,6 +71,7 @@ class _Worker:
     channel: Channel
     heard: float
     silent_looks: int = 0  # since it was heard
+    reported: bool = False
     loads: dict[str, ReplicaLoad] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     elsewhere: dict[str, int] | None = None  # as it was told
@@ -115,14 +118,16 @@ class Workers:
         limits: Limits,
         keys: Keys,
         memory: SharedMemory,
-        listeners: list[socket.socket],
+        listeners: list[list[socket.socket]],
         control: Path,
+        usage: UsageCounter,
     ) -> None:
-        """limits: of the whole gateway; memory: what all of them know; listeners: one for each; control: where they ask the
-        control process."""
+        """limits: of the whole gateway; memory: what all of them know; listeners: those of each; control: where they ask the
+        control process; usage: gets what they count."""
         self.control = control
         self.routes = PublishedRoutes(self)
         self._settings = settings
+        self._usage = usage
         self._keys = keys
         self._memory = memory
         self._rows = LimitRows(memory)
@@ -139,12 +144,23 @@ class Workers:
         self._tasks: list[asyncio.Task[None]] = []
         self._tending: Supervised | None = None
         self._drained = asyncio.Event()
+        self.handed_over = False  # another gateway has the control socket
 
     # --- what the application calls ---
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._keep(index)) for index in range(len(self._listeners))]
         self._tending = Supervised(self._tend, "tending the workers")
+
+    @property
+    def count(self) -> int:
+        """That there are to be."""
+        return len(self._listeners)
+
+    @property
+    def answering(self) -> int:
+        """Those that were heard of, and so take connections or are about to."""
+        return sum(worker.reported for worker in self._running.values())
 
     @property
     def alive(self) -> int:
@@ -194,10 +210,24 @@ class Workers:
             worker.told += isinstance(message, RouteTableMessage)
             worker.channel.send(message)
 
+    @property
+    def listeners(self) -> list[socket.socket]:
+        """Of all workers, each once."""
+        return list(dict.fromkeys(one for given in self._listeners for one in given))
+
+    async def leave(self, within_s: float) -> None:
+        """Another gateway has the listening sockets. Returns when all workers have ended."""
+        self._drained.set()
+        self.tell(Leave(within_s))
+        for listener in self.listeners:
+            listener.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=within_s)
+
     def drain(self) -> None:
         """The workers take no new connections and finish what they are answering."""
         self._drained.set()
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.close()
         for worker in self._running.values():
             _end(worker.process)
@@ -236,13 +266,15 @@ class Workers:
     async def _run(self, index: int) -> int:
         """Starts a worker and hears it until it has ended; its exit code."""
         ours, theirs = socket.socketpair()
-        ends = (self._listeners[index].fileno(), theirs.fileno(), self._memory.descriptor)
-        arguments = ("-m", "gateway.serve.workers.worker", str(self._settings.data.resolve()), str(index), *map(str, ends))
+        listening = [one.fileno() for one in self._listeners[index]]
+        ends = (theirs.fileno(), self._memory.descriptor)
+        given = (str(self._settings.data.resolve()), str(index), ",".join(map(str, listening)), *map(str, ends))
+        arguments = ("-m", "gateway.serve.workers.worker", *given)
         # Without the settings: what it needs it is told, and keys in clear are not among it. In a session of its own, so that
         # Ctrl+C comes to the control process alone.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, pass_fds=ends, env=environment, start_new_session=True
+            sys.executable, *arguments, pass_fds=(*listening, *ends), env=environment, start_new_session=True
         )
         theirs.close()
         worker = _Worker(index, process, await Channel.of(ours), time.monotonic())
@@ -267,6 +299,9 @@ class Workers:
             grace_s=settings.stop_grace_s,
             log_level=settings.log_level,
             access_log=settings.access_log,
+            tls=None
+            if settings.tls_cert is None
+            else (str(settings.tls_cert), str(settings.tls_key) if settings.tls_key else None),
             routes=table_of(self.routes.table),
             keys=keys_of(self._keys, self._rows),
         )
@@ -280,8 +315,10 @@ class Workers:
                 except msgspec.MsgspecError as error:
                     log.error("a worker is not of this version", worker=worker.index, error=str(error))  # noqa: TRY400
                     return
+                worker.reported = True
                 worker.heard, worker.silent_looks, worker.loads = time.monotonic(), 0, report.loads
                 worker.samples = worker.samples if report.samples is None else report.samples
+                self._usage.add(report.usage)
                 self._take(worker, report)
 
     def _take(self, worker: _Worker, report: Report) -> None:

@@ -1,6 +1,6 @@
 """A worker: a process that answers inference, with the tables that the control process gives it, and passes everything else on to it.
 
-    python -m gateway.serve.workers.worker DATA_DIR INDEX LISTENER CHANNEL MEMORY     (the last three are file descriptors)
+    python -m gateway.serve.workers.worker DATA_DIR INDEX LISTENERS CHANNEL MEMORY     (the last three are file descriptors)
 
 It ends on SIGTERM, after what it is answering. When the control process is gone it goes on with the last tables, until a gateway on
 the same data folder starts, which ends it (`gateway.serve.workers.orphaned_workers`).
@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from gateway.serve.workers.channel import (
     Channel,
     Elsewhere,
     KeyTableMessage,
+    Leave,
     ReplicaLoad,
     Report,
     RouteTableMessage,
@@ -50,6 +51,7 @@ from gateway.serve.workers.control_forwarder import ControlForwarder
 from gateway.serve.workers.shared_limits import SharedRateLimiter
 from gateway.shared_memory import SharedMemory
 from gateway.supervision import Supervised
+from gateway.tls import Certificate
 
 log = logging.getLogger("fitserve.worker")
 
@@ -100,6 +102,7 @@ class Worker:
         self.metrics = AccessLog() if begin.access_log else Metrics()
         self.plane = DataPlane(self.routes, self.keys, begin.limits, self.metrics)
         self.plane.limiter = self.limiter
+        self.leave: Callable[[float], object] = lambda _: None
         self._index = index
         self._tables = 0
         self._count_at = -math.inf
@@ -120,6 +123,8 @@ class Worker:
                         self._take_keys(keys)
                     case Elsewhere(in_flight):
                         self.routes.elsewhere(in_flight)
+                    case Leave(within_s):
+                        self.leave(within_s)
         except (EOFError, OSError):
             log.warning("the control process is gone; worker %d goes on with the last routes and keys", self._index)
         finally:
@@ -144,7 +149,15 @@ class Worker:
         return REPORT_S
 
     def _tell(self, channel: Channel, samples: tuple[Sample, ...] | None = None) -> None:
-        channel.send(Report(self.routes.loads(), samples, self._tables, self.routes.demand()))
+        used = self.metrics.usage.take()
+        channel.send(Report(self.routes.loads(), samples, self._tables, self.routes.demand(), used))
+
+    async def tell_last(self, channel: Channel) -> None:
+        """What was counted until the end."""
+        self._tell(channel, tuple(self._samples()))
+        for _ in range(100):
+            if channel.unread_bytes:
+                await asyncio.sleep(0.01)
 
     def _samples(self) -> Iterator[Sample]:
         yield from self.metrics.samples()
@@ -160,25 +173,35 @@ class Worker:
 class WorkerServer(uvicorn.Server):
     """A uvicorn server that also listens to the control process."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, end: socket.socket) -> None:
+    def __init__(self, config: uvicorn.Config, worker: Worker, end: socket.socket, certificate: Certificate | None) -> None:
         super().__init__(config)
+        self._certificate = certificate
         self._worker = worker
         self._end = end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        channel = await Channel.of(self._end)
-        self._listening = asyncio.create_task(self._worker.listen(channel))
+        self._channel = await Channel.of(self._end)
+        self._worker.leave = self._leave
+        if self._certificate is not None:
+            self._certificate.watch()
+        self._listening = asyncio.create_task(self._worker.listen(self._channel))
         self._listening.add_done_callback(self._listened)
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn; then the clients whose answers are unfinished are told so, in the time that these writes take."""
         await super().shutdown(sockets)
+        if self._certificate is not None:
+            await self._certificate.close()
         connections = self._worker.plane.connections
         self._worker.plane.close()
         for _ in range(100):
             if connections:
                 await asyncio.sleep(0.01)
+        await self._worker.tell_last(self._channel)
+
+    def _leave(self, within_s: float) -> None:
+        self._leaving = asyncio.create_task(self._worker.plane.leave(self, within_s))
 
     def _listened(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -192,7 +215,8 @@ def _table(table: RouteTableMessage) -> RouteTable:
 
 def main() -> None:
     index = int(sys.argv[2])
-    listener, end = (socket.socket(fileno=int(number)) for number in sys.argv[3:5])
+    listeners = [socket.socket(fileno=int(number)) for number in sys.argv[3].split(",")]
+    end = socket.socket(fileno=int(sys.argv[4]))
     memory = SharedMemory(int(sys.argv[5]))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
@@ -204,8 +228,12 @@ def main() -> None:
     configure_logging(begin.log_level)
     worker = Worker(index, begin, memory)
     app, protocol = ControlForwarder(Path(begin.control)), client_protocol(worker.plane)
-    config = uvicorn_config(app, protocol, lifespan="off", grace_s=begin.grace_s)
-    WorkerServer(config, worker, end).run(sockets=[listener])
+    certificate = (
+        Certificate(Path(begin.tls[0]), Path(begin.tls[1]) if begin.tls[1] else None) if begin.tls is not None else None
+    )
+    tls = certificate.context if certificate is not None else None
+    config = uvicorn_config(app, protocol, lifespan="off", grace_s=begin.grace_s, tls=tls)
+    WorkerServer(config, worker, end, certificate).run(sockets=listeners)
 
 
 if __name__ == "__main__":

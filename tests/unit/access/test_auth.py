@@ -182,6 +182,18 @@ def test_admit_without_keys_looks_at_host_and_origin() -> None:
         keys.admit([(b"host", b"127.0.0.1"), (b"origin", b"https://evil.example")], "admin")
 
 
+def test_without_keys_only_pages_of_the_gateway_itself_may_administer() -> None:
+    """Another program of this machine may show pages of anybody."""
+    keys, host = Keys(None, None), (b"host", b"127.0.0.1:8080")
+    needs: tuple[Scope, ...] = ("read", "admin")
+    for need in needs:
+        keys.admit([host, (b"origin", b"http://127.0.0.1:8080")], need)
+        for origin in (b"http://127.0.0.1:3000", b"http://localhost:8080", b"http://127.0.0.1"):
+            with pytest.raises(Forbidden, match="origin"):
+                keys.admit([host, (b"origin", origin)], need)
+    keys.admit([host, (b"origin", b"http://127.0.0.1:3000")], "inference")
+
+
 def test_admit_with_keys_looks_at_the_key_alone() -> None:
     keys = Keys(ADMIN, None)
     keys.admit(

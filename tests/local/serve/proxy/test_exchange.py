@@ -534,16 +534,16 @@ async def test_each_request_is_told_to_the_meter(gateway: Gateway) -> None:
         async with stage(metered, script), http_client(metered) as client:
             await client.post(CHAT, json=ASK)
             metered.catch_up()
-            assert notes.lines == [("begun",), ("first byte",), ("ended", "answered", 200, len(body), 7, 5)]
+            assert notes.lines == [("begun",), ("first byte",), ("ended", "answered", 200, len(body), 7, 5, None)]
             notes.lines.clear()
             await client.post(CHAT, json={**ASK, "stream": True})
             metered.catch_up()
             assert notes.lines[-1][:3] == ("ended", "answered", 200)
-            assert notes.lines[-1][-2:] == (3, 2)
+            assert notes.lines[-1][-3:] == (3, 2, None)
             notes.lines.clear()
             await client.post(CHAT, json={**ASK, "user": "dies"})
             metered.catch_up()
-            assert notes.lines == [("begun",), ("ended", "refused", 0, 0, None, None), ("refused", "UpstreamError")]
+            assert notes.lines == [("begun",), ("ended", "refused", 0, 0, None, None, None), ("refused", "UpstreamError")]
             notes.lines.clear()
             await client.post(CHAT, json={"model": "nope"})
             metered.catch_up()

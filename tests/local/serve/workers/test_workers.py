@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -237,3 +239,44 @@ def test_a_lock_whose_holder_is_stopped_keeps_nobody_for_ever() -> None:
         with memory.lock(3):
             assert holder.poll() is None
         holder.kill()
+
+
+async def test_events_come_through_a_worker_and_end_with_the_gateway(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    three = asyncio.Event()
+
+    async def listen(url: httpx.URL) -> None:
+        # A client of its own, which outlives the gateway.
+        async with (
+            httpx.AsyncClient(base_url=url, trust_env=False, timeout=HANG_S, headers=bearer(OWNER)) as client,
+            client.stream("GET", "/admin/events", params={"after": 0}) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    told.append(json.loads(line.removeprefix("data: ")))
+                    if len(told) >= 3:
+                        three.set()
+
+    # As long as the test may take: a stream that does not end by itself holds the gateway up for so long.
+    async with two_workers(tmp_path, Answers(), FITSERVE_STOP_GRACE_S=str(2 * HANG_S)) as clients:
+        listening = asyncio.create_task(listen(clients[0].base_url))
+        await asyncio.wait_for(three.wait(), HANG_S)
+        for client in clients:
+            await client.aclose()
+    await asyncio.wait_for(listening, HANG_S)
+    assert [event["kind"] for event in told if event["kind"] != "model.state"] == [
+        *("gateway.started", "model.added", "endpoint.reached", "gateway.stopped")
+    ]
+
+
+async def test_usage_is_of_all_workers_and_of_their_last_moment_too(tmp_path: Path) -> None:
+    async with two_workers(tmp_path, Answers()) as clients:
+        for key in (OWNER, OTHER):
+            assert all([(await ask(client, key)).is_success for client in clients])
+    # Nobody has looked at it before the end.
+    with sqlite3.connect(tmp_path / "data" / "fitserve.db") as db:
+        query = "SELECT key, sum(requests), sum(prompt_tokens), sum(completion_tokens) FROM usage GROUP BY key ORDER BY key"
+        assert db.execute(query).fetchall() == [
+            ("admin", CLIENTS, 3 * CLIENTS, 4 * CLIENTS),
+            ("api", CLIENTS, 3 * CLIENTS, 4 * CLIENTS),
+        ]

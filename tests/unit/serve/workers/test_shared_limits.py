@@ -55,6 +55,7 @@ def begin(workers: int = 2, **changes: object) -> Begin:
         20.0,
         "info",
         False,
+        None,
         Models((ROUTE,)),
         KeyTableMessage((key(KeyLimits(1, 2, 3)),), False, {DIGEST: 0}),
     )

@@ -1,0 +1,85 @@
+// Calls to the gateway that this page comes from. A key that is needed is asked for once, and kept in this tab alone.
+import { askKey } from "./parts/key_dialog.js";
+
+const KEPT = "fitserve.key";
+
+/** An answer that is no success, in the gateway's own words. */
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Whether this tab has a key. */
+export const hasKey = () => sessionStorage.getItem(KEPT) !== null;
+
+export const useKey = (key) => sessionStorage.setItem(KEPT, key);
+
+/**
+ * The value of the answer.
+ * @param {string} method
+ * @param {string} path
+ * @param {unknown} [body]
+ * @param {{signal?: AbortSignal}} [options]
+ * @returns {Promise<any>}
+ */
+export async function call(method, path, body, options = {}) {
+  const answer = await request(method, path, body, options);
+  return answer.status === 204 ? null : answer.json();
+}
+
+/**
+ * The answer in pieces of text, as they come.
+ * @returns {AsyncGenerator<string>}
+ */
+export async function* pieces(method, path, body, options = {}) {
+  const answer = await request(method, path, body, options);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/**
+ * The data of server-sent events.
+ * @returns {AsyncGenerator<string>}
+ */
+export async function* events(method, path, body, options = {}) {
+  let rest = "";
+  for await (const piece of pieces(method, path, body, options)) {
+    const found = (rest + piece).split(/\r?\n\r?\n/);
+    rest = found.pop() ?? "";
+    for (const event of found) {
+      const data = event.split(/\r?\n/).filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart());
+      if (data.length) yield data.join("\n");
+    }
+  }
+}
+
+async function request(method, path, body, { signal } = {}) {
+  for (;;) {
+    const key = sessionStorage.getItem(KEPT);
+    const headers = { ...(key && { authorization: `Bearer ${key}` }), ...(body !== undefined && { "content-type": "application/json" }) };
+    const answer = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body), cache: "no-store", redirect: "error" });
+    if (answer.ok) return answer;
+    const error = await refusal(answer);
+    if (answer.status !== 401) throw error;
+    // Another call may have asked meanwhile.
+    if (sessionStorage.getItem(KEPT) === key) useKey(await askKey(key === null ? "" : error.message));
+  }
+}
+
+async function refusal(answer) {
+  try {
+    return new ApiError(answer.status, (await answer.json()).error.message);
+  } catch {
+    return new ApiError(answer.status, `The gateway answered with ${answer.status}.`);
+  }
+}

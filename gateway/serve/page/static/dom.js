@@ -1,0 +1,80 @@
+// Elements without markup: all text becomes text nodes, so nothing that is shown can be anything else.
+
+/** @typedef {Node | string | number | null | undefined | false} Child */
+
+/**
+ * An element. Of its properties functions are listeners, `true` is an attribute without value, and nothing is set for null, undefined and false.
+ * @param {string} tag
+ * @param {Record<string, any>} [properties]
+ * @param {...(Child | Child[])} children
+ * @returns {any}
+ */
+export function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (name === "value") element.value = value;
+    else attribute(element, name, value);
+  }
+  element.append(...present(children));
+  return element;
+}
+
+/** An element of SVG. */
+export function svg(tag, properties = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(properties)) attribute(element, name, value);
+  element.append(...present(children));
+  return element;
+}
+
+/** Sets an attribute, or takes it away; leaves what is so already. */
+export function attribute(element, name, value) {
+  if (value === null || value === undefined || value === false) element.removeAttribute(name);
+  else if (element.getAttribute(name) !== String(value === true ? "" : value)) element.setAttribute(name, value === true ? "" : String(value));
+}
+
+/** Sets the text of an element, where it is another one. */
+export function text(element, value) {
+  const wanted = value === null || value === undefined ? "" : String(value);
+  if (element.textContent !== wanted) element.textContent = wanted;
+}
+
+/** @param {Element} element @param {...(Child | Child[])} children */
+export function fill(element, ...children) {
+  element.replaceChildren(...present(children));
+  return element;
+}
+
+/**
+ * Brings the children of `parent` to one per item, in order. Elements of items that stay are kept, with their focus.
+ * @template T
+ * @param {Element} parent
+ * @param {T[]} items
+ * @param {(item: T) => string} key
+ * @param {(item: T) => any} make  gives an object with `element` and `update(item)`
+ */
+export function keyed(parent, items, key, make) {
+  const kept = parent.kept ?? (parent.kept = new Map());
+  const wanted = new Set(items.map(key));
+  for (const [name, part] of kept) {
+    if (!wanted.has(name)) {
+      part.element.remove();
+      kept.delete(name);
+    }
+  }
+  let place = parent.firstElementChild;
+  for (const item of items) {
+    const name = key(item);
+    let part = kept.get(name);
+    if (!part) kept.set(name, (part = make(item)));
+    part.update(item);
+    if (part.element === place) place = place.nextElementSibling;
+    else parent.insertBefore(part.element, place);
+  }
+}
+
+/** @returns {(Node | string)[]} */
+function present(children) {
+  return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false).map((child) => (child instanceof Node ? child : String(child)));
+}

@@ -1,0 +1,51 @@
+// Numbers as people read them.
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+/** 1610612736 -> "1.5 GiB" */
+export function bytes(count) {
+  if (count === null || count === undefined) return "unknown";
+  let size = count;
+  let unit = 0;
+  while (Math.abs(size) >= 1024 && unit < UNITS.length - 1) {
+    size /= 1024;
+    unit += 1;
+  }
+  return `${size >= 100 || unit === 0 ? Math.round(size) : size.toFixed(1).replace(/\.0$/, "")} ${UNITS[unit]}`;
+}
+
+/** Seconds in at most two units: "3 h 20 min". */
+export function duration(seconds) {
+  const s = Math.max(0, Math.round(seconds));
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return s < 600 && s % 60 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.floor(s / 60)} min`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+/** Seconds of a latency: "85 ms", "1.24 s". */
+export function latency(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)} s`;
+}
+
+/** A rate or a count: 12345 -> "12,345", 0.25 -> "0.25". */
+export function number(value, digits = value !== 0 && Math.abs(value) < 10 ? 2 : 0) {
+  if (value === null || value === undefined) return "–";
+  return value.toLocaleString("en", { maximumFractionDigits: digits });
+}
+
+/** Tokens of a context: 131072 -> "128k". */
+export function tokens(count) {
+  if (count === null || count === undefined) return "–";
+  return count >= 1024 && count % 1024 === 0 ? `${count / 1024}k` : number(count);
+}
+
+/** Unix seconds -> date and time of this browser. */
+export function moment(at) {
+  return at === null || at === undefined ? "–" : new Date(at * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+}
+
+export function plural(count, one, many = `${one}s`) {
+  return `${number(count)} ${count === 1 ? one : many}`;
+}

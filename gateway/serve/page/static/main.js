@@ -1,0 +1,49 @@
+// The page: which view the address asks for, and the live state that it shows.
+import { attribute, fill, h, text } from "./dom.js";
+import { Live } from "./live.js";
+import { add } from "./views/add.js";
+import { chat } from "./views/chat.js";
+import { history } from "./views/history.js";
+import { keys } from "./views/keys.js";
+import { model } from "./views/model.js";
+import { overview } from "./views/overview.js";
+import { usage } from "./views/usage.js";
+
+const PAGES = [
+  ["Overview", "#/"],
+  ["Chat", "#/chat"],
+  ["History", "#/history"],
+  ["Usage", "#/usage"],
+  ["Keys", "#/keys"],
+];
+const VIEWS = { "": overview, add, chat, history, keys, models: model, usage };
+
+const live = new Live();
+const main = document.getElementById("main");
+let view = null;
+
+function route() {
+  const [page, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  view?.close?.();
+  view = (VIEWS[page] ?? overview)({ live }, ...rest);
+  document.title = view.title === "Overview" ? "fitserve" : `${view.title} – fitserve`;
+  fill(main, view.element);
+  view.update?.(live.state);
+  for (const link of document.querySelectorAll("#nav a")) attribute(link, "aria-current", link.hash === (page ? `#/${page}` : "#/") ? "page" : null);
+  if (document.activeElement !== document.body) main.focus({ preventScroll: true });
+  window.scrollTo(0, 0);
+}
+
+function show() {
+  const link = document.getElementById("link");
+  const { gateway } = live.state;
+  attribute(link, "data-tone", !live.connected ? "bad" : gateway?.problems.length ? "warn" : "good");
+  text(link, !live.connected ? (gateway ? "Connection lost; trying again" : "Connecting") : gateway.problems.length ? gateway.problems.join(" ") : "Live");
+  if (live.connected) view?.update?.(live.state);
+}
+
+fill(document.getElementById("nav"), ...PAGES.map(([word, to]) => h("a", { href: to }, word)));
+window.addEventListener("hashchange", route);
+live.addEventListener("change", show);
+route();
+live.follow();

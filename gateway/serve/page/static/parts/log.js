@@ -1,0 +1,59 @@
+// An engine's log as it grows. Lines are text, whatever an engine prints.
+import { pieces } from "../api.js";
+import { attribute, fill, h, text } from "../dom.js";
+
+const TAIL = 500;
+const MOST_LINES = 3000;
+
+/** @param {string} model @param {any} choice  what says which log, beside the filter */
+export function logView(model, choice) {
+  let running = null;
+  const status = h("p", { class: "muted small", role: "status" });
+  const lines = h("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "Engine log" });
+  const follow = h("input", { type: "checkbox", id: "follow", checked: true });
+  const filter = h("input", { type: "search", id: "filter", placeholder: "Filter lines", "aria-label": "Filter lines", input: () => lines.childNodes.forEach(screen) });
+
+  function screen(line) {
+    attribute(line, "hidden", !line.textContent.toLowerCase().includes(filter.value.toLowerCase()));
+  }
+
+  async function read(attempt) {
+    running?.abort();
+    const mine = (running = new AbortController());
+    fill(lines);
+    text(status, "");
+    const which = attempt === null ? "" : `&attempt=${attempt}`;
+    let rest = "";
+    try {
+      for await (const piece of pieces("GET", `/admin/models/${encodeURIComponent(model)}/logs?follow=true&tail=${TAIL}${which}`, undefined, { signal: mine.signal })) {
+        const found = (rest + piece).split("\n");
+        rest = found.pop() ?? "";
+        append(found);
+      }
+      append(rest ? [rest] : []);
+      text(status, lines.childNodes.length ? "The engine has ended." : "Nothing was printed.");
+    } catch (error) {
+      if (!mine.signal.aborted) text(status, error.message);
+    }
+  }
+
+  function append(found) {
+    if (!found.length) return;
+    const added = found.slice(-MOST_LINES).map((line) => h("div", { class: tone(line) }, line || " "));
+    added.forEach(screen);
+    lines.append(...added);
+    while (lines.childNodes.length > MOST_LINES) lines.firstChild.remove();
+    if (follow.checked) lines.scrollTop = lines.scrollHeight;
+  }
+
+  return {
+    element: h("div", { class: "stack tight" }, h("div", { class: "row between" }, h("div", { class: "row" }, choice, h("div", { class: "filter" }, filter)), h("label", { class: "check", for: "follow" }, follow, "Follow")), lines, status),
+    read,
+    close: () => running?.abort(),
+  };
+}
+
+function tone(line) {
+  if (/\b(ERROR|CRITICAL|Traceback|\w+Error:)/.test(line)) return "bad";
+  return /\bWARNING\b/.test(line) ? "warn" : null;
+}

@@ -1,0 +1,43 @@
+// Memory of one GPU or of the machine: what engines may take, by model, and what is used now.
+import { h, keyed, text } from "../dom.js";
+import { bytes } from "../format.js";
+
+const HUES = 8;
+const hues = new Map();
+
+/** A model keeps its colour as long as the page is open. */
+export function hue(model) {
+  if (!hues.has(model)) hues.set(model, hues.size % HUES);
+  return hues.get(model);
+}
+
+/** @returns {{element: any, update: (memory: {total: number | null, used: number | null, holders: {model: string, replica: number, planned: number}[]}) => void}} */
+export function memoryBar() {
+  const segments = h("div", { class: "segments" });
+  const used = h("div", { class: "used" });
+  const bar = h("div", { class: "bar", role: "img" }, segments, used);
+  const legend = h("ul", { class: "legend" });
+  return {
+    element: h("div", { class: "memory" }, bar, legend),
+    update({ total, used: taken, holders }) {
+      const share = (size) => (total ? `${Math.min(100, (100 * size) / total)}%` : "0%");
+      const named = holders.map((one) => ({ ...one, key: `${one.model} ${one.replica}` }));
+      keyed(segments, named, (one) => one.key, (one) => {
+        const element = h("div", { class: `segment hue-${hue(one.model)}` });
+        return { element, update: (now) => (element.style.width = share(now.planned)) };
+      });
+      used.hidden = taken === null;
+      if (taken !== null) used.style.width = share(taken);
+      const planned = named.reduce((sum, one) => sum + one.planned, 0);
+      bar.setAttribute(
+        "aria-label",
+        `${taken === null ? "" : `${bytes(taken)} of ${bytes(total)} used; `}${planned ? `${bytes(planned)} planned for ${named.map((one) => one.model).join(", ")}` : "nothing planned"}`,
+      );
+      keyed(legend, named, (one) => one.key, (one) => {
+        const size = h("span", { class: "figure" });
+        const element = h("li", {}, h("span", { class: `swatch hue-${hue(one.model)}`, "aria-hidden": "true" }), h("a", { href: `#/models/${encodeURIComponent(one.model)}` }, one.model), size);
+        return { element, update: (now) => text(size, bytes(now.planned)) };
+      });
+    },
+  };
+}

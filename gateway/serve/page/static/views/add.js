@@ -1,0 +1,120 @@
+// Add a model: the form, and beside it what would be done, while one types.
+import { call } from "../api.js";
+import { attribute, fill, h, text } from "../dom.js";
+import { decisionView } from "../parts/plan.js";
+import { filled, wishForm } from "../parts/wish_form.js";
+
+const REST_MS = 400;
+
+export function add() {
+  let named = false;
+  let running = null;
+  let timer = 0;
+  let kind = "source";
+
+  const problem = h("p", { class: "problem", role: "alert", hidden: true });
+  const status = h("p", { class: "muted", role: "status" }, "The plan appears here as you type. Nothing is started.");
+  const plan = h("div", { class: "stack plan" });
+  const source = h("input", { id: "source", type: "text", autocomplete: "off", spellcheck: "false", required: true, placeholder: "Qwen/Qwen3-8B or /models/my-model", "aria-describedby": "source-help" });
+  const sourceLabel = h("label", { for: "source" }, "Model");
+  const sourceHelp = h("span", { class: "help", id: "source-help" });
+  const name = h("input", { id: "name", type: "text", autocomplete: "off", spellcheck: "false", required: true, "aria-describedby": "name-help" });
+  const form = wishForm({ changed: () => later() });
+  const submit = h("button", { class: "primary" }, "Add");
+  const kinds = ["source", "endpoint"].map((one) => {
+    const id = `kind-${one}`;
+    const radio = h("input", { type: "radio", name: "kind", id, value: one, checked: one === kind, change: () => ((kind = one), shown(), later()) });
+    return h("label", { class: "choice", for: id }, radio, one === "source" ? "Run a model here" : "An engine that runs elsewhere");
+  });
+
+  function shown() {
+    const runs = kind === "source";
+    text(sourceLabel, runs ? "Model" : "Base URL");
+    text(sourceHelp, runs ? "a Hugging Face repository, or a folder of this machine" : "ending in /v1; it is asked, and never started or stopped");
+    attribute(source, "placeholder", runs ? "Qwen/Qwen3-8B or /models/my-model" : "http://gpu-2:8000/v1");
+    attribute(form.element, "hidden", !runs);
+  }
+
+  function wish() {
+    const given = source.value.trim();
+    return kind === "source" ? { name: name.value.trim() || "plan", source: given, ...filled(form.read()) } : { name: name.value.trim(), endpoints: [given] };
+  }
+
+  function later() {
+    clearTimeout(timer);
+    running?.abort();
+    fill(plan);
+    if (kind !== "source" || !source.value.trim()) {
+      text(status, kind === "source" ? "The plan appears here as you type. Nothing is started." : "There is nothing to plan: the engine runs elsewhere.");
+      return;
+    }
+    text(status, "Planning …");
+    timer = setTimeout(dryRun, REST_MS);
+  }
+
+  async function dryRun() {
+    const mine = (running = new AbortController());
+    try {
+      const decision = await call("POST", "/admin/plan", wish(), { signal: mine.signal });
+      if (mine.signal.aborted) return;
+      text(status, decision.plans.length ? "This would be started:" : "");
+      fill(plan, ...decisionView(decision));
+    } catch (error) {
+      if (!mine.signal.aborted) text(status, error.message);
+    }
+  }
+
+  async function send(event) {
+    event.preventDefault();
+    attribute(problem, "hidden", true);
+    attribute(submit, "disabled", true);
+    try {
+      const model = await call("POST", "/admin/models", wish());
+      location.hash = `#/models/${encodeURIComponent(model.name)}`;
+    } catch (error) {
+      text(problem, error.message);
+      attribute(problem, "hidden", false);
+      attribute(submit, "disabled", false);
+    }
+  }
+
+  source.addEventListener("input", () => {
+    if (!named) name.value = nameFor(source.value);
+    later();
+  });
+  name.addEventListener("input", () => (named = name.value !== ""));
+  shown();
+  return {
+    title: "Add a model",
+    element: h(
+      "div",
+      { class: "stack" },
+      h("h1", {}, "Add a model"),
+      h(
+        "div",
+        { class: "columns" },
+        h(
+          "form",
+          { class: "card", submit: send },
+          h("fieldset", { class: "row" }, h("legend", { class: "hidden" }, "What it is"), kinds),
+          h("div", { class: "field" }, sourceLabel, source, sourceHelp),
+          h("div", { class: "field" }, h("label", { for: "name" }, "Name"), name, h("span", { class: "help", id: "name-help" }, "what clients put in `model`")),
+          form.element,
+          problem,
+          h("div", { class: "row end" }, h("a", { class: "button", href: "#/" }, "Cancel"), submit),
+        ),
+        h("section", { class: "card", "aria-labelledby": "dry-run" }, h("h2", { id: "dry-run" }, "Dry run"), status, plan),
+      ),
+    ),
+    close() {
+      clearTimeout(timer);
+      running?.abort();
+    },
+  };
+}
+
+/** "Qwen/Qwen3-8B" -> "qwen3-8b" */
+function nameFor(source) {
+  const last = source.trim().replace(/\/+$/, "").split("/").pop() ?? "";
+  return last.toLowerCase().replace(/[^a-z0-9_.-]+/g, "-").replace(/^[.-]+/, "").slice(0, 90);
+}

@@ -1,0 +1,66 @@
+// Another wish for a model that is there: what would be otherwise is shown before anything is done.
+import { call } from "../api.js";
+import { attribute, fill, h, text } from "../dom.js";
+import { confirm } from "../parts/dialog.js";
+import { note } from "../parts/notes.js";
+import { differences, patchOf, wishForm } from "../parts/wish_form.js";
+
+const REST_MS = 500;
+
+/** @param {any} view  of the model, as the gateway tells it */
+export function edit(view) {
+  const at = `/admin/models/${encodeURIComponent(view.name)}`;
+  const problem = h("p", { class: "problem", role: "alert", hidden: true });
+  const status = h("p", { class: "muted", role: "status" }, "Nothing is changed yet.");
+  const rows = h("div");
+  const submit = h("button", { class: "primary", disabled: true }, "Change");
+  const form = wishForm({ wish: view.wish, changed: () => later() });
+  let timer = 0;
+  let running = null;
+  const before = form.read();
+
+  function later() {
+    clearTimeout(timer);
+    running?.abort();
+    const patch = patchOf(before, form.read());
+    fill(rows);
+    attribute(problem, "hidden", true);
+    const same = !Object.keys(patch).length;
+    attribute(submit, "disabled", same);
+    text(status, same ? "Nothing is changed yet." : "Planning …");
+    if (!same) timer = setTimeout(() => dryRun(patch), REST_MS);
+  }
+
+  async function dryRun(patch) {
+    const mine = (running = new AbortController());
+    try {
+      const answer = await call("PATCH", `${at}?dry_run=true`, patch, { signal: mine.signal });
+      if (mine.signal.aborted) return;
+      text(status, answer.reason ? `No plan: ${answer.reason}` : answer.anew ? "Engines are started anew; the old ones serve until the new ones do, where there is room." : "No engine has to be started anew.");
+      fill(rows, differences([...answer.wish, ...answer.plan]));
+    } catch (error) {
+      if (!mine.signal.aborted) text(status, error.message);
+    }
+  }
+
+  async function send(event) {
+    event.preventDefault();
+    const patch = patchOf(before, form.read());
+    if (!(await confirm(`Change ${view.name}?`, status.textContent, { action: "Change", more: [rows.cloneNode(true)] }))) return;
+    try {
+      await call("PATCH", at, patch);
+      note(`${view.name} is being changed.`);
+      location.hash = `#/models/${encodeURIComponent(view.name)}`;
+    } catch (error) {
+      text(problem, error.message);
+      attribute(problem, "hidden", false);
+    }
+  }
+
+  return h(
+    "div",
+    { class: "columns" },
+    h("form", { class: "card", submit: send, "aria-label": `Edit ${view.name}` }, form.element, problem, h("div", { class: "row end" }, submit)),
+    h("section", { class: "card", "aria-labelledby": "otherwise" }, h("h2", { id: "otherwise" }, "What would be otherwise"), status, rows),
+  );
+}

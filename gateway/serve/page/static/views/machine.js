@@ -1,0 +1,41 @@
+// The GPUs with their memory: what is planned for whom, and what is used.
+import { attribute, h, keyed, text } from "../dom.js";
+import { bytes } from "../format.js";
+import { memoryBar } from "../parts/memory_bar.js";
+
+export function machineCard() {
+  const about = h("p", { class: "muted" });
+  const gpus = h("ul", { class: "gpus" });
+  return {
+    element: h("section", { class: "card", "aria-labelledby": "machine-title" }, h("div", { class: "row between" }, h("h2", { id: "machine-title" }, "Machine"), about), gpus),
+    update({ machine }) {
+      if (!machine) return;
+      text(about, [machine.cpu, `${machine.cores} cores`, machine.driver && `driver ${machine.driver}`, machine.disk_free !== null && `${bytes(machine.disk_free)} of disk free`].filter(Boolean).join(" · "));
+      const ram = { uuid: "ram", label: "RAM", name: machine.gpus.length ? "" : "no GPU", total: machine.ram_total, used: machine.ram_used, holders: machine.holders, processes: [] };
+      keyed(gpus, [...machine.gpus.map((gpu) => ({ ...gpu, label: `GPU ${gpu.index}` })), ram], (one) => one.uuid, memoryRow);
+    },
+  };
+}
+
+function memoryRow() {
+  const label = h("span", { class: "label" });
+  const name = h("span", { class: "muted" });
+  const figure = h("span", { class: "figure" });
+  const bar = memoryBar();
+  const others = h("p", { class: "muted small" });
+  const trouble = h("p", { class: "problem small" });
+  return {
+    element: h("li", {}, h("div", { class: "row between whole" }, h("span", { class: "name" }, label, " ", name), figure), bar.element, others, trouble),
+    update(one) {
+      text(label, one.label);
+      text(name, one.name.replace(/^NVIDIA /, ""));
+      text(figure, one.used === null ? bytes(one.total) : `${bytes(one.used)} of ${bytes(one.total)} used`);
+      bar.update(one);
+      const running = one.holders.length ? [] : one.processes;
+      text(others, running.length ? `used by ${running.map((process) => `${process.name ?? "process"} (${process.pid}${process.bytes === null ? "" : `, ${bytes(process.bytes)}`})`).join(", ")}` : "");
+      text(trouble, one.lost ?? one.kept ?? "");
+      attribute(others, "hidden", !others.textContent);
+      attribute(trouble, "hidden", !trouble.textContent);
+    },
+  };
+}

@@ -1,0 +1,141 @@
+// One model: what runs and why, every start, the log, a chat, and what can be done with it.
+import { ApiError, call } from "../api.js";
+import { attribute, fill, h, text } from "../dom.js";
+import { moment, plural } from "../format.js";
+import { attemptList } from "../parts/attempts.js";
+import { logView } from "../parts/log.js";
+import { modelActions } from "../parts/model_actions.js";
+import { decisionView, otherPlans, planChoices, planCommand, planFigures, planKernels, planMemory, planWarnings, section } from "../parts/plan.js";
+import { stateChip } from "../parts/state.js";
+import { chat } from "./chat.js";
+import { edit } from "./edit.js";
+import { replicaCard } from "./replicas.js";
+import { trafficCard } from "./traffic.js";
+
+const TABS = [
+  ["plan", "Plan"],
+  ["starts", "Starts"],
+  ["log", "Log"],
+  ["chat", "Chat"],
+  ["edit", "Edit"],
+];
+
+/** @param {{live: import("../live.js").Live}} context @param {string} name @param {string} [tab] */
+export function model({ live }, name, tab = "plan") {
+  let shown = null;
+  let part = null;
+  let loading = false;
+  const chip = stateChip();
+  const detail = h("p", { class: "detail" });
+  const about = h("p", { class: "muted small" });
+  const actions = modelActions(name);
+  const body = h("div", { class: "stack" });
+  const path = `#/models/${encodeURIComponent(name)}`;
+  const tabs = h("nav", { class: "tabs", "aria-label": "Of this model" }, TABS.map(([key, word]) => h("a", { href: key === "plan" ? path : `${path}/${key}`, "aria-current": key === tab ? "page" : null }, word)));
+
+  async function load() {
+    loading = true;
+    try {
+      const view = await call("GET", `/admin/models/${encodeURIComponent(name)}`);
+      part = part?.refresh ? (part.refresh(view), part) : build(view);
+    } catch (error) {
+      fill(body, h("p", { class: "empty" }, error instanceof ApiError && error.status === 404 ? `There is no model ${name} any more.` : error.message));
+      part = null;
+    }
+    loading = false;
+  }
+
+  function build(view) {
+    part?.close?.();
+    const made = { plan: planPart, starts: startsPart, log: logPart, chat: chatPart, edit: editPart }[tab] ?? planPart;
+    const next = made(view, { live, name, path });
+    fill(body, next.element);
+    next.update?.(live.state);
+    return next;
+  }
+
+  return {
+    title: name,
+    element: h("div", { class: "stack" }, h("div", { class: "title" }, h("div", { class: "row" }, h("h1", {}, name), chip.element), actions.element, detail, about), tabs, body),
+    update(state) {
+      if (!state.models) return;
+      const now = live.model(name);
+      chip.update(now ? (now.deleting ? "stopping" : now.state) : "stopped");
+      actions.update(now);
+      text(detail, now ? [now.state === "ready" ? "" : now.detail, now.change === "underway" ? "It is being changed." : ""].filter(Boolean).join(" ") : "It was removed.");
+      attribute(detail, "hidden", !detail.textContent);
+      text(about, now ? describe(now) : "");
+      part?.update?.(state);
+      // The whole view is read again when something has happened to the model.
+      const seen = now && JSON.stringify([now.state, now.change, now.better, now.replicas.map((one) => [one.attempt, one.state])]);
+      if (seen !== shown && !loading) {
+        shown = seen;
+        load();
+      }
+    },
+    close: () => part?.close?.(),
+  };
+}
+
+function describe(now) {
+  const names = now.aliases.length ? `also ${now.aliases.join(", ")}` : "";
+  const requests = now.running + now.waiting ? `${plural(now.running, "request")} now${now.waiting ? `, ${now.waiting} waiting` : ""}` : "";
+  return [now.source ?? now.endpoints.map((one) => one.url).join(", "), names, now.used_at ? `last asked ${moment(now.used_at)}` : "never asked", requests].filter(Boolean).join(" · ");
+}
+
+function planPart(view, { live, name }) {
+  const traffic = trafficCard(name);
+  const replicas = replicaCard(live, name);
+  const content = h("div", { class: "stack" });
+  const refresh = (fresh) => fill(content, ...planContent(fresh));
+  refresh(view);
+  const update = (state) => {
+    replicas.update(state);
+    traffic.update(state);
+  };
+  return { element: h("div", { class: "stack" }, replicas.element, content, traffic.element), refresh, update };
+}
+
+function planContent(view) {
+  const cards = [];
+  if (view.change) cards.push(h("section", { class: "card" }, h("h2", {}, `Change ${view.change.state}`), h("p", {}, view.change.detail)));
+  if (view.plan) {
+    const parts = [h("h2", {}, "Plan"), planFigures(view.plan), planWarnings(view.plan), section("Memory of each GPU", planMemory(view.plan), true), section("Why", planChoices(view.plan)), view.plan.kernels.length + view.plan.attention.length ? section("Kernels", planKernels(view.plan)) : null, section("Command line", planCommand(view.plan)), ...(view.decision ? otherPlans(view.decision) : [])];
+    cards.push(h("section", { class: "card" }, parts));
+  } else if (view.decision) cards.push(h("section", { class: "card" }, h("h2", {}, "Plan"), decisionView(view.decision)));
+  else if (!view.wish.endpoints.length) cards.push(h("p", { class: "empty" }, "It is not planned yet."));
+  if (view.rival) cards.push(h("section", { class: "card" }, h("h2", {}, "A better plan"), h("p", {}, view.rival.words), h("p", { class: "muted" }, view.rival.do)));
+  if (view.abilities) cards.push(abilities(view.abilities));
+  return cards;
+}
+
+function abilities(found) {
+  const rows = Object.entries(found).map(([what, one]) => h("li", {}, h("span", { class: "tag", "data-tone": one.state === "proven" ? "good" : one.state === "unknown" ? "idle" : "warn" }, one.state), " ", h("span", { class: "label" }, what.replaceAll("_", " ")), " ", h("span", { class: "muted" }, one.evidence)));
+  return h("section", { class: "card" }, h("h2", {}, "What it does for apps"), h("ul", { class: "abilities" }, rows));
+}
+
+function startsPart(view, { path }) {
+  const content = h("div", { class: "card" });
+  const refresh = (fresh) => fill(content, attemptList(fresh.attempts, (attempt) => (location.hash = `${path}/log/${attempt}`)));
+  refresh(view);
+  return { element: content, refresh };
+}
+
+function logPart(view, { name }) {
+  const asked = Number(location.hash.split("/")[4]) || null;
+  const choice = h("select", { id: "start", "aria-label": "Log of", change: () => log.read(Number(choice.value) || null) });
+  const log = logView(name, h("div", { class: "filter" }, choice));
+  fill(choice, h("option", { value: "" }, "the newest start"), [...view.attempts].reverse().map((one) => h("option", { value: one.id }, `start ${one.id}, ${one.failure ? "failed" : one.state}`)));
+  choice.value = asked ?? "";
+  log.read(asked);
+  return { element: h("section", { class: "card", "aria-label": "Log" }, log.element), refresh: () => {}, close: log.close };
+}
+
+function chatPart(view, { live, name }) {
+  const talk = chat({ live }, name);
+  return { element: talk.element, refresh: () => {}, update: talk.update, close: talk.close };
+}
+
+function editPart(view) {
+  return { element: edit(view), refresh: () => {} };
+}

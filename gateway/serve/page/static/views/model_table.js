@@ -1,0 +1,56 @@
+// All models: state, engine, requests, and what can be done with each.
+import { attribute, h, keyed, text } from "../dom.js";
+import { duration, plural, tokens } from "../format.js";
+import { progressBar } from "../parts/progress.js";
+import { stateChip } from "../parts/state.js";
+
+/** @param {import("../live.js").Live} live */
+export function modelTable(live) {
+  const rows = h("ul", { class: "models" });
+  const empty = h("div", { class: "empty" }, h("p", {}, "No model yet."), h("a", { class: "button primary", href: "#/add" }, "Add a model"));
+  const count = h("span", { class: "muted" });
+  return {
+    element: h("section", { class: "card", "aria-labelledby": "models-title" }, h("div", { class: "row between" }, h("h2", { id: "models-title" }, "Models ", count), h("a", { class: "button primary", href: "#/add" }, "Add a model")), empty, rows),
+    update({ models }) {
+      if (!models) return;
+      text(count, models.length || "");
+      attribute(empty, "hidden", models.length > 0);
+      keyed(rows, models, (model) => model.name, () => modelRow(live));
+    },
+  };
+}
+
+function modelRow(live) {
+  const name = h("a", { class: "name" });
+  const chip = stateChip();
+  const detail = h("p", { class: "detail" });
+  const progress = progressBar();
+  const engine = h("span", { class: "muted" });
+  const load = h("span", { class: "figure" });
+  const age = h("span", { class: "muted" });
+  return {
+    element: h("li", { class: "model" }, h("div", { class: "who" }, name, engine), h("div", { class: "now" }, chip.element, detail, progress.element), h("div", { class: "load" }, load, age)),
+    update(model) {
+      attribute(name, "href", `#/models/${encodeURIComponent(model.name)}`);
+      text(name, model.name);
+      chip.update(model.deleting ? "stopping" : model.state);
+      const bringing = model.replicas.find((one) => one.progress)?.progress ?? null;
+      progress.update(bringing);
+      text(detail, model.state === "ready" || bringing ? "" : model.detail);
+      attribute(detail, "hidden", !detail.textContent);
+      text(engine, about(model));
+      text(load, model.running || model.waiting ? `${plural(model.running, "request")}${model.waiting ? `, ${model.waiting} waiting` : ""}` : model.state === "ready" ? "idle" : "");
+      const since = Math.min(...model.replicas.map((one) => one.ready_at ?? Infinity));
+      text(age, model.state === "ready" && Number.isFinite(since) ? `up ${duration(live.now() - since)}` : "");
+    },
+  };
+}
+
+function about(model) {
+  const replica = model.replicas.find((one) => one.engine) ?? null;
+  if (model.endpoints.length) return plural(model.endpoints.length, "endpoint");
+  if (!replica) return model.source ?? "";
+  const gpus = replica.gpus.length ? ` on ${plural(replica.gpus.length, "GPU")}` : "";
+  const copies = model.replicas.length > 1 ? `${model.replicas.length} × ` : "";
+  return `${copies}${replica.engine.replace("==", " ")}${gpus} · ${tokens(replica.context)} context`;
+}

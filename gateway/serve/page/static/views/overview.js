@@ -1,0 +1,21 @@
+// The first page: the machine, its models, and what they do.
+import { h } from "../dom.js";
+import { machineCard } from "./machine.js";
+import { modelTable } from "./model_table.js";
+import { trafficCard } from "./traffic.js";
+
+/** @param {{live: import("../live.js").Live}} context */
+export function overview({ live }) {
+  const machine = machineCard();
+  const models = modelTable(live);
+  const traffic = trafficCard();
+  return {
+    title: "Overview",
+    element: h("div", { class: "stack" }, h("h1", { class: "hidden" }, "Overview"), models.element, machine.element, traffic.element),
+    update(state) {
+      machine.update(state);
+      models.update(state);
+      traffic.update(state);
+    },
+  };
+}

@@ -1,0 +1,75 @@
+"""TLS for clients: certificate and key from files, read again when they change. Connections that are open keep what they began with."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import structlog
+
+from gateway.errors import SettingsError
+from gateway.supervision import Supervised
+
+log = structlog.get_logger("fitserve.tls")
+
+_LOOK_S = 5.0
+
+
+class Certificate:
+    """`context`: for the server. `watch` belongs into an event loop."""
+
+    def __init__(self, certificate: Path, key: Path | None, look_s: float = _LOOK_S) -> None:
+        """certificate: with the chain behind it; key: None where the same file has it. Raises SettingsError."""
+        self._files = (certificate, key or certificate)
+        self._look_s = look_s
+        self._known = self._state()
+        self._watching: Supervised | None = None
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            self._load(self.context)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsError(
+                f"The certificate {certificate} with the key {self._files[1]} cannot be used: {_reason(error)}.",
+                hint="FITSERVE_TLS_CERT is a PEM file with the chain, FITSERVE_TLS_KEY its key without a passphrase.",
+            ) from None
+
+    def watch(self) -> None:
+        self._watching = Supervised(self._look, "watching the certificate")
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            await self._watching.close()
+
+    async def _look(self) -> float:
+        state = self._state()
+        if state != self._known:
+            try:
+                # Apart at first: a key that does not fit would be half of the context in force.
+                self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+                self._load(self.context)
+            except (OSError, ssl.SSLError) as error:
+                log.error("the new certificate cannot be used, the one before stays in force", reason=_reason(error))  # noqa: TRY400
+            else:
+                log.info("the certificate was read again", file=str(self._files[0]))
+            self._known = state
+        return self._look_s
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        # A passphrase would be asked for on the terminal.
+        context.load_cert_chain(*self._files, password=lambda: "")
+
+    def _state(self) -> tuple[tuple[int, int, int], ...]:
+        found = []
+        for file in self._files:
+            try:
+                seen = file.stat()
+                found.append((seen.st_mtime_ns, seen.st_ino, seen.st_size))
+            except OSError:
+                found.append((0, 0, 0))
+        return tuple(found)
+
+
+def _reason(error: OSError) -> str:
+    """What SSL says has the place in its source in it."""
+    return (getattr(error, "reason", None) or error.strerror or str(error)).lower().replace("_", " ")

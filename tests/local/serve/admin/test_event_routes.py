@@ -1,0 +1,184 @@
+"""Events of a whole gateway, over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.domain import LaunchSpec
+from tests.support.memory_host import World
+from tests.support.patience import HANG_S
+from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+
+MEMORY = (
+    "ValueError: To serve at least one request with the model's max seq len (4096), (4.00 GiB KV cache is needed, which is larger than "
+    "the available KV cache memory (1.0 GiB). Based on the available memory, the estimated maximum model length is 1024."
+)
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model)
+
+
+def limited(spec: LaunchSpec) -> EngineScript:
+    asked = next(int(item.partition("=")[2]) for item in spec.argv if item.startswith("--max-model-len="))
+    if asked > 1024:
+        return EngineScript(model=spec.model, lines=((0, MEMORY),), serve=False)
+    return EngineScript(model=spec.model, max_model_len=asked)
+
+
+async def stream(gateway: Running, **query: Any) -> AsyncIterator[dict[str, Any]]:
+    """Events as they come; one of another name has it as `event`."""
+    headers = {"last-event-id": query.pop("last_event_id")} if "last_event_id" in query else {}
+    async with gateway.client.stream("GET", "/admin/events", params=query, headers=headers) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        event: dict[str, Any] = {}
+        async for line in answer.aiter_lines():
+            name, _, value = line.partition(": ")
+            if not line and "data" in event:
+                yield {**json.loads(event["data"]), "event": event.get("event"), "sse_id": int(event["id"])}
+            if not line:
+                event = {}
+            elif name:
+                event[name] = value
+
+
+async def until(events: AsyncIterator[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    async with asyncio.timeout(HANG_S):
+        async for event in events:
+            found.append(event)
+            if event.get("kind") == kind:
+                return found
+    raise AssertionError(f"{kind} did not come: {[event.get('kind') for event in found]}")
+
+
+async def kept(gateway: Running, **query: Any) -> list[dict[str, Any]]:
+    answer = await gateway.client.get("/admin/events", params={"follow": "false", **query})
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["data"])
+
+
+async def test_the_life_of_a_model_is_told_with_its_evidence(tmp_path: Path) -> None:
+    async with running(tmp_path, limited) as gateway:
+        listening = stream(gateway, after=0)
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        lived = await until(listening, "engine.ready")
+        await gateway.client.delete("/admin/models/m")
+        lived += await until(listening, "model.removed")
+        await listening.aclose()  # type: ignore[attr-defined]
+    kinds = [event["kind"] for event in lived]
+    told = [kind for kind in kinds if kind not in ("engine.phase", "model.state")]
+    assert told == [
+        *("gateway.started", "model.added", "plan.chosen", "engine.started", "engine.failed", "plan.fallback"),
+        *("engine.started", "engine.proven", "engine.ready", "model.removing", "model.removed"),
+    ]
+    assert {"starting", "verifying", "ready", "stopping"} >= {
+        event["data"]["state"] for event in lived if event["kind"] == "model.state"
+    }
+    failed = next(event for event in lived if event["kind"] == "engine.failed")
+    assert failed["data"]["failure"]["kind"] == "kv_too_small"
+    assert "estimated maximum model length is 1024" in failed["data"]["failure"]["line"]
+    fallback = next(event for event in lived if event["kind"] == "plan.fallback")
+    assert fallback["data"]["after"] == "kv_too_small"
+    assert {"what": "max model len", "old": "4096", "new": "1024"} in fallback["data"]["differences"]
+    assert fallback["data"]["why"]["max_model_len"]["reason"]
+    assert [event["sse_id"] for event in lived] == [event["id"] for event in lived]
+    assert [event["id"] for event in lived] == list(range(lived[0]["id"], lived[0]["id"] + len(lived)))
+
+
+async def test_a_client_that_comes_back_gets_what_it_missed_over_a_restart(tmp_path: Path) -> None:
+    world = World()
+    async with running(tmp_path, healthy, world) as gateway:
+        listening = stream(gateway, after=0)
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        seen = await until(listening, "plan.chosen")
+        await listening.aclose()  # type: ignore[attr-defined]
+        await gateway.until("m", "ready")
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.client.delete("/admin/models/m")
+        later = await until(stream(gateway, last_event_id=str(seen[-1]["id"])), "model.removed")
+        everything = await kept(gateway)
+    assert [event["id"] for event in [*seen, *later]] == [event["id"] for event in everything]
+    kinds = [event["kind"] for event in later if event["kind"] not in ("engine.phase", "model.state")]
+    assert kinds == [
+        *("engine.started", "engine.proven", "engine.ready", "gateway.stopped"),
+        # The engine that went on is not told anew.
+        *("gateway.started", "model.removing", "model.removed"),
+    ]
+
+
+async def test_streams_end_when_the_gateway_stops_and_hear_that_it_does(tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+
+    async def listen(gateway: Running, listening: asyncio.Event) -> None:
+        async for event in stream(gateway, after=0):
+            heard.append(event)
+            listening.set()
+
+    # Longer than the test may take: a stream that does not end by itself holds the server up for so long.
+    async with asyncio.timeout(HANG_S):
+        async with running(tmp_path, healthy, stop_grace_s=10 * HANG_S) as gateway:
+            listening = asyncio.Event()
+            # With a client that outlives the gateway.
+            client = httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S)
+            task = asyncio.create_task(listen(Running(gateway.url, client, gateway.world), listening))
+            await listening.wait()
+        await task
+        await client.aclose()
+    assert [event["kind"] for event in heard] == ["gateway.started", "gateway.stopped"]
+
+
+async def test_who_asks_for_what_is_gone_hears_that(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await until(stream(gateway, after=0), "gateway.started")
+        newest = (await kept(gateway))[-1]["id"]
+        for after in (1, newest + 1000):
+            events = stream(gateway, after=after)
+            async with asyncio.timeout(HANG_S):
+                first = await anext(events)
+            assert (first["event"], first["newest"], first["sse_id"]) == ("resync", newest, newest)
+            await events.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_list_and_a_stream_may_be_of_one_model(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        for name in ("a", "b"):
+            await gateway.add(name, model_folder(tmp_path / name))
+            await gateway.until(name, "ready")
+        await until(stream(gateway, model="b", after=0), "engine.ready")
+        of_b = await kept(gateway, model="b")
+        assert {event["model"] for event in of_b} == {"b"}
+        assert [event["id"] for event in await kept(gateway, model="b", last=2)] == [event["id"] for event in of_b[-2:]]
+        assert await kept(gateway, model="b", after=of_b[0]["id"], last=1) == [of_b[1]]
+        listening = stream(gateway, model="b", last=1)
+        async with asyncio.timeout(HANG_S):
+            assert (await anext(listening))["id"] == of_b[-1]["id"]
+        await gateway.client.delete("/admin/models/a")
+        await gateway.client.delete("/admin/models/b")
+        told = await until(listening, "model.removed")
+        assert {event["model"] for event in told} == {"b"}
+        await listening.aclose()  # type: ignore[attr-defined]
+
+
+async def test_keys_are_told_of_by_name(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        made = (await gateway.client.post("/admin/keys", json={"name": "root", "scopes": ["admin", "read"]})).json()
+        gateway.client.headers["authorization"] = f"Bearer {made['key']}"
+        listening = stream(gateway, after=0)
+        told = await until(listening, "key.added")
+        last = told[-1]
+        assert (await gateway.client.delete("/admin/keys/root")).status_code == 200
+        told += await until(listening, "key.removed")
+        await listening.aclose()  # type: ignore[attr-defined]
+        assert last["data"] == {"key": "root", "scopes": ["admin", "read"]}
+        assert made["key"] not in json.dumps(told)
