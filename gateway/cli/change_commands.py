@@ -21,6 +21,7 @@ _FIELDS = {
     "endpoint": "endpoints",
     "alias": "aliases",
     "gpu": "gpus",
+    "lora": "loras",
 }
 
 Unset = Annotated[
@@ -76,10 +77,15 @@ def update(
     wait: Wait = False,
     as_json: Json = False,
 ) -> None:
-    """Take the present commit of a model's repository, or another engine version, while it serves. Old and new commit are shown first."""
+    """Take the present commit of a model's repository, or another engine version, while it serves. What is there and what would be is shown first."""
     patch: dict[str, Any] = {"engines": [engine]} if engine is not None else {"commits": None}
-    if engine is None:
-        answer = call("PATCH", f"/admin/models/{name}?dry_run=true", patch)
+    answer = call("PATCH", f"/admin/models/{name}?dry_run=true", patch)
+    if engine is not None:
+        if not as_json:
+            show_differences(answer["wish"] + answer["plan"])
+        if answer["wish"] and not answer["reason"] and not dry_run and not yes and not typer.confirm(f"Change {name}?"):
+            raise typer.Exit(1)
+    else:
         before = call("GET", f"/admin/models/{name}")["wish"]["commits"]
         after = answer["commits"]
         if after == before:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import ssl
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from gateway.errors import BadRequest, FitserveError, NotReady
 
@@ -12,6 +15,8 @@ if TYPE_CHECKING:
     import httpx
 
 
+# As FITSERVE_PORT has it by default: another machine's settings are not known here.
+_PORT = 8080
 # Planning a large repository reads its headers over the network first.
 _PATIENCE_S = 120.0
 
@@ -37,18 +42,36 @@ def text(path: str) -> str:
     return b"".join(stream(path, {})).decode(errors="replace")
 
 
-def stream(path: str, query: dict[str, Any]) -> Iterator[bytes]:
+def stream(path: str, query: dict[str, Any], *, method: str = "GET", body: Any = None) -> Iterator[bytes]:
     """The answer's bytes as they come."""
     import httpx
 
-    with _client() as client:
+    # Of what is asked for by POST nobody knows how long it is silent: a request that waits for a model.
+    with _client(_PATIENCE_S if method == "GET" else None) as client:
         try:
-            with client.stream("GET", path, params=query) as response:
+            with client.stream(method, path, params=query, json=body) as response:
                 if response.is_error:
                     raise _reported_error(response.status_code, response.read())
                 yield from response.iter_raw()
         except httpx.HTTPError as error:
             raise _unreachable(client, error) from None
+
+
+def lines(path: str, body: Any) -> Iterator[str]:
+    """The lines of an answer that comes line by line, to a POST."""
+    import codecs
+
+    decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    for piece in stream(path, {}, method="POST", body=body):
+        *whole, rest = (rest + decoder.decode(piece)).split("\n")
+        yield from whole
+    if rest:
+        yield rest
+
+
+def reported(said: Any) -> FitserveError:
+    """The error that an answer's body tells of."""
+    return _reported_error(500, json.dumps(said).encode())
 
 
 def address() -> tuple[str, str | None]:
@@ -60,20 +83,49 @@ def address() -> tuple[str, str | None]:
     return url, key
 
 
+def url_of(host: str | None, port: int | None) -> str:
+    """The URL of a gateway whose address was typed: HOST, HOST:PORT or a URL. Raises BadRequest."""
+    scheme, mark, rest = (host or "127.0.0.1").rstrip("/").rpartition("://")
+    try:
+        # An IPv6 address has brackets where a port stands behind it.
+        given = urlsplit(f"//[{rest}]" if rest.count(":") > 1 and "[" not in rest else f"//{rest}")
+        name, known = given.hostname, given.port
+    except ValueError:
+        name, known = None, None
+    if not name or given.path or (port is not None and known not in (None, port)):
+        raise BadRequest(
+            f"{host!r} is no address of a gateway.", hint="Give HOST, HOST:PORT or http://HOST:PORT, and the port once."
+        )
+    number = port or known or (None if mark else _PORT)
+    return f"{scheme if mark else 'http'}://{f'[{name}]' if ':' in name else name}" + (f":{number}" if number else "")
+
+
 def _here() -> str:
     from gateway.settings import load_settings
 
-    settings = load_settings()
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "localhost") else settings.host
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    return load_settings().own_url
+
+
+def _certificate() -> str:
+    from gateway.settings import load_settings
+
+    return str(load_settings().tls_cert)
 
 
 def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
     import httpx
 
     url, key = address()
+    verify: ssl.SSLContext | bool = True
+    if url.startswith("https://") and not os.environ.get("FITSERVE_URL"):
+        # The gateway of this machine: its certificate itself is what is trusted, whatever name it is for.
+        verify = ssl.create_default_context(cafile=_certificate())
+        verify.check_hostname = False
+        verify.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=5), trust_env=False)
+    return httpx.Client(
+        base_url=url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=5), trust_env=False, verify=verify
+    )
 
 
 def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
@@ -84,8 +136,6 @@ def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
 
 
 def _reported_error(status: int, body: bytes) -> FitserveError:
-    import json
-
     try:
         said = json.loads(body)["error"]
         message, code = str(said["message"]), str(said.get("code"))
@@ -94,5 +144,13 @@ def _reported_error(status: int, body: bytes) -> FitserveError:
     error = FitserveError(message)
     error.code = code
     error.status = status
-    error.exit_code = {400: 2, 422: 3, 503: 3}.get(status, 1)
+    error.exit_code = _exit_codes().get(code) or {400: 2, 422: 3, 503: 3}.get(status, 1)
     return error
+
+
+def _exit_codes() -> dict[str, int]:
+    """By the code of the error: a command ends as it would have, had the error happened here."""
+    kinds: list[type[FitserveError]] = [FitserveError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return {kind.code: kind.exit_code for kind in kinds}

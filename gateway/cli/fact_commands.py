@@ -50,10 +50,10 @@ def show(number: int, as_json: Json = False) -> None:
 
 
 @app.command("rm")
-def rm(number: int) -> None:
+def rm(number: int, as_json: Json = False) -> None:
     """Forget a fact: what it ruled out may be planned again."""
-    call("DELETE", f"/admin/facts/{number}")
-    say(f"fact {number}: removed")
+    answer = call("DELETE", f"/admin/facts/{number}")
+    say(json.dumps(answer, indent=2) if as_json else f"fact {number}: removed")
 
 
 @app.command("export")
@@ -67,7 +67,10 @@ def export(file: Annotated[Path | None, typer.Argument(help="Where to write; def
 
 
 @app.command("import")
-def import_(file: Annotated[Path, typer.Argument(help="What `fitserve facts export` wrote; - for standard input.")]) -> None:
+def import_(
+    file: Annotated[Path, typer.Argument(help="What `fitserve facts export` wrote; - for standard input.")],
+    as_json: Json = False,
+) -> None:
     """Add what another gateway learned."""
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text()
@@ -75,7 +78,7 @@ def import_(file: Annotated[Path, typer.Argument(help="What `fitserve facts expo
     except (OSError, ValueError) as error:
         raise BadRequest(f"{file} cannot be read as JSON: {error}.", hint="Give what `fitserve facts export` wrote.") from None
     answer = call("POST", "/admin/facts", body)
-    say(f"{answer['added']} facts added")
+    say(json.dumps(answer, indent=2) if as_json else f"{answer['added']} facts added")
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ def install(
                 f"Installing {engine.ref} needs {_ROOM_BYTES >> 30} GiB, and {free >> 30} GiB are free at {folder}.",
                 hint="Free space or move FITSERVE_DATA_DIR.",
             )
-        say(f"Installing {engine.ref} into {folder}")
+        say(f"Installing {engine.ref} into {folder}: some GiB, and some minutes")
         sources = package_sources() if wheels is None else {}
         alone = {"UV_OFFLINE": "1", "UV_PYTHON_DOWNLOADS": "never"} if wheels is not None else {}
         environment = {**os.environ, **sources, **alone}
@@ -93,9 +93,8 @@ def pip_arguments(
 ) -> list[str]:
     """The arguments of uv that install `recipe` into `folder`."""
     arguments = ["pip", "install", "--python", str(folder / "bin" / "python"), "--link-mode", "hardlink"]
-    if not sys.stderr.isatty():
-        # Without a terminal there is no progress to show, only 150 lines of names.
-        arguments.append("--quiet")
+    # Its progress is 150 lines of names.
+    arguments.append("--quiet")
     if "UV_INDEX" in sources:
         # Pinned hashes say which file is meant, so it does not matter which index has it.
         arguments += ["--index-strategy", "unsafe-best-match"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,9 @@ import typer
 from gateway.cli.client import call
 from gateway.cli.options import Json
 from gateway.cli.present import table
-from gateway.cli.terminal import say
+from gateway.cli.terminal import say, told
+
+_CLOSES = "from now on every program needs a key, on this machine too, and this command line as well."
 
 app = typer.Typer(no_args_is_help=True, help="Who may call, for what, and how much.", rich_markup_mode=None)
 
@@ -33,8 +36,14 @@ def add(
         "tokens_per_minute": tokens_per_minute,
         "max_in_flight": max_in_flight,
     }
+    first = not call("GET", "/admin/keys")["data"]
+    if first and sys.stdin.isatty() and sys.stderr.isatty():
+        told(f"This is the first key: {_CLOSES}")
+        typer.confirm("Make it?", abort=True, err=True)
     made = call("POST", "/admin/keys", body | {key: value for key, value in limits.items() if value is not None})
     say(json.dumps(made, indent=2) if as_json else made["key"])
+    if first:
+        told(f"fitserve: This was the first key: {_CLOSES} For this shell: export FITSERVE_KEY={made['key']}")
 
 
 @app.command("ls")
@@ -51,10 +60,10 @@ def ls(as_json: Json = False) -> None:
 
 
 @app.command("rm")
-def rm(name: str) -> None:
+def rm(name: str, as_json: Json = False) -> None:
     """Revoke a key at once. Exit code 1 where the disk did not take that yet, so that a restart would bring the key back."""
     answer = call("DELETE", f"/admin/keys/{name}")
-    say(f"key {name}: removed")
+    say(json.dumps(answer, indent=2) if as_json else f"key {name}: removed")
     if not answer["durable"]:
         say(
             f"fitserve: The disk of the gateway cannot be written, so a restart would make the key {name} good again. "

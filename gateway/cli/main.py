@@ -6,6 +6,7 @@ Heavy imports stand inside the commands: `fitserve plan` must not pay for a web 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -15,16 +16,14 @@ import typer
 
 from gateway.cli.bench_command import bench
 from gateway.cli.change_commands import set_model, update
-from gateway.cli.client import call
+from gateway.cli.client import call, url_of
 from gateway.cli.engine_commands import app as engine_app
 from gateway.cli.fact_commands import app as facts_app
 from gateway.cli.key_commands import app as keys_app
-from gateway.cli.options import Json, KeepAlive, Priority, absolute, wishing
+from gateway.cli.options import Json, KeepAlive, Priority, absolute, seconds, usage, wishing
 from gateway.cli.plan_commands import matrix, plan
 from gateway.cli.present import (
-    detail_text,
     removed_weights,
-    residence_text,
     show_decision,
     show_disk,
     show_model,
@@ -35,6 +34,9 @@ from gateway.cli.terminal import pour, say, told
 from gateway.domain.visible import visible_line
 from gateway.errors import FitserveError
 from gateway.version import __version__
+
+# An endpoint runs, or does not: nothing is loaded for it.
+_ENDPOINT_S = 60.0
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command()(plan)
@@ -66,8 +68,19 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,  # noqa: ARG001 - its callback prints it
+    host: Annotated[str | None, typer.Option(help="Of a gateway elsewhere: HOST, HOST:PORT or a URL; FITSERVE_URL.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of the gateway.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Of the gateway; FITSERVE_KEY does not show in the list of processes.")
+    ] = None,
+) -> None:
     """Serve language models on the GPUs you have: fitserve plans, launches, verifies, recovers and routes."""
+    if host is not None or port is not None:
+        os.environ["FITSERVE_URL"] = url_of(host, port)
+    if key is not None:
+        os.environ["FITSERVE_KEY"] = key
 
 
 class _WithSettings(typer.core.TyperCommand):
@@ -85,12 +98,32 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(min=1, max=64, help="Processes that answer inference; FITSERVE_WORKERS.")
     ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; FITSERVE_HOST.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; FITSERVE_PORT.")] = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over", help="From the gateway that runs on the data folder: no connection is refused, no answer broken off."
+        ),
+    ] = False,
 ) -> None:
     """Run the gateway."""
-    if workers is not None:
-        os.environ["FITSERVE_WORKERS"] = str(workers)
+    given = {"WORKERS": workers, "HOST": host, "PORT": port}
+    os.environ.update({f"FITSERVE_{name}": str(value) for name, value in given.items() if value is not None})
     # Anew, for the command line's memory would stay as long as the gateway.
-    os.execv(sys.executable, [sys.executable, "-m", "gateway.__main__", "serve"])  # noqa: S606 - no shell is wanted
+    os.execv(sys.executable, [sys.executable, "-m", "gateway.__main__", "serve", *(["--take-over"] if take_over else [])])  # noqa: S606 - no shell is wanted
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def demo(
+    wanted: Annotated[list[str] | None, typer.Argument(help="NAME SOURCE, and further options of `fitserve add`.")] = None,
+) -> None:
+    """From nothing, without Docker: install an engine, start a gateway, serve a tiny model (or NAME SOURCE), and say how to ask it; until Ctrl-C."""
+    from gateway.demo.served import serve_demo
+
+    if wanted is not None and len(wanted) == 1:
+        usage("`fitserve demo` takes a name and a source, or neither.")
+    raise typer.Exit(serve_demo(tuple(wanted or ()), say))
 
 
 @app.command()
@@ -142,9 +175,13 @@ def add(
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when the model is ready (exit 0) or has no way to be (exit 3).")
     ] = False,
+    timeout: Annotated[
+        str | None, typer.Option(help="How long --wait waits: 10m, 90 (seconds); default: for ever, and 1m for an endpoint.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a model to the running gateway."""
+    patience_s = seconds(timeout) if timeout else _ENDPOINT_S if endpoint else math.inf
     given = {"source": absolute(source), "replicas": replicas}
     body: dict[str, Any] = {"name": name, "endpoints": endpoint or [], **wished}
     body |= {key: value for key, value in given.items() if value is not None}
@@ -168,27 +205,8 @@ def add(
         return
     view = call("POST", "/admin/models", body)
     if wait:
-        view = _wait_ready(name, quiet=as_json)
+        view = _wait_ready(name, patience_s, quiet=as_json)
     _print(view, as_json, f"{name}: {status_text(view)}")
-
-
-@app.command()
-def ps(as_json: Json = False) -> None:
-    """List the models of the running gateway."""
-    import time
-
-    listing = call("GET", "/admin/models")
-    if as_json:
-        say(json.dumps(listing, indent=2))
-        return
-    rows = [
-        (
-            *(m["name"], m["state"], str(len(m["replicas"]) or len(m["wish"]["endpoints"]))),
-            *(residence_text(m, time.time()), _detail(m)),
-        )
-        for m in listing["data"]
-    ]
-    table(("NAME", "STATE", "REPLICAS", "STAYS", "DETAIL"), rows)
 
 
 @app.command()
@@ -198,7 +216,8 @@ def show(name: str, as_json: Json = False) -> None:
     if as_json:
         say(json.dumps(view, indent=2))
     else:
-        show_model(view)
+        gpus = call("GET", "/admin/hardware")["gpus"] if view["plan"] or view["wish"]["gpus"] else []
+        show_model(view, {gpu["uuid"]: gpu["index"] for gpu in gpus})
     if view["state"] != "ready":
         raise typer.Exit(3)
 
@@ -334,31 +353,22 @@ def doctor(
 # --- helpers ---
 
 
-def _detail(view: Any) -> str:
-    change = view["change"]
-    said = f"the last change was given up: {change['detail']}" if change and change["state"] == "refused" else ""
-    if change and not said:
-        said = f"being changed: {change['detail']}"
-    return "; ".join(filter(None, (detail_text(view), said))) or _rival_hint(view)
-
-
-def _rival_hint(view: Any) -> str:
-    rival = view["rival"]
-    return f"another plan should be {rival['gain']:.2f} times as good: fitserve show {view['name']}" if rival else ""
-
-
-def _wait_ready(name: str, *, quiet: bool) -> Any:
-    """Poll until ready. Exits 3 when the gateway has given up."""
+def _wait_ready(name: str, patience_s: float, *, quiet: bool) -> Any:
+    """Poll until ready. Exits 3 when the gateway has given up, or the time is over."""
     import time
 
-    reported = ""
+    reported, until = "", time.monotonic() + patience_s
     while True:
         view = call("GET", f"/admin/models/{name}")
+        # Who sleeps comes when it is asked.
+        if view["state"] in ("ready", "asleep"):
+            return view
         if status_text(view) != reported and not quiet:
             reported = status_text(view)
             say(f"{name}: {reported}", err=True)
-        if view["state"] == "ready":
-            return view
+        if time.monotonic() > until:
+            told(f"fitserve: {name} is not ready yet; the gateway goes on with it. `fitserve show {name}` tells more.")
+            raise typer.Exit(3)
         if view["state"] in ("no_plan", "quarantined", "stopped", "stopping"):
             say(f"fitserve: {name} cannot be served: {visible_line(view['detail'])}", err=True)
             raise typer.Exit(3)

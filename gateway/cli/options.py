@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
@@ -29,6 +31,13 @@ Gpu = Annotated[
 ]
 Aliases = Annotated[list[str] | None, typer.Option("--alias", help="Another name that clients may use; repeatable.")]
 Dtype = Annotated[str | None, typer.Option(help="Type of the weights: auto, bfloat16, float16 or float32.")]
+Template = Annotated[
+    Path | None, typer.Option("--chat-template", help="Jinja file that makes messages a prompt, instead of the model's own.")
+]
+Loras = Annotated[
+    list[str] | None,
+    typer.Option("--lora", help="LoRA adapter, NAME=SOURCE: a folder or a repository, served under that name; repeatable."),
+]
 Context = Annotated[int | None, typer.Option(min=1, help="Tokens of context; plans with as many come first.")]
 MinContext = Annotated[int | None, typer.Option(min=1, help="Refuse plans with fewer tokens of context.")]
 MaxContext = Annotated[int | None, typer.Option(min=1, help="Never plan more tokens of context.")]
@@ -65,6 +74,8 @@ def _wished(
     max_context: MaxContext = None,
     arg: Args = None,
     env: Env = None,
+    chat_template: Template = None,
+    lora: Loras = None,
     drafter: Drafter = None,
     speculative: Speculative = None,
     revision: Revision = None,
@@ -84,6 +95,8 @@ def _wished(
         "tensor_parallel": tp,
         "min_context": min_context,
         "max_context": max_context,
+        "loras": _loras(lora) or None,
+        "chat_template": _template(chat_template) if chat_template is not None else None,
         "drafter": absolute(drafter),
         "speculative": speculative,
         "revision": revision,
@@ -103,6 +116,27 @@ def _gpus(text: str | None, named: list[str] | None) -> str | int | list[str] | 
     if int(text) < 1:
         usage("--gpus takes all, few, a number from 1 on, or UUIDs with commas between.")
     return int(text)
+
+
+def _template(file: Path) -> dict[str, str]:
+    """Its content: the gateway may run elsewhere, and what is written into the file later changes nothing."""
+    try:
+        text = file.read_bytes().decode()
+    except OSError as error:
+        usage(f"{file} cannot be read: {error.strerror}.")
+    except ValueError:
+        usage(f"{file} is not text in UTF-8.")
+    return {"text": text, "name": re.sub(r"[^\w. -]", "_", file.name)[:100]}
+
+
+def _loras(items: list[str] | None) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for item in items or ():
+        name, equals, source = item.partition("=")
+        if not name or not equals or not source:
+            usage(f"--lora takes NAME=SOURCE, not {item!r}.")
+        found[name] = absolute(source)
+    return found
 
 
 def wishing(command: Callable[..., None]) -> Callable[..., None]:
@@ -140,6 +174,17 @@ def variables(items: list[str] | None) -> dict[str, str]:
             usage("--env takes NAME=VALUE.")
         found[name] = value
     return found
+
+
+def seconds(text: str) -> float:
+    """A duration as policies have it. Usage error for what is none."""
+    from gateway.domain.units import duration
+
+    try:
+        found = duration(text)
+    except ValueError as error:
+        usage(f"--timeout: {error}.")
+    return math.inf if found < 0 else found
 
 
 def absolute(source: str | None) -> str | None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import shutil
-import sys
 import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from gateway.cli.terminal import say
+from gateway.cli.terminal import say, squeezed
+from gateway.cli.terminal import width as _width
 from gateway.domain.units import words as size
 from gateway.domain.visible import visible_line
 
@@ -38,13 +36,6 @@ def detail_text(view: Any) -> str:
     return "; ".join(words)
 
 
-def _width() -> int | None:
-    """Columns to keep to. In a pipe there are none, unless COLUMNS says so: lines must not break."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
-        return max(40, shutil.get_terminal_size().columns)
-    return None
-
-
 def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
     """A paragraph that keeps to the terminal's width; `indent` is of its lines after the first, which begins with `first`."""
     width, begin, rest = _width(), first, " " * indent
@@ -62,6 +53,9 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
         return
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]) - 1)]
     left, width = sum(widths) + 2 * len(widths), _width()
+    if width is not None and left > width:
+        squeezed(lines, width, head=any(head))
+        return
     for line in lines:
         start = "".join(f"{cell:<{size}}  " for cell, size in zip(line, widths, strict=False))
         if width is None or left + len(line[-1]) <= width:
@@ -196,6 +190,10 @@ _ABILITIES = {
 }
 
 
+def _gpus(uuids: list[str], numbers: dict[str, int]) -> str:
+    return ", ".join(f"GPU {numbers[uuid]} ({uuid})" if uuid in numbers else uuid for uuid in uuids)
+
+
 def show_differences(differences: Any) -> None:
     table(("", "BEFORE", "AFTER"), [(one["what"], one["old"] or "-", one["new"] or "-") for one in differences])
 
@@ -215,7 +213,8 @@ def residence_text(view: Any, now: float) -> str:
     return in_words(keep_alive_s) + (f", asked {in_words(max(0.0, now - since))} ago" if view["state"] == "ready" else "")
 
 
-def show_model(view: Any) -> None:
+def show_model(view: Any, numbers: dict[str, int]) -> None:
+    """numbers: of this machine's GPUs as nvidia-smi has them, by UUID."""
     import datetime
     import time
 
@@ -229,6 +228,11 @@ def show_model(view: Any) -> None:
         show_differences(change["wish"])
     for name, commit in view["wish"]["commits"].items():
         say(f"{name} is pinned to commit {commit}")
+    wished, taken = view["wish"]["gpus"], view["plan"]["gpus"] if view["plan"] else []
+    if isinstance(wished, list):
+        say(f"may take {_gpus(wished, numbers)}")
+    if taken:
+        say(f"planned on {_gpus(taken, numbers)}")
     if stays := residence_text(view, time.time()):
         priority = view["wish"]["policy"]["priority"]
         say(f"stays loaded: {stays}" + (f"; priority {priority}" if priority else ""))

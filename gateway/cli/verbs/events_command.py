@@ -1,0 +1,83 @@
+"""`fitserve events`: what happened in the running gateway, and what happens."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.client import call, stream
+from gateway.cli.options import Json
+from gateway.cli.terminal import say, told
+from gateway.domain.visible import visible_line
+from gateway.errors import NotReady
+
+_SHOWN = 50
+_RETRY_S = 2.0
+
+
+def events(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens, until Ctrl-C.")] = False,
+    model: Annotated[str | None, typer.Option(help="Only events of this model.")] = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, max=1000, help="How many of those that were.")] = _SHOWN,
+    as_json: Json = False,
+) -> None:
+    """Print what happened: models, plans, starts, failures with their proof, GPUs, keys. With --json a line of JSON for each."""
+    query: dict[str, Any] = {"last": last} | ({"model": model} if model is not None else {})
+    if not follow:
+        from urllib.parse import urlencode
+
+        for event in call("GET", f"/admin/events?{urlencode({**query, 'follow': 'false'})}")["data"]:
+            _print(event, as_json)
+        return
+    try:
+        _follow(query, as_json)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def _follow(query: dict[str, Any], as_json: bool) -> None:
+    """Goes on where it was, also with the next gateway."""
+    number: int | None = None
+    while True:
+        again = {"after": number, **{name: value for name, value in query.items() if name != "last"}}
+        try:
+            for event in _events(stream("/admin/events", query if number is None else again)):
+                if event.pop("event", None) == "resync":
+                    told("fitserve: events between are not kept any more.")
+                    number = event["newest"]
+                else:
+                    number = event["id"]
+                    _print(event, as_json)
+        except NotReady:
+            if number is None:
+                raise
+        time.sleep(_RETRY_S)
+
+
+def _events(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    """The data of server-sent events; one of another name has it as `event`."""
+    kept = b""
+    for piece in pieces:
+        *whole, kept = (kept + piece).split(b"\n\n")
+        for event in whole:
+            fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if b": " in line and line[:1] != b":")
+            if b"data" in fields:
+                name = {"event": fields[b"event"].decode()} if b"event" in fields else {}
+                yield {**json.loads(fields[b"data"]), **name}
+
+
+def _print(event: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        say(json.dumps(event))
+        return
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
+    say(visible_line(f"{at}  {event['kind']:<20}  {event['words']}"))
+    failure = event["data"].get("failure") or {}
+    if line := failure.get("line"):
+        say(visible_line(f"{'':21}{'':<22}proof: {line}"))
+    if advice := failure.get("advice"):
+        say(visible_line(f"{'':21}{'':<22}{advice}"))

@@ -1,0 +1,26 @@
+"""The commands of this folder, for the program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.cli.verbs.apply_command import apply
+from gateway.cli.verbs.backup_commands import backup, restore
+from gateway.cli.verbs.completion import completion
+from gateway.cli.verbs.config_commands import app as config_app
+from gateway.cli.verbs.events_command import events
+from gateway.cli.verbs.export_command import export
+from gateway.cli.verbs.listing import list_models, ps
+from gateway.cli.verbs.pull_command import pull
+from gateway.cli.verbs.run_command import run
+from gateway.cli.verbs.usage_command import usage
+
+if TYPE_CHECKING:
+    import typer
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (run, pull, ps, apply, backup, restore, events, usage, export, completion):
+        app.command()(command)
+    app.command("list")(list_models)
+    app.add_typer(config_app, name="config")

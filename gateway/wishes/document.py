@@ -1,0 +1,83 @@
+"""A YAML document with the place of each of its values, so that a mistake is told with line and column. A key that stands twice is a mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+Keys = tuple[str | int, ...]
+# No file of models is deeper; an alias that holds itself is.
+_DEEPEST = 12
+
+
+class Place(NamedTuple):
+    """Line and column, from 1 on."""
+
+    line: int
+    column: int
+
+
+class Mistake(NamedTuple):
+    place: Place
+    text: str
+
+    def words(self, file: Path) -> str:
+        return f"{file}:{self.place.line}:{self.place.column}: {self.text}"
+
+
+class Document(NamedTuple):
+    """`places` is by the keys that lead to a value: the place of the key, or of an entry of a list."""
+
+    data: Any
+    places: dict[Keys, Place]
+    mistakes: list[Mistake]
+
+    def place(self, keys: Keys) -> Place:
+        """Of the value, or of the innermost around it that stands in the file."""
+        return next((self.places[keys[:end]] for end in range(len(keys), -1, -1) if keys[:end] in self.places), Place(1, 1))
+
+
+def read(text: str) -> Document:
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        places: dict[Keys, Place] = {}
+        mistakes = list(_walk(node, (), places)) if node is not None else []
+        data = loader.construct_document(node) if node is not None and not mistakes else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = Place(mark.line + 1, mark.column + 1) if mark is not None else Place(1, 1)
+        return Document(None, {}, [Mistake(place, f"this is not YAML: {error.problem or error.context}")])
+    except (yaml.YAMLError, ValueError) as error:
+        return Document(None, {}, [Mistake(Place(1, 1), f"this is not YAML: {' '.join(str(error).split())}")])
+    finally:
+        loader.dispose()
+    return Document(data, places, mistakes)
+
+
+def _walk(node: yaml.Node, keys: Keys, places: dict[Keys, Place]) -> Iterator[Mistake]:
+    place = _place(node)
+    places.setdefault(keys, place)
+    if len(keys) > _DEEPEST:
+        yield Mistake(place, "this is nested too deeply")
+    elif isinstance(node, yaml.SequenceNode):
+        for number, entry in enumerate(node.value):
+            yield from _walk(entry, (*keys, number), places)
+    elif isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            name = str(key.value) if isinstance(key, yaml.ScalarNode) else ""
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if not name or name in seen:
+                yield Mistake(_place(key), f"the key {name!r} stands here twice" if name else "a key has to be a word")
+            seen.add(name)
+            places[(*keys, name)] = _place(key)
+            yield from _walk(value, (*keys, name), places)
+
+
+def _place(node: yaml.Node) -> Place:
+    return Place(node.start_mark.line + 1, node.start_mark.column + 1)

@@ -1,0 +1,47 @@
+"""A model as users ask for it: a wish, checked against itself."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field
+
+from gateway.domain import Wish
+from gateway.domain.endpoint_url import endpoint_url
+from gateway.errors import BadRequest
+
+
+class ModelRequest(Wish):
+    """A model to serve. `endpoint` is short for one entry in `endpoints`."""
+
+    # Built now: FastAPI looks at the model of a body before anything is validated with it.
+    model_config = ConfigDict(defer_build=False)
+
+    endpoint: str | None = Field(None, max_length=2048)
+
+    def wish(self) -> Wish:
+        """Checked against itself. Raises BadRequest."""
+        fields = self.model_dump(exclude={"endpoint"})
+        endpoints = tuple(self.endpoints) + ((self.endpoint,) if self.endpoint else ())
+        if bool(self.source) == bool(endpoints):
+            raise BadRequest(
+                "A model needs either a `source` (a folder or a Hugging Face repository to run) or an `endpoint` (an engine that runs elsewhere).",
+                hint="Give exactly one of them.",
+                param="source",
+            )
+        try:
+            # The same engine, written in two ways, is one.
+            endpoints = tuple(dict.fromkeys(endpoint_url(endpoint) for endpoint in endpoints))
+        except ValueError as error:
+            raise BadRequest(str(error), hint="Give one like http://127.0.0.1:9200/v1.", param="endpoint") from None
+        if endpoints and self.loras:
+            raise BadRequest(
+                "An engine that runs elsewhere has adapters of its own.", hint="Give them to that engine.", param="loras"
+            )
+        if endpoints and self.chat_template is not None:
+            raise BadRequest(
+                "An engine that runs elsewhere has a chat template of its own.",
+                hint="Give it to that engine.",
+                param="chat_template",
+            )
+        if self.min_context and self.max_context and self.min_context > self.max_context:
+            raise BadRequest("min_context is larger than max_context.", hint="Swap or drop one.", param="min_context")
+        return Wish.model_validate(fields | {"endpoints": endpoints})

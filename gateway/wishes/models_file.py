@@ -1,0 +1,191 @@
+"""A file of models: YAML with `models`, by name what `fitserve add` would be told. It is right as a whole, or nothing of it counts.
+
+    models:
+      qwen:
+        source: Qwen/Qwen3-8B
+        context: 32768
+
+Keys that begin with `x-` are for the file's own anchors. Folders are meant from where the file is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from gateway.domain import Wish
+from gateway.domain.wish import NAME_PATTERN, ChatTemplate, Policy
+from gateway.errors import BadRequest
+from gateway.wishes.document import Document, Keys, Mistake, read
+from gateway.wishes.model_request import ModelRequest
+from gateway.wishes.references import References, Unresolved, texts
+
+_OWN = "x-"
+_SHOWN = 20
+# Fields that hold other fields.
+_NESTED: dict[str, set[str]] = {"policy": set(Policy.model_fields), "chat_template": set(ChatTemplate.model_fields)}
+_FIELDS = set(ModelRequest.model_fields) - {"name"}
+_FOLDERS = ("source", "drafter")
+
+
+class ModelsFile(NamedTuple):
+    """`wishes` are by name. `references`: what must not be shown."""
+
+    path: Path
+    wishes: dict[str, Wish]
+    references: References
+
+
+def load(path: Path) -> ModelsFile:
+    """Raises BadRequest with every mistake: file, line and column."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise BadRequest(
+            f"The file of models {path} cannot be read: {why}.", hint="Correct the path, or make the file."
+        ) from None
+    document, references = read(text), References(path.absolute().parent)
+    wishes: dict[str, Wish] = {}
+    mistakes = [*document.mistakes, *_of_the_top(document)]
+    if not mistakes:
+        for name, fields in (document.data or {}).get("models", {}).items():
+            found = _wish(document, str(name), fields or {}, references)
+            if isinstance(found, Wish):
+                wishes[str(name)] = found
+            else:
+                mistakes += found
+        mistakes += _of_names(document, wishes)
+    if mistakes:
+        told = [mistake.words(path) for mistake in sorted(mistakes)[:_SHOWN]]
+        more = [f"... and {len(mistakes) - _SHOWN} more"] if len(mistakes) > _SHOWN else []
+        raise BadRequest("\n".join(["Nothing was changed:", *told, *more, "`fitserve config schema` describes the file."]))
+    return ModelsFile(path, wishes, references)
+
+
+def schema() -> dict[str, Any]:
+    """The file as a JSON schema, for editors."""
+    one = TypeAdapter(ModelRequest).json_schema(ref_template="#/$defs/{model}")
+    shared = one.pop("$defs", {})
+    del one["properties"]["name"]
+    one["required"] = []
+    one["title"] = "Model"
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Models of fitserve",
+        "type": "object",
+        "properties": {
+            "models": {
+                "type": "object",
+                "propertyNames": {"pattern": NAME_PATTERN},
+                "additionalProperties": {"$ref": "#/$defs/Model"},
+            }
+        },
+        "patternProperties": {f"^{_OWN}": {}},
+        "additionalProperties": False,
+        "$defs": {**shared, "Model": one},
+    }
+
+
+def _of_the_top(document: Document) -> list[Mistake]:
+    data = document.data
+    if data is None and not document.mistakes:
+        return []
+    if not isinstance(data, dict):
+        return (
+            [Mistake(document.place(()), "the file has to be a mapping with the key `models`")] if not document.mistakes else []
+        )
+    wrong = [
+        Mistake(document.place((str(key),)), _unknown(str(key), {"models"}))
+        for key in data
+        if str(key) != "models" and not str(key).startswith(_OWN)
+    ]
+    models = data.get("models") or {}
+    if not isinstance(models, dict):
+        return [
+            *wrong,
+            Mistake(document.place(("models",)), "`models` has to be a mapping: a name, and below it what the model is"),
+        ]
+    if "models" in data and data["models"] is None:
+        data["models"] = {}
+    bare = [
+        Mistake(document.place(("models", str(name))), f"{name} has to be a mapping, as `source: org/name`")
+        for name, fields in models.items()
+        if not isinstance(fields, dict | None)
+    ]
+    named = [
+        Mistake(document.place(("models", str(name))), f"{str(name)!r} cannot be a model's name: {_NAME}")
+        for name in models
+        if not re.fullmatch(NAME_PATTERN, str(name))
+    ]
+    return wrong + bare + named
+
+
+_NAME = "a name has letters, digits, `.`, `_` and `-`, one `/` at most, and perhaps a tag behind `:`"
+
+
+def _wish(document: Document, name: str, fields: dict[str, Any], references: References) -> Wish | list[Mistake]:
+    top: Keys = ("models", name)
+    mistakes = []
+    for keys, text in texts(fields, top):
+        try:
+            references.resolved(text)
+        except Unresolved as problem:
+            mistakes.append(Mistake(document.place(keys), f"{problem}"))
+    if mistakes:
+        return mistakes
+    given = references.resolved({str(key): value for key, value in fields.items()})
+    for key in _FOLDERS:
+        if key in given:
+            given[key] = _from(references.folder, given[key])
+    if isinstance(adapters := given.get("loras"), dict):
+        given["loras"] = {name: _from(references.folder, source) for name, source in adapters.items()}
+    try:
+        wish = ModelRequest.model_validate({"name": name, **given}).wish()
+    except ValidationError as error:
+        return _of_fields(document, top, error, references)
+    except BadRequest as error:
+        return [Mistake(document.place((*top, error.param or "")), references.hidden(str(error)))]
+    return wish
+
+
+def _from(folder: Path, source: Any) -> Any:
+    """A folder is meant from where the file is."""
+    own = isinstance(source, str) and source.startswith((".", "~"))
+    return str((folder / Path(source).expanduser()).resolve()) if own else source
+
+
+def _of_fields(document: Document, top: Keys, error: ValidationError, references: References) -> list[Mistake]:
+    """One for each value: a value that may be of several kinds fails as each of them."""
+    told: dict[Keys, list[str]] = {}
+    for one in error.errors(include_url=False, include_input=False, include_context=False):
+        keys, field = (*top, *one["loc"]), one["loc"][-1] if one["loc"] else ""
+        there = next(keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in document.places or end == 1)
+        said = told.setdefault(there, [])
+        if one["type"] == "extra_forbidden":
+            known = _NESTED.get(str(one["loc"][0]), set()) if len(one["loc"]) > 1 else _FIELDS
+            said.append(_unknown(str(field), known))
+        else:
+            said.append(f"{'' if said else '.'.join(map(str, there[1:])) + ': '}{one['msg'].removeprefix('Value error, ')}")
+    return [Mistake(document.place(keys), references.hidden("; or: ".join(said))) for keys, said in told.items()]
+
+
+def _of_names(document: Document, wishes: dict[str, Wish]) -> list[Mistake]:
+    """No two models have a name in common."""
+    owners: dict[str, str] = {}
+    both = [
+        (name, one, owner)
+        for name, wish in wishes.items()
+        for one in (name, *wish.aliases)
+        if (owner := owners.setdefault(one, name)) != name
+    ]
+    return [Mistake(document.place(("models", name)), f"{name} and {owner} are both called {one}") for name, one, owner in both]
+
+
+def _unknown(key: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(key.replace("-", "_"), sorted(known), 1)
+    return f"there is no key `{key}`" + (f"; `{near[0]}` may be meant" if near else f"; known are {', '.join(sorted(known))}")

