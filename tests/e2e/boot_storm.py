@@ -107,7 +107,9 @@ class BootStorm:
         python = environment / "bin" / "python"
         total = self.machine.gpus[0].total_bytes
         played = f"{sys.executable} -S {ROOT / 'tests/support/memory_engine.py'} {self.gpus} {total}"
-        python.write_text(f'#!/bin/sh\n[ "$1" != -c ] || exit 1  # it has no code to ask\nshift 2\nexec {played} "$@"\n')
+        # It has no code to ask; behind a door its program is one line of code too.
+        asked = 'case "$1$2" in -c*fitserve_door*) ;; -c*) exit 1 ;; esac'
+        python.write_text(f'#!/bin/sh\n{asked}\nshift 2\nexec {played} "$@"\n')
         python.chmod(0o755)
 
     def begin(self) -> None:

@@ -4,12 +4,13 @@ and is held to a call or a schema by the engine's grammars."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.demo.checkpoint import make_model
-from gateway.demo.tokenizer import THOUGHT
+from gateway.demo.tokenizer import CHAT_TEMPLATE, THOUGHT
 from tests.e2e.conftest import START_S, Gateway
 from tests.support.sdk_calls import openai_client
 
@@ -88,3 +89,19 @@ def test_thoughts_come_apart_whole_and_streamed(ready: Gateway) -> None:
         deltas: list[Any] = [chunk.choices[0].delta for chunk in stream if chunk.choices]
     assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == THOUGHT
     assert "".join(delta.content or "" for delta in deltas) == message.content
+
+
+def test_a_chat_template_of_the_user_makes_the_prompts_and_decides_what_is_read(ready: Gateway, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ 'MARKED ' }}" + CHAT_TEMPLATE)  # without a switch for thoughts
+    done = ready.cli("set", "thinking", "--chat-template", str(file), "--wait")
+    assert done.returncode == 0, done.stderr
+    file.unlink()
+    shown = ready.show("thinking")
+    assert shown["plan"]["chat_template"]["value"].startswith("mine.jinja (")
+    reasoning = shown["abilities"]["reasoning"]
+    assert (reasoning["state"], shown["abilities"]["tools"]["state"]) == ("not proven", "proven"), shown["abilities"]
+    assert "no form of thoughts" in reasoning["evidence"]
+    tokens = ready.client.post("/tokenize", json={"model": "thinking", "messages": ASKED}).json()["tokens"]
+    prompt = ready.client.post("/detokenize", json={"model": "thinking", "tokens": tokens}).json()["prompt"]
+    assert "MARKED" in prompt

@@ -17,6 +17,7 @@ import pytest
 from gateway.demo.checkpoint import make_model
 from tests.e2e.conftest import START_S, Gateway
 from tests.e2e.scripted import engines, scripted_gateway
+from tests.support.adapters import adapter_files
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.paths import ROOT
 
@@ -70,6 +71,29 @@ def test_a_model_stays_at_its_commit_and_starts_without_a_question(gateway: Gate
     # Another name has the branch as it is now.
     planned = gateway.client.post("/admin/models?dry_run=true", json={"name": "other", "source": "org/name"})
     assert planned.json()["plans"][0]["model"]["revision"] == MOVED
+
+
+def test_an_adapter_stays_at_its_commit_and_is_there_again_without_a_question(
+    gateway: Gateway, hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.repos["org/sql"] = FakeRepo(adapter_files(tmp_path / "demo"), commit="a" * 40)
+    added = gateway.cli("add", "m", "org/name", "--lora", "sql=org/sql", "--wait", "--json")
+    assert added.returncode == 0, added.stderr + gateway.log.read_text()[-3000:]
+    view = json.loads(added.stdout)
+    assert view["wish"]["commits"] == {"org/name": COMMIT, "org/sql": "a" * 40}
+    assert view["plan"]["adapters"] == [{"name": "sql", "source": "org/sql", "revision": "a" * 40}]
+    listed = {model["id"]: model for model in gateway.client.get("/v1/models").json()["data"]}
+    assert (listed["sql"]["parent"], listed["sql"]["root"]) == ("m", "org/sql")
+    asked = {"model": "sql", "prompt": "Hi", "max_tokens": 1}
+    assert gateway.client.post("/v1/completions", json=asked).status_code == 200
+
+    hub.repos["org/sql"].commit = MOVED
+    hub.requests.clear()
+    dies(gateway)
+    gateway.start()
+    assert gateway.until("m", "ready")["plan"]["adapters"][0]["revision"] == "a" * 40
+    assert hub.requests == []
+    assert gateway.client.post("/v1/completions", json=asked).status_code == 200
 
 
 def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(gateway: Gateway, hub: FakeHub) -> None:

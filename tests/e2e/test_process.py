@@ -15,6 +15,7 @@ import pytest
 from gateway.demo.checkpoint import SENTENCE
 from tests.e2e.conftest import START_S, Gateway, wait_for
 from tests.e2e.scripted import engines
+from tests.support.browser import chromium, visit
 
 pytestmark = pytest.mark.engine
 
@@ -101,6 +102,22 @@ def test_the_command_line_tells_the_whole_story(ready: Gateway) -> None:
     plan = ready.cli("plan", "/does/not/exist")
     assert plan.returncode == 1
     assert "There is no folder" in plan.stderr
+
+
+def test_the_page_shows_a_real_engine_and_talks_with_the_model(ready: Gateway) -> None:
+    with chromium() as browser, visit(browser, ready.url) as page:
+        page.go("#/models/demo")
+        page.sees("at once")
+        page.tab.locator("summary", has_text="Why").click()
+        page.check("real-engine")
+        page.tab.get_by_role("link", name="Log").click()
+        page.sees("Application startup complete")
+        page.tab.get_by_role("navigation", name="Of this model").get_by_role("link", name="Chat").click()
+        page.tab.get_by_label("Message").fill("What do you say?")
+        page.tab.keyboard.press("Enter")
+        page.sees(SENTENCE)
+        page.tab.get_by_role("button", name="Stop").last.click()
+        page.sees("Stopped.")
 
 
 def test_its_speed_is_measured_and_kept(ready: Gateway) -> None:

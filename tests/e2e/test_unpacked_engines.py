@@ -154,3 +154,16 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
     assert asked.problems == {}
     assert (forecast.plans[0].grade, decision.plans[0].grade) == ("guess", "checked")
     assert decision.plans[0].tensor_parallel.value == 2
+
+
+@pytest.mark.parametrize("engine", [name for name in SOURCES if name.startswith("vllm==")])
+def test_the_endpoints_for_sleep_are_those_that_the_gateway_calls(engine: str) -> None:
+    """As tests/support/scripted_engine.py plays them; and the engine takes a layer of ours."""
+    serving = Kept(ROOT / ".cache/engines").sources(*engine.split("==")) / "vllm/entrypoints"
+    (router,) = serving.glob("serve/**/sleep/api_router.py")
+    text = router.read_text()
+    for route in ('@router.post("/sleep")', '@router.post("/wake_up")', '@router.get("/is_sleeping")'):
+        assert route in text
+    assert '"level", "1"' in text or "level: Annotated[int, Query(ge=0, le=2)] = 1" in text
+    assert 'content={"is_sleeping": is_sleeping}' in text
+    assert any("for middleware in args.middleware:" in path.read_text() for path in serving.rglob("*.py"))

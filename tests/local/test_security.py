@@ -31,7 +31,9 @@ from tests.unit.test_security import ADMIN, routes
 
 async def knock(one: Running, key: str | None, method: str, path: str) -> int:
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return (await one.client.request(method, path, headers=headers)).status_code
+    # Its head alone: some answers have no end.
+    async with one.client.stream(method, path, headers=headers) as answer:
+        return answer.status_code
 
 
 @pytest.mark.anyio
@@ -47,7 +49,7 @@ async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> N
         rows: list[tuple[str, str, str]] = [(method, path, SCOPES.get((method, path), "read")) for method, path in routes()]
         assert len(rows) > 15
         # What is no route tells every key that may read so.
-        rows += [*inference, ("GET", "/", "read"), ("GET", "/admin", "read"), ("PATCH", "/admin/models", "admin")]
+        rows += [*inference, ("GET", "/nowhere", "read"), ("GET", "/admin", "read"), ("PATCH", "/admin/models", "admin")]
         for method, path, need in rows:
             for have, key in keys.items():
                 target = path.replace("{name:path}", "x").replace("{name}", "nobody").replace("{number}", "99")
@@ -64,7 +66,7 @@ async def test_s11_without_a_key_only_health_answers_and_tells_nothing(tmp_path:
         for method, path in routes():
             answer = await one.client.request(method, path)
             answers[path] = answer
-            assert (answer.status_code == 401) == (path not in ("/health", "/healthz", "/readyz")), (method, path)
+            assert (answer.status_code == 401) == (SCOPES.get((method, path)) != "open"), (method, path)
             assert "server" not in answer.headers
             assert not re.search(r"\d+\.\d+\.\d+|uvicorn|fastapi|starlette", answer.text + str(answer.headers), re.IGNORECASE)
         assert answers["/healthz"].json() == {"status": "ok"}
@@ -186,7 +188,7 @@ async def test_s13_no_get_changes_anything(tmp_path: Path) -> None:
         assert before[3]
         for method, path in routes():
             if method in ("GET", "HEAD"):
-                await one.client.request(method, path.replace("{name:path}", "a"))
+                await knock(one, None, method, path.replace("{name:path}", "a"))
         assert kept() == before
 
 

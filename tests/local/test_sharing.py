@@ -112,7 +112,7 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
         before = await gateway.until("first", "ready")
         asked = await gateway.client.post("/admin/plan", json={"name": "x", "source": str(source), "engines": ["vllm==0.26.0"]})
         assert [take["model"] for take in asked.json()["takes"]] == ["first"]
-        assert asked.json()["takes"][0]["words"].startswith("first gives 1")
+        assert asked.json()["takes"][0]["words"].startswith("first gives 4")
         hold.touch()
         body = {"model": "first", "prompt": "a", "max_tokens": 8, "stream": True}
         async with gateway.client.stream("POST", "/v1/completions", json=body) as answer:
@@ -130,4 +130,6 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
         after = await gateway.until("first", "ready")
         assert promised(after) < promised(before)
         assert after["plan"]["cap"]["models"] == ["second"]
+        second = await gateway.show("second")
+        assert promised(before) - promised(after) < 1.2 * promised(second), "no more than is needed"
         assert after["plan"]["max_model_len"]["value"] >= 32768

@@ -70,6 +70,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
     parser.add_argument("--empty", action="store_true", help="no token at all")
     parser.add_argument("--hang-after", type=int, help="answer so many inference requests, then none")
     parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--lora-modules", nargs="+", type=json.loads, default=[], help="adapters, as vLLM takes them")
     parser.add_argument("--embed-dim", type=int, default=8)
     parser.add_argument("--hold", type=Path, help="no answer goes beyond its first token while this file is there")
     parser.add_argument("--record", type=Path, help="append raw requests, and `closed TIME` when a client leaves early")
@@ -88,6 +89,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
         ignore_term=args.ignore_term,
         workers=int(args.spawn_child),
         tokens_per_second=args.tokens_per_second,
+        adapters=tuple(one["name"] for one in args.lora_modules if Path(one["path"], "adapter_model.safetensors").is_file()),
         gibberish=args.gibberish,
         empty=args.empty,
         hang_after=args.hang_after,

@@ -45,6 +45,13 @@ class Card:
     ecc: bool | None = None
     uncorrected: int = 0
     remapping: bool | None = None
+    use: int | None = 0
+    temperature: int | None = 40
+    power: int | None = 60_000
+    """In milliwatts, as NVML has it; `power_limit` too."""
+    power_limit: int | None = 350_000
+    throttles: int = 0
+    """nvmlClocksThrottleReason bits."""
 
 
 class FakeNvml:
@@ -236,6 +243,23 @@ class FakeNvml:
     def nvmlDeviceGetRemappedRows(self, handle: Card) -> Any:
         waiting = int(self._told("nvmlDeviceGetRemappedRows", handle, handle.remapping))
         return 0, 0, waiting, 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Card) -> Any:
+        return SimpleNamespace(gpu=self._told("nvmlDeviceGetUtilizationRates", handle, handle.use), memory=0)
+
+    def nvmlDeviceGetTemperature(self, handle: Card, sensor: int) -> int:
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        return int(self._told("nvmlDeviceGetTemperature", handle, handle.temperature))
+
+    def nvmlDeviceGetPowerUsage(self, handle: Card) -> int:
+        return int(self._told("nvmlDeviceGetPowerUsage", handle, handle.power))
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Card) -> int:
+        return int(self._told("nvmlDeviceGetEnforcedPowerLimit", handle, handle.power_limit))
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Card) -> int:
+        self._called("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        return handle.throttles
 
     def nvmlEventSetCreate(self) -> Any:
         self._called("nvmlEventSetCreate")

@@ -40,6 +40,11 @@ def engine(device: str = "cuda", version: str = "9.9.0", **changes: Any) -> Engi
         "enforce-eager": Flag(type="bool"),
         "disable-custom-all-reduce": Flag(type="bool"),
         "host": Flag(type="str", ours=True),
+        "chat-template": Flag(type="str", ours=True),
+        "enable-lora": Flag(type="bool"),
+        "lora-modules": Flag(type="str", ours=True),
+        "max-lora-rank": Flag(type="int", choices=("8", "16")),
+        "max-loras": Flag(type="int"),
     }
     flags |= {"dtype": Flag(type="str", choices=("auto", "bfloat16", "float16", "float32", "half", "float"))}
     fields: dict[str, Any] = {

@@ -3,7 +3,7 @@
     python -S memory_engine.py FOLDER TOTAL ARGUMENTS...
 
 FOLDER has what all processes use of the GPUs (pretended_gpus.py), and a line in `measured` for each KV cache that was made. What it takes
-follows from the model's config.json and its flags. The order is that of vLLM 0.26.0: a CUDA context, free memory compared with its share
+follows from the model's config.json and its flags. While there is a file `keeps` in FOLDER, its sleep gives nothing back. The order is that of vLLM 0.26.0: a CUDA context, free memory compared with its share
 (v1/worker/utils.py:425), the weights, a profile run, the check of that run and what is left for the KV cache (v1/worker/gpu_worker.py:482
 to 545) or the bytes that it was given (:462 to 480), the cache, graphs. Standard library only.
 """
@@ -17,6 +17,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,6 +32,7 @@ else:
 CONTEXT, GRAPHS, ACTIVATION, NON_TORCH = GIB // 2, GIB // 2, 192 * MIB, 192 * MIB
 # How long each part takes, in seconds: so short that many starts can be played, and long enough that starts meet.
 IMPORTS_S, LOADING_S, PROFILE_S, CAPTURE_S = 0.1, 0.15, 0.15, 0.1
+SLEEP_S, WAKE_S = 0.1, 0.02
 PIECES = 8
 
 
@@ -68,7 +70,8 @@ def info(text: str) -> None:
     say(f"(EngineCore pid=1) INFO 06-18 03:13:53 [gpu_worker.py:560] {text}")
 
 
-def start(folder: Path, total: int, flags: dict[str, str], config: dict[str, Any]) -> None:
+def start(folder: Path, total: int, flags: dict[str, str], config: dict[str, Any]) -> Callable[[int | None], float]:
+    """Gives what puts it to sleep and wakes it, and says how long that takes."""
     gpu = PretendedGpu(folder, os.environ["CUDA_VISIBLE_DEVICES"], total)
     share, asked = float(flags.get("gpu-memory-utilization", "0.92")), int(flags["max-model-len"])
     wait(IMPORTS_S)
@@ -123,6 +126,22 @@ def start(folder: Path, total: int, flags: dict[str, str], config: dict[str, Any
     wait(CAPTURE_S)
     gpu.take(GRAPHS)
     info("init engine (profile, create kv cache, warmup model) took 0.50 s")
+    pooled = torch + cache
+
+    def sleep(level: int | None) -> float:
+        if (folder / "keeps").exists():
+            return SLEEP_S
+        try:
+            gpu.take(-pooled if level else pooled)
+        except OutOfMemory as error:
+            # cumem's create_and_map fails in the worker, and with it the engine.
+            say(
+                f"(EngineCore pid=1) ERROR 06-18 03:13:53 [core.py:1100] RuntimeError: CUDA Error: out of memory ({gib(error.tried)} GiB)"
+            )
+            os._exit(1)
+        return SLEEP_S if level else WAKE_S
+
+    return sleep
 
 
 def wait(seconds: float) -> None:
@@ -134,14 +153,20 @@ def main() -> int:
     flags = dict(item.removeprefix("--").partition("=")[::2] for item in argv if item.startswith("--"))
     config = json.loads((Path(flags["model"]) / "config.json").read_text())
     try:
-        start(Path(folder), int(total), flags, config)
+        sleep = start(Path(folder), int(total), flags, config)
     except OutOfMemory as error:
         fail(
             f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {gib(error.tried)} GiB. GPU 0 has a total capacity of "
             f"{gib(int(total))} GiB of which {gib(error.free)} GiB is free. Including non-PyTorch memory, this process has 1.00 GiB memory in use."
         )
     script, host, port = parse(argv)
-    return asyncio.run(run(replace(script, lines=((0, "INFO:     Application startup complete."),)), host, port))
+    behind = "middleware" in flags
+    if ("VLLM_SERVER_DEV_MODE" in os.environ) != behind or behind != ("enable-sleep-mode" in flags):
+        fail("its endpoints for development are open, and it has no door")
+    script = replace(
+        script, lines=((0, "INFO:     Application startup complete."),), sleeps=sleep if behind else None, door=behind
+    )
+    return asyncio.run(run(script, host, port))
 
 
 if __name__ == "__main__":

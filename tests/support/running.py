@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 import yaml
 
 from gateway.domain import Hardware, LaunchSpec
@@ -18,7 +17,7 @@ from gateway.hosts.host import Host
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.machine.nvml import Nvml
 from gateway.serve.app import create_app
-from gateway.serve.server import listen, server_config
+from gateway.serve.server import GatewayServer, listen, server_config
 from gateway.settings import Settings
 from tests.support.fake_nvml import FakeNvml
 from tests.support.makers import LLAMA_8B, engine
@@ -110,7 +109,8 @@ async def running(
     world = world or World()
     listener = listen(made)
     watch = GpuWatch(nvml or FakeNvml([]), None if hardware is None else lambda _: hardware)
-    server = uvicorn.Server(server_config(made, create_app(made, host or MemoryHost(script, world), watch)))
+    app = create_app(made, host or MemoryHost(script, world), watch)
+    server = GatewayServer(server_config(made, app), app)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:

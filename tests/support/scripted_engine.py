@@ -71,10 +71,18 @@ class EngineScript:
     """A request with tools breaks every connection, and it exits by itself after that."""
     counts: tuple[tuple[str, float], ...] = ()
     """(series, how much more of it each look at /metrics finds than the one before): as if it had answered clients meanwhile."""
+    thinks: str = ""
+    """Said as thoughts before each streamed answer of a chat."""
+    adapters: tuple[str, ...] = ()
+    """Names of adapters, which it answers to as well."""
     max_model_len: int = 4096
     embed_dim: int = 8
     hold: Path | None = None
     """While this file is there, no answer goes beyond its first token."""
+    sleeps: Callable[[int | None], float] | None = None
+    """It has vLLM's endpoints for sleep; called with a level to fall asleep, with None to wake up, and returns how many seconds that takes."""
+    door: bool = False
+    """Everything wants the key, as behind gateway/core/door.py."""
     record: Path | None = None
     """Every raw request is appended here, and `closed TIME` when a client leaves before its answer is complete."""
 
@@ -104,6 +112,9 @@ class FakeEngine:
         self.requests = 0
         self.cached = 0
         self.looks = 0
+        self.sleeping = 0
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._reading = asyncio.Lock()
         self.connections: set[Connection] = set()
         self.dead = False
@@ -153,7 +164,7 @@ class FakeEngine:
     def admit(self, path: str, headers: dict[str, str]) -> None:
         """Raises RequestRefused where the key is missing."""
         key = self.script.key
-        if key is not None and path.startswith("/v1") and headers.get("authorization") != f"Bearer {key}":
+        if key is not None and (self.script.door or path.startswith("/v1")) and headers.get("authorization") != f"Bearer {key}":
             raise RequestRefused(401, "Unauthorized")
 
     async def answer(self, method: str, path: str, body: bytes) -> Answer:
@@ -161,6 +172,8 @@ class FakeEngine:
         if (method, path) == ("GET", "/health"):
             return None
         self.log(f'INFO:     "{method} {path} HTTP/1.1"')
+        if self.script.sleeps is not None and path.partition("?")[0] in ("/sleep", "/wake_up", "/is_sleeping"):
+            return await self._sleep(method, *path.partition("?")[::2])
         if (method, path) == ("GET", "/metrics"):
             self.looks += 1
             lines = [f'{series}{{engine="0"}} {more * self.looks}\n' for series, more in self.script.counts]
@@ -176,14 +189,33 @@ class FakeEngine:
             raise RequestRefused(405, "Method Not Allowed")
         try:
             asked = json.loads(body)
-            if asked.get("model") not in (None, self.script.model):
+            if asked.get("model") not in (None, self.script.model, *self.script.adapters):
                 raise RequestRefused(404, f"The model `{asked['model']}` does not exist.")
             self.requests += 1
+            # Its scheduler is paused: what comes waits.
+            await self._awake.wait()
             if self.script.hang_after is not None and self.requests > self.script.hang_after:
                 await asyncio.Event().wait()
             return await routes[path](asked)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RequestRefused(400, f"The body is not what {path} takes: {error!r}") from None
+
+    async def _sleep(self, method: str, path: str, query: str) -> Answer:
+        """As vllm/entrypoints/serve/dev/sleep/api_router.py of 0.26.0, with the executor's states (vllm/v1/executor/abstract.py)."""
+        if method != ("GET" if path == "/is_sleeping" else "POST"):
+            raise RequestRefused(405, "Method Not Allowed")
+        assert self.script.sleeps is not None
+        if path == "/is_sleeping":
+            return {"is_sleeping": bool(self.sleeping)}
+        if path == "/sleep" and not self.sleeping:
+            self._awake.clear()
+            self.sleeping = int(dict(part.partition("=")[::2] for part in query.split("&") if part).get("level", "1"))
+            await asyncio.sleep(self.script.sleeps(self.sleeping))
+        elif path == "/wake_up" and self.sleeping:
+            await asyncio.sleep(self.script.sleeps(None))
+            self.sleeping = 0
+            self._awake.set()
+        return None
 
     async def _completion(self, asked: dict[str, Any]) -> Answer:
         prompts = asked.get("prompt", "")
@@ -315,6 +347,9 @@ class Reply:
                     **frame,
                     "choices": [{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}],
                 }
+                if self.script.thinks:
+                    thought = {"delta": {"reasoning": self.script.thinks}}
+                    yield {**frame, "choices": [{"index": index, **thought, "finish_reason": None}]}
             async for token in self.tokens():
                 body: dict[str, Any] = {"delta": {"content": token}} if self.chat else {"text": token}
                 choice = {"index": index, **body, "logprobs": self.logprobs([token]), "finish_reason": None}

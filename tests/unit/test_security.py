@@ -81,7 +81,8 @@ def test_s2_a_key_that_is_nearly_right_is_looked_at_no_longer_than_another() -> 
 def test_s3_every_route_has_its_one_row_and_every_row_its_route() -> None:
     have = {(method, path) for method, path in routes() if method != "HEAD"}
     assert have == set(SCOPES)
-    assert {path for (_, path), scope in SCOPES.items() if scope == "open"} == {"/health", "/healthz", "/readyz"}
+    page = {"/", "/page/{version}/{name:path}"}
+    assert {path for (_, path), scope in SCOPES.items() if scope == "open"} == {"/health", "/healthz", "/readyz", *page}
 
 
 def test_s13_what_changes_something_is_never_a_get_and_never_less_than_admin() -> None:

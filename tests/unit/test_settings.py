@@ -92,3 +92,39 @@ def test_a_variable_that_engines_may_not_have_stops_the_start_and_is_not_repeate
         load_settings()
     assert why in str(error.value)
     assert "hunter2" not in str(error.value)
+
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+def test_webhooks_are_urls_and_their_secret_is_one_of_standard_webhooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FITSERVE_WEBHOOK", "https://a.example/T0/secret?x=1, http://127.0.0.1:9")
+    monkeypatch.setenv("FITSERVE_WEBHOOK_SECRET", SECRET)
+    monkeypatch.setenv("FITSERVE_WEBHOOK_EVENTS", "engine.*, gpu.lost")
+    settings = load_settings()
+    assert settings.webhook_urls == ("https://a.example/T0/secret?x=1", "http://127.0.0.1:9")
+    assert settings.webhook_kinds == ("engine.*", "gpu.lost")
+    assert len(settings.webhook_key or b"") == 24
+    assert "T0" not in repr(settings)
+    assert SECRET not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WEBHOOK", "a.example/T0/hidden"),
+        ("WEBHOOK", "ftp://a.example/hidden"),
+        ("WEBHOOK", "https://user:hidden@a.example/"),
+        ("WEBHOOK", "https://a.example/hidden#x"),
+        ("WEBHOOK", "https://a.example/\r\nhidden: 1"),
+        ("WEBHOOK_SECRET", "hidden"),
+        ("WEBHOOK_SECRET", "whsec_aGlkZGVu"),
+        ("WEBHOOK_EVENTS", "engine.readi"),
+    ],
+)
+def test_what_is_wrong_of_a_webhook_is_said_without_its_secrets(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"FITSERVE_{name}", value)
+    with pytest.raises(SettingsError) as refused:
+        load_settings()
+    assert f"FITSERVE_{name}" in str(refused.value)
+    assert "hidden" not in str(refused.value)

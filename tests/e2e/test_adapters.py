@@ -1,0 +1,37 @@
+"""LoRA adapters with the real engine: loaded at the start, listed and asked as models, there again after a start without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.demo.checkpoint import SENTENCE, make_model
+from tests.e2e.conftest import START_S, Gateway
+from tests.support.adapters import make_adapter
+from tests.support.sdk_calls import openai_client
+
+pytestmark = pytest.mark.engine
+
+
+def test_adapters_answer_as_models_of_their_own(gateway: Gateway, tmp_path: Path) -> None:
+    make_model(tmp_path / "base", layers=2)
+    one = make_adapter(tmp_path / "one", tmp_path / "base", seed=1)
+    two = make_adapter(tmp_path / "two", tmp_path / "base", rank=4, seed=2)
+    loras = ("--lora", f"one={one}", "--lora", f"team/two:v1={two}")
+    added = gateway.cli("add", "base", str(tmp_path / "base"), "--engine", "vllm-cpu", *loras)
+    assert added.returncode == 0, added.stderr
+    view = gateway.until("base", "ready", START_S)
+    plan = view["plan"]
+    assert plan["loras"]["value"] == "one (rank 8), team/two:v1 (rank 4)"
+    assert {"--enable-lora", "--max-lora-rank=8", "--max-loras=2"} <= set(plan["argv"])
+    listed = {model["id"]: model for model in gateway.client.get("/v1/models").json()["data"]}
+    assert (listed["one"]["parent"], listed["one"]["root"], listed["one"]["state"]) == ("base", str(one), "ready")
+    assert "parent" not in listed["base"]
+    with openai_client(gateway.url) as client:
+        said = {
+            name: client.completions.create(model=name, prompt="Hi", max_tokens=12, temperature=0)
+            for name in ("base", "one", "team/two:v1")
+        }
+    assert said["base"].choices[0].text.strip() in SENTENCE
+    assert len({answer.choices[0].text for answer in said.values()}) == 3, said

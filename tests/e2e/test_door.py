@@ -1,0 +1,53 @@
+"""The door before a real engine whose endpoints for development are open: no path of it answers anybody without the key."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.core.door import DEV_MODE, behind
+from gateway.profiles import Profiles
+from tests.contract.process_harness import free_port
+from tests.e2e.conftest import ENGINE, START_S, wait_for
+from tests.support.patience import HANG_S
+
+KEY = "0123456789abcdef"
+OPENED = {"/sleep", "/wake_up", "/is_sleeping", "/collective_rpc", "/update_weights", "/server_info"}
+
+
+@pytest.fixture(scope="module")
+def client(engines: Path, demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """Of the engine, as nobody in particular."""
+    profile, port = Profiles().engine(ENGINE), free_port()
+    folder = tmp_path_factory.mktemp("door")
+    program = tuple(part.replace("{env}", str(engines / ENGINE.replace("==", "-"))) for part in profile.process_command)
+    own = (f"--model={demo_model}", "--served-model-name=m", "--host=127.0.0.1", f"--port={port}", "--max-model-len=512")
+    env = {**os.environ, **profile.env, **profile.eager_env, **dict([DEV_MODE]), "VLLM_API_KEY": KEY, "HOME": str(folder)}
+    with (folder / "log").open("wb") as log, httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as asking:
+        command = [*behind(program, profile.key_env), *own, "--enforce-eager", "--kv-cache-memory-bytes=200000000"]
+        engine = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log)
+        try:
+            wait_for("it answers", lambda: engine.poll() is not None or asking.get("/health").status_code, START_S)
+            assert engine.poll() is None, (folder / "log").read_text()[-3000:]
+            yield asking
+        finally:
+            engine.terminate()
+            engine.wait(HANG_S)
+
+
+def test_every_path_wants_the_key_and_with_it_the_engine_answers(client: httpx.Client) -> None:
+    key = {"authorization": f"Bearer {KEY}"}
+    paths = client.get("/openapi.json", headers=key).json()["paths"]
+    assert paths.keys() >= OPENED
+    asked = [(method, path) for path, methods in paths.items() for method in methods]
+    asked += [("get", "/openapi.json"), ("get", "/docs"), ("post", "/nowhere"), ("options", "/sleep")]
+    open_ones = [(method, path) for method, path in asked if client.request(method, path).status_code != 401]
+    assert not open_ones
+    assert client.get("/is_sleeping", headers=key).json() == {"is_sleeping": False}
+    body = {"model": "m", "prompt": "hi", "max_tokens": 2}
+    assert client.post("/v1/completions", json=body, headers=key, timeout=HANG_S).status_code == 200

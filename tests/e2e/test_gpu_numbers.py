@@ -1,0 +1,39 @@
+"""A GPU that was named by its number stays the GPU of a model, whatever the driver calls it after the next boot."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from gateway.demo.checkpoint import make_model
+from tests.e2e.scripted import GPU_ENGINE, engines, gpu_gateway
+from tests.support.makers import machine
+
+
+def test_a_model_keeps_its_gpu_when_the_numbers_change(tmp_path: Path) -> None:
+    here, snapshot = machine("2x3090"), tmp_path / "machine.json"
+    first, second = here.gpus
+    make_model(tmp_path / "demo")
+    with contextlib.closing(gpu_gateway(tmp_path, here)) as gateway:
+        gateway.start()
+        added = gateway.cli("add", "m", str(tmp_path / "demo"), "--engine", GPU_ENGINE, "--gpu", "1", "--wait")
+        assert added.returncode == 0, added.stderr + gateway.log.read_text()[-3000:]
+        view = gateway.show("m")
+        assert (view["wish"]["gpus"], view["plan"]["gpus"]) == ([second.uuid], [second.uuid])
+        shown = gateway.cli("show", "m").stdout
+        assert f"may take GPU 1 ({second.uuid})" in shown
+        assert f"planned on GPU 1 ({second.uuid})" in shown
+
+        gateway.kill()
+        for pid in (pid for pids in engines(gateway).values() for pid in pids):
+            os.kill(pid, signal.SIGKILL)
+        other = here.evolve(gpus=(second.evolve(index=0), first.evolve(index=1)))
+        snapshot.write_text(other.model_dump_json())
+        gateway.start()
+        assert gateway.until("m", "ready")["plan"]["gpus"] == [second.uuid]
+        assert f"may take GPU 0 ({second.uuid})" in gateway.cli("show", "m").stdout
+        # Of a snapshot the numbers are its own, and a number that is not there is refused.
+        unknown = gateway.cli("set", "m", "--gpu", "7")
+        assert (unknown.returncode != 0, "There is no GPU 7 here" in unknown.stderr) == (True, True), unknown.stderr

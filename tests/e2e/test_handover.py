@@ -1,0 +1,173 @@
+"""`fitserve` is replaced under load by a new process of itself: no connection is refused, no answer breaks off, engines are adopted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.errors import SettingsError
+from gateway.serve.handover import ask
+from gateway.store.data_folder import lock
+from tests.contract.process_harness import free_port
+from tests.e2e.conftest import Gateway, wait_for
+from tests.e2e.scripted import ENGINE, engines, scripted_gateway, starts, stream, workers
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
+from tests.support.running import model_folder
+
+pytestmark = pytest.mark.anyio
+
+STREAMS = 10
+TOKENS = 50
+CLIENTS = 6
+ASK = {"model": "m", "prompt": "hi", "max_tokens": 2}
+
+
+class Load:
+    """Clients that ask again and again: half with a new connection each time, half with kept ones."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.answered = 0
+        self.failed: list[str] = []
+        self.streamed: list[tuple[int, bool]] = []  # lines, and whether the last one came
+        self.over = False
+
+    async def client(self, *, keeps: bool) -> None:
+        limits = httpx.Limits(max_keepalive_connections=1 if keeps else 0)
+        async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=HANG_S) as client:
+            while not self.over:
+                try:
+                    answer = await client.post(f"{self.gateway.url}/v1/completions", json=ASK)
+                except httpx.HTTPError as error:
+                    self.failed.append(repr(error))
+                else:
+                    self.answered += 1
+                    if answer.status_code != 200:
+                        self.failed.append(answer.text)
+                await asyncio.sleep(0)
+
+    async def streamer(self, client: httpx.AsyncClient) -> None:
+        """One stream after the other, so that some are under way whenever something happens."""
+        while not self.over:
+            text = await stream(client, self.gateway, asyncio.Semaphore(0), TOKENS)
+            self.streamed.append((text.count("data: {"), "[DONE]" in text))
+
+    async def more(self, count: int) -> None:
+        """Returns when so many more were answered."""
+        wanted = self.answered + count
+        async with asyncio.timeout(HANG_S):
+            while self.answered < wanted:
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def under_load(gateway: Gateway) -> AsyncIterator[Load]:
+    load = Load(gateway)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=4 * HANG_S) as client:
+        clients = [asyncio.create_task(load.client(keeps=bool(number % 2))) for number in range(CLIENTS)]
+        clients += [asyncio.create_task(load.streamer(client)) for _ in range(STREAMS)]
+        try:
+            await load.more(20)
+            yield load
+        finally:
+            load.over = True
+            await asyncio.gather(*clients)
+
+
+@contextlib.contextmanager
+def started(folder: Path, processes: int) -> Iterator[Gateway]:
+    """A gateway with the model m, whose engine takes its time."""
+    slow = ["--tokens-per-second", "50"]
+    with contextlib.closing(scripted_gateway(folder, slow, FITSERVE_WORKERS=str(processes))) as gateway:
+        # An idle connection would be kept for a while.
+        gateway.client.headers["connection"] = "close"
+        gateway.start()
+        source = str(model_folder(folder / "model"))
+        gateway.client.post("/admin/models", json={"name": "m", "source": source, "engines": [ENGINE]})
+        gateway.until("m", "ready")
+        yield gateway
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+async def test_nothing_is_refused_and_no_stream_breaks_while_the_gateway_is_replaced(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    with started(tmp_path, before) as gateway:
+        ran, old, old_workers = engines(gateway), gateway.process, workers(gateway)
+        assert old is not None
+        async with under_load(gateway) as load:
+            gateway.command = ["-m", "gateway.__main__", "serve", "--take-over"]
+            gateway.environment["FITSERVE_WORKERS"] = str(after)
+            gateway.launch()
+            assert await asyncio.to_thread(old.wait, HANG_S) == 0, gateway.log.read_text()[-3000:]
+            await load.more(20)
+        assert load.failed == [], gateway.log.read_text()[-2000:]
+        assert {*load.streamed} == {(TOKENS + 1, True)}
+        assert len(load.streamed) >= 2 * STREAMS
+        assert engines(gateway) == ran
+        assert starts(gateway) == 1
+        assert not {*workers(gateway)} & {*old_workers}
+        # The new one has the loop.
+        assert gateway.client.delete("/admin/models/m").status_code == 202
+        wait_for("no engine", lambda: not engines(gateway))
+
+
+async def test_a_running_gateway_starts_the_one_that_replaces_it(tmp_path: Path) -> None:
+    with started(tmp_path, 1) as gateway:
+        ran, old = engines(gateway), gateway.process
+        assert old is not None
+        async with under_load(gateway) as load:
+            old.send_signal(signal.SIGUSR2)
+            assert await asyncio.to_thread(old.wait, HANG_S) == 0, gateway.log.read_text()[-3000:]
+            await load.more(20)
+        assert load.failed == []
+        assert engines(gateway) == ran
+        # It is nobody's child any more.
+        os.kill(int((gateway.data / "gateway.lock").read_text()), signal.SIGTERM)
+        wait_for("the end", lambda: not gateway.answers())
+        gateway.process = None
+
+
+def test_a_gateway_that_dies_before_it_serves_leaves_engines_and_an_end_with_an_error(tmp_path: Path) -> None:
+    with started(tmp_path, 1) as gateway:
+        ran, old = engines(gateway), gateway.process
+        assert old is not None
+        taken = ask(gateway.data)
+        # It has not said that it goes on: nothing has changed.
+        assert gateway.show("m")["state"] == "ready"
+        with pytest.raises(SettingsError, match="Another gateway"):
+            lock(gateway.data)
+        taken.go()
+        assert taken.ready == ("m",)
+        assert gateway.client.post("/v1/completions", json=ASK).status_code == 200
+        assert gateway.client.get("/admin/models").status_code == 503
+        taken._end.close()
+        assert old.wait(HANG_S) == 1
+        assert "nobody has the control loop" in gateway.log.read_text()
+        for given in taken.listeners:
+            given.close()
+        os.close(taken.lock)
+        assert engines(gateway) == ran
+
+
+def test_who_wants_another_address_or_finds_nobody_is_told_and_nothing_ends(tmp_path: Path) -> None:
+    with started(tmp_path, 1) as gateway:
+        other = {**gateway.environment, "FITSERVE_PORT": str(free_port())}
+        command = [sys.executable, "-m", "gateway.__main__", "serve", "--take-over"]
+        done = subprocess.run(command, cwd=ROOT, env=other, capture_output=True, text=True, timeout=HANG_S, check=False)
+        assert (done.returncode, "Another address needs a restart" in done.stderr) == (2, True), done.stderr
+        nobody = {**gateway.environment, "FITSERVE_DATA_DIR": str(tmp_path / "nobody")}
+        done = subprocess.run(command, cwd=ROOT, env=nobody, capture_output=True, text=True, timeout=HANG_S, check=False)
+        assert (done.returncode, "start it without --take-over" in done.stderr) == (2, True), done.stderr
+        assert gateway.show("m")["state"] == "ready"

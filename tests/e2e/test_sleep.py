@@ -1,0 +1,152 @@
+"""Models that leave their GPU by sleeping, and wake when they are asked: the whole gateway, with engines that take memory of a pretended GPU as vLLM does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.failpoint import FAILPOINTS
+from tests.e2e.conftest import wait_for
+from tests.e2e.demand_storm import DemandStorm
+from tests.e2e.scripted import engines
+from tests.support.patience import HANG_S
+
+MEDIUM = {"replicas": 1, "max_context": 8192}
+
+
+@pytest.fixture
+def storm(tmp_path: Path) -> Iterator[DemandStorm]:
+    """Of its models two fit into the GPU."""
+    storm = DemandStorm(tmp_path, random.Random(3))
+    try:
+        yield storm
+    finally:
+        storm.end()
+
+
+def ask(storm: DemandStorm, name: str) -> None:
+    answer = storm.gateway.client.post("/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 3}, timeout=HANG_S)
+    assert answer.status_code == 200, answer.text
+
+
+def state(storm: DemandStorm, name: str) -> str:
+    return str(storm.gateway.show(name)["state"])
+
+
+def until(storm: DemandStorm, wanted: str) -> None:
+    wait_for(f"m0 is {wanted}", lambda: state(storm, "m0") == wanted)
+
+
+def attempts(storm: DemandStorm, name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = storm.gateway.show(name)["attempts"]
+    return found
+
+
+def facts(storm: DemandStorm) -> list[str]:
+    return [one["fact"]["kind"] for one in storm.gateway.client.get("/admin/facts").json()["data"] if one["id"] is not None]
+
+
+def one_that_sleeps(storm: DemandStorm) -> dict[str, Any]:
+    """m0, which nobody has asked for a moment: its only attempt."""
+    storm.gateway.start()
+    storm.add("m0", **MEDIUM, policy={"keep_alive": 1})
+    until(storm, "asleep")
+    (attempt,) = attempts(storm, "m0")
+    return attempt
+
+
+def test_a_model_that_leaves_for_another_sleeps_and_is_the_same_engine_when_it_is_asked_again(storm: DemandStorm) -> None:
+    storm.gateway.start()
+    names = storm.names[:3]
+    for name in names:
+        storm.add(name, **MEDIUM, policy={"keep_alive": "10m"})
+    for name in names:
+        ask(storm, name)
+    assert sorted(state(storm, name) for name in names) == ["asleep", "ready", "ready"]
+    (left,) = (name for name in names if state(storm, name) == "asleep")
+    before, memory = attempts(storm, left)[-1], storm.gateway.show(left)["plan"]["memory"]
+    assert min(before["asleep"]["gave"].values()) > 0.9 * (memory["weights_bytes"] + memory["kv_bytes"]), before["asleep"]
+    listed = {one["id"]: one["state"] for one in storm.gateway.client.get("/v1/models").json()["data"]}
+    assert listed[left] == "asleep"
+    assert 'fitserve_models{state="asleep"} 1' in storm.gateway.client.get("/metrics").text
+    assert facts(storm).count("sleep_works") == 1
+    ask(storm, left)
+    now = attempts(storm, left)[-1]
+    assert (now["id"], now["asleep"]) == (before["id"], None), "it woke up, and was not started"
+    assert state(storm, left) == "ready"
+
+
+def test_a_model_that_nobody_asks_sleeps_and_nobody_reaches_its_engine_without_the_key(storm: DemandStorm) -> None:
+    first = one_that_sleeps(storm)
+    record = json.loads((storm.gateway.data / "instances" / f"{first['instance']}.json").read_text())
+    with httpx.Client(base_url=f"http://127.0.0.1:{record['port']}", trust_env=False) as client:
+        for method, path in (("GET", "/health"), ("GET", "/is_sleeping"), ("POST", "/wake_up"), ("POST", "/v1/completions")):
+            assert client.request(method, path).status_code == 401, path
+        key = {"authorization": f"Bearer {record['key']}"}
+        assert client.get("/is_sleeping", headers=key).json() == {"is_sleeping": True}
+    ask(storm, "m0")
+    until(storm, "asleep")
+    ask(storm, "m0")
+    assert [one["id"] for one in attempts(storm, "m0")] == [first["id"]]
+    # Its owner's stop is more than sleep.
+    until(storm, "asleep")
+    storm.gateway.client.post("/admin/models/m0/stop").raise_for_status()
+    until(storm, "stopped")
+    wait_for("its engine is gone", lambda: not engines(storm.gateway))
+
+
+def test_an_engine_that_dies_asleep_has_not_failed(storm: DemandStorm) -> None:
+    first = one_that_sleeps(storm)
+    for pid in engines(storm.gateway)[first["instance"]]:
+        os.kill(pid, signal.SIGKILL)
+    until(storm, "stopped")
+    ask(storm, "m0")
+    ended, new = attempts(storm, "m0")
+    assert (ended["state"], ended["failure"]) == ("stopped", None)
+    assert new["id"] != first["id"]
+
+
+def test_an_engine_that_keeps_its_memory_is_stopped_and_no_other_is_put_to_sleep_here(storm: DemandStorm) -> None:
+    (storm.gpus / "keeps").touch()
+    storm.gateway.start()
+    storm.add("m0", **MEDIUM, policy={"keep_alive": 1})
+    until(storm, "stopped")
+    assert facts(storm).count("sleep_fails") == 1
+    ask(storm, "m0")
+    choice = storm.gateway.show("m0")["plan"]["sleep_mode"]
+    assert not choice["value"]
+    assert "of each GPU back when it fell asleep" in choice["reason"]
+    until(storm, "stopped")
+    assert [one["state"] for one in attempts(storm, "m0")] == ["stopped", "stopped"]
+
+
+@pytest.mark.parametrize("point", [point for point in FAILPOINTS if point.startswith(("Sleep", "Wake"))])
+def test_a_gateway_that_dies_at_it_goes_on_with_the_engine_that_runs(storm: DemandStorm, point: str) -> None:
+    storm.gateway.environment["FITSERVE_FAILPOINT"] = point
+    storm.gateway.start()
+    storm.add("m0", **MEDIUM, policy={"keep_alive": 1})
+    if point.startswith("Wake"):
+        until(storm, "asleep")
+        with contextlib.suppress(httpx.HTTPError):
+            ask(storm, "m0")
+    assert storm.gateway.process is not None
+    assert storm.gateway.process.wait(HANG_S) == -signal.SIGKILL
+    running = engines(storm.gateway)
+    assert len(running) == 1
+    del storm.gateway.environment["FITSERVE_FAILPOINT"]
+    storm.gateway.start()
+    wait_for("m0 is known", lambda: "m0" in storm.gateway.client.get("/v1/models").text)
+    ask(storm, "m0")
+    until(storm, "asleep")
+    ask(storm, "m0")
+    assert engines(storm.gateway) == running
+    assert len(attempts(storm, "m0")) == 1

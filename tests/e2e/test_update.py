@@ -1,0 +1,120 @@
+"""A model goes to the present commit of its repository, or to another engine version, while it serves; and back where the new one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.demo.checkpoint import make_model
+from tests.e2e.conftest import Gateway
+from tests.e2e.scripted import ENGINE, scripted_gateway
+from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
+
+MOVED, BROKEN = "f" * 40, "b" * 40
+NEW, BAD = "99.1.0", "99.2.0"
+FAILS = ["--exit-code", "3", "--no-serve"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[FakeHub]:
+    make_model(tmp_path / "demo")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "demo").iterdir()}
+    with FakeHub({"org/name": FakeRepo(files, older=(COMMIT, MOVED))}) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def serving(folder: Path, hub: FakeHub, *scripts: list[str]) -> Iterator[Gateway]:
+    """A gateway with the model `m` of the Hub. scripts: of its engine's starts."""
+    own = {"FITSERVE_HF_ENDPOINT": hub.url(), "NO_PROXY": "127.0.0.1", "HF_HOME": str(folder / "hf")}
+    with contextlib.closing(scripted_gateway(folder, *scripts, **own)) as gateway:
+        for version, flags in ((NEW, []), (BAD, FAILS)):
+            _another(gateway, version, flags)
+        gateway.start()
+        added = gateway.cli("add", "m", "org/name", "--engine", ENGINE, "--wait")
+        assert added.returncode == 0, added.stderr + gateway.log.read_text()[-3000:]
+        yield gateway
+
+
+def _another(gateway: Gateway, version: str, flags: list[str]) -> None:
+    """The scripted engine in another version, which plays these flags."""
+    kind, _, old = ENGINE.partition("==")
+    folder = gateway.data.parent / "profiles" / "engines" / kind
+    profile = yaml.safe_load((folder / f"{old}.yaml").read_text())
+    profile |= {"version": version, "image": f"engine:{version}", "process_command": [*profile["process_command"], *flags]}
+    (folder / f"{version}.yaml").write_text(yaml.safe_dump(profile))
+    environment = gateway.data / "engines" / f"{kind}-{version}"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").symlink_to("/bin/false")
+    (environment / ".complete").touch()
+
+
+def answers(gateway: Gateway) -> bool:
+    return gateway.client.post("/v1/completions", json={"model": "m", "prompt": "Hi", "max_tokens": 1}).status_code == 200
+
+
+def now(gateway: Gateway) -> tuple[Any, Any]:
+    """The commit and the engine that serve."""
+    view = gateway.until("m", "ready")
+    return view["plan"]["model"]["revision"], view["plan"]["engine"]["version"]
+
+
+def test_a_moved_commit_is_shown_first_and_taken_when_it_is_wanted(tmp_path: Path, hub: FakeHub) -> None:
+    with serving(tmp_path, hub) as gateway:
+        assert "nothing newer" in gateway.cli("update", "m").stdout
+        hub.repos["org/name"].commit = MOVED
+        shown = gateway.cli("update", "m", "--dry-run")
+        assert shown.returncode == 0, shown.stderr
+        assert COMMIT in shown.stdout
+        assert MOVED in shown.stdout
+        # Who does not say yes changes nothing.
+        assert gateway.cli("update", "m").returncode != 0
+        assert now(gateway)[0] == COMMIT
+        done = gateway.cli("update", "m", "--yes", "--wait")
+        assert done.returncode == 0, done.stderr + gateway.log.read_text()[-3000:]
+        assert now(gateway)[0] == MOVED
+        assert gateway.show("m")["wish"]["commits"] == {"org/name": MOVED}
+        assert answers(gateway)
+        assert "nothing newer" in gateway.cli("update", "m").stdout
+
+
+def test_a_commit_that_does_not_start_leaves_the_old_one_in_force(tmp_path: Path, hub: FakeHub) -> None:
+    with serving(tmp_path, hub, [], FAILS) as gateway:
+        first = gateway.show("m")["attempts"][0]["instance"]
+        hub.repos["org/name"].commit = BROKEN
+        done = gateway.cli("update", "m", "--yes", "--wait")
+        assert done.returncode == 1, done.stdout
+        assert "the change of m was given up" in done.stderr
+        view = gateway.until("m", "ready")
+        assert view["wish"]["commits"] == {"org/name": COMMIT}
+        assert (view["change"]["state"], view["plan"]["model"]["revision"]) == ("refused", COMMIT)
+        # The engine that served all the time, not one that was started again.
+        assert [one["instance"] for one in view["attempts"] if one["state"] == "ready"] == [first]
+        assert answers(gateway)
+
+
+def test_another_engine_version_takes_over_and_one_that_fails_does_not(tmp_path: Path, hub: FakeHub) -> None:
+    with serving(tmp_path, hub) as gateway:
+        kind = ENGINE.partition("==")[0]
+        hub.repos["org/name"].commit = MOVED
+        shown = gateway.cli("update", "m", "--engine", f"{kind}=={NEW}", "--dry-run")
+        assert f"{kind}=={NEW}" in shown.stdout, shown.stderr
+        assert gateway.cli("update", "m", "--engine", f"{kind}=={NEW}").returncode != 0  # nobody said yes
+        assert now(gateway) == (COMMIT, "99.0.0")
+        done = gateway.cli("update", "m", "--engine", f"{kind}=={NEW}", "--yes", "--wait", "--json")
+        assert done.returncode == 0, done.stderr + gateway.log.read_text()[-3000:]
+        assert json.loads(done.stdout)["wish"]["engines"] == [f"{kind}=={NEW}"]
+        # The weights stay, wherever the branch has moved.
+        assert now(gateway) == (COMMIT, NEW)
+        failed = gateway.cli("update", "m", "--engine", f"{kind}=={BAD}", "--yes", "--wait")
+        assert failed.returncode == 1, failed.stdout
+        assert "was given up" in failed.stderr
+        assert now(gateway) == (COMMIT, NEW)
+        assert gateway.show("m")["wish"]["engines"] == [f"{kind}=={NEW}"]
+        assert answers(gateway)

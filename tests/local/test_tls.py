@@ -1,0 +1,126 @@
+"""TLS for clients: which versions, what a changed file does, and what the command line trusts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import SettingsError
+from gateway.tls import Certificate
+from tests.e2e.conftest import wait_for
+from tests.e2e.scripted import scripted_gateway
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
+
+
+def make(folder: Path, name: str) -> tuple[Path, Path]:
+    """A certificate for that name, and its key."""
+    folder.mkdir(exist_ok=True)
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "30"]
+    subprocess.run(
+        [*command, "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}", "-keyout", key, "-out", cert],
+        check=True,
+        capture_output=True,
+        timeout=HANG_S,
+    )
+    return cert, key
+
+
+async def shown_at(port: int, context: ssl.SSLContext) -> str:
+    """The certificate that a new connection is shown."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    shown = ssl.DER_cert_to_PEM_cert(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return shown
+
+
+def trusting_all() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+@pytest.mark.anyio
+async def test_a_changed_certificate_is_shown_to_new_connections_and_old_ones_go_on(tmp_path: Path) -> None:
+    cert, key = make(tmp_path / "now", "first.example")
+    certificate = Certificate(cert, key, look_s=0.01)
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(10):
+            writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0, ssl=certificate.context)
+    port = server.sockets[0].getsockname()[1]
+    certificate.watch()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting_all())
+    assert await shown_at(port, trusting_all()) == cert.read_text()
+    make(tmp_path / "now", "second.example")
+    second = cert.read_text()
+    async with asyncio.timeout(HANG_S):
+        while await shown_at(port, trusting_all()) != second:
+            await asyncio.sleep(0.01)
+        # Half of a pair: the one before stays in force.
+        other, _ = make(tmp_path / "other", "third.example")
+        cert.write_bytes(other.read_bytes())
+        while certificate._known != certificate._state():
+            await asyncio.sleep(0.01)
+        assert await shown_at(port, trusting_all()) == second
+        writer.write(b"still")
+        assert await reader.readexactly(5) == b"still"
+    writer.close()
+    await writer.wait_closed()
+    assert certificate.context.minimum_version == ssl.TLSVersion.TLSv1_2
+    await certificate.close()
+    server.close()
+    await server.wait_closed()
+
+
+def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    cert, _ = make(tmp_path / "one", "a.example")
+    _, key = make(tmp_path / "two", "b.example")
+    with pytest.raises(SettingsError, match="cannot be used: key values mismatch"):
+        Certificate(cert, key)
+    with pytest.raises(SettingsError, match="cannot be used: no such file"):
+        Certificate(tmp_path / "none.pem", None)
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_gateway_is_reached_by_tls_by_its_own_commands_and_its_health_check_too(tmp_path: Path, processes: str) -> None:
+    cert, key = make(tmp_path / "tls", "gateway.example")
+    settings = {"FITSERVE_TLS_CERT": str(cert), "FITSERVE_TLS_KEY": str(key), "FITSERVE_WORKERS": processes}
+    gateway = scripted_gateway(tmp_path, **settings)
+
+    def healthy() -> bool:
+        command = [sys.executable, "-m", "gateway.health"]
+        return subprocess.run(command, cwd=ROOT, env=gateway.environment, timeout=HANG_S, check=False).returncode == 0
+
+    gateway.launch()
+    try:
+        wait_for("health", lambda: gateway.dead() or healthy())
+        assert gateway.cli("ps").returncode == 0, gateway.log.read_text()
+        foreign = gateway.environment | {"FITSERVE_URL": f"https://127.0.0.1:{gateway.port}"}
+        done = subprocess.run(
+            [sys.executable, "-m", "gateway.__main__", "ps"],
+            cwd=ROOT,
+            env=foreign,
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+        )
+        assert done.returncode == 3  # nobody vouches for it under that name
+        assert asyncio.run(shown_at(gateway.port, trusting_all())) == cert.read_text()
+    finally:
+        gateway.kill(signal.SIGTERM)
+        gateway.client.close()

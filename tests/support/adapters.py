@@ -1,0 +1,54 @@
+"""Small LoRA adapters, as peft saves them: they change what the demo model says."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+from tests.support.model_files import entries
+
+
+def adapter_config(**changes: Any) -> dict[str, Any]:
+    made = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": ["down_proj"],
+        "bias": "none",
+    }
+    return {**made, "base_model_name_or_path": "org/demo", **changes}
+
+
+def shapes(hidden: int, inner: int, rank: int = 8, layers: int = 2) -> dict[str, tuple[int, ...]]:
+    """Of an adapter of all down projections."""
+    found: dict[str, tuple[int, ...]] = {}
+    for number in range(layers):
+        module = f"base_model.model.model.layers.{number}.mlp.down_proj"
+        found |= {f"{module}.lora_A.weight": (rank, inner), f"{module}.lora_B.weight": (hidden, rank)}
+    return found
+
+
+def adapter_files(model: Path, rank: int = 8, seed: int = 1, **changes: Any) -> dict[str, bytes]:
+    """File name -> content of an adapter of the model in the folder, which makes it say something else for each seed."""
+    config = json.loads((model / "config.json").read_text())
+    sizes = shapes(config["hidden_size"], config["intermediate_size"], rank, config["num_hidden_layers"])
+    header, dice = entries(sizes, "F32"), random.Random(seed)
+    end = max(one["data_offsets"][1] for name, one in header.items() if name != "__metadata__")
+    text = json.dumps(header).encode()
+    data = b"".join(struct.pack("<f", dice.uniform(-30, 30)) for _ in range(end // 4))
+    told = adapter_config(r=rank, **changes)
+    return {
+        "adapter_config.json": json.dumps(told).encode(),
+        "adapter_model.safetensors": struct.pack("<Q", len(text)) + text + data,
+    }
+
+
+def make_adapter(path: Path, model: Path, **how: Any) -> Path:
+    path.mkdir(parents=True)
+    for name, content in adapter_files(model, **how).items():
+        (path / name).write_bytes(content)
+    return path

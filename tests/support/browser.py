@@ -1,0 +1,113 @@
+"""A real chromium that looks at the page, and what must never happen there: an error on the console, a request to another host, a violation
+that axe-core finds, a page that is wider than its window.
+
+with chromium() as browser, visit(browser, url) as page: page.tab.click(...)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+
+from tests.support.patience import HANG_S
+
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+# Where pictures of the states go, when somebody wants to look.
+_PICTURES = os.environ.get("PAGE_PICTURES")
+# The rules that WCAG 2.2 AA demands, and axe-core's own best practices.
+_RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
+_OVERFLOW = "document.documentElement.scrollWidth - window.innerWidth"
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        if os.environ.get("REQUIRE_CHROMIUM"):
+            pytest.fail("there is no chromium (scripts/docker-up installs it on Debian)")
+        pytest.skip("needs chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Visit:
+    """A tab that was opened on the page. `expected`: words of console errors that the test brings about."""
+
+    tab: Page
+    url: str
+    expected: tuple[str, ...] = ()
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def listen(self) -> None:
+        self.tab.on("console", self._console)
+        self.tab.on("pageerror", lambda error: self.errors.append(f"{error}"))
+        self.tab.on("request", self._request)
+
+    def go(self, place: str = "") -> None:
+        """To a view of the page, by what stands behind the #."""
+        self.tab.goto(f"{self.url}/{place}")
+
+    def sees(self, text: str) -> None:
+        expect(self.tab.get_by_text(text).filter(visible=True).first).to_be_visible()
+
+    def check(self, name: str) -> None:
+        """The state that is shown is legible for everybody: at both widths, in light and dark."""
+        for size, scheme in ((WIDE, "light"), (NARROW, "dark")):
+            self.tab.set_viewport_size(size)  # type: ignore[arg-type]
+            self.tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+            if _PICTURES:
+                self.tab.screenshot(path=Path(_PICTURES) / f"{name}-{size['width']}.png", full_page=True)
+            assert self.tab.evaluate(_OVERFLOW) <= 0, f"{name} is wider than {size['width']} px"
+            if not self.tab.evaluate("'axe' in window"):
+                self.tab.evaluate(AXE_SCRIPT)
+            found = self.tab.evaluate("(rules) => axe.run(document, {runOnly: rules})", _RULES)
+            wrong = [
+                f"{one['id']}: {one['help']}: {node['html'][:200]} {node['failureSummary']}"
+                for one in found["violations"]
+                for node in one["nodes"]
+            ]
+            assert not wrong, "\n".join([f"{name}, {scheme}:", *wrong])
+        self.tab.set_viewport_size(WIDE)  # type: ignore[arg-type]
+        self.tab.emulate_media(color_scheme="light")
+
+    def clean(self) -> None:
+        wrong = [one for one in self.errors if not any(words in one for words in self.expected)]
+        assert not wrong, wrong
+        foreign = [one for one in self.requests if not one.startswith(self.url)]
+        assert not foreign
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(message.text)
+
+    def _request(self, request: Request) -> None:
+        self.requests.append(request.url)
+
+
+@contextlib.contextmanager
+def visit(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
+    """A tab of its own; at the end nothing may have gone wrong in it."""
+    context = browser.new_context(viewport=WIDE, **options)  # type: ignore[arg-type]
+    context.set_default_timeout(HANG_S * 1000)
+    expect.set_options(timeout=HANG_S * 1000)
+    tab = context.new_page()
+    one = Visit(tab, url)
+    one.listen()
+    try:
+        yield one
+        one.clean()
+    finally:
+        context.close()

@@ -1,0 +1,117 @@
+"""The commands that README.md, CONTRIBUTING.md and docs/ show, and those that messages and comments mention."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from typer.main import get_command
+
+from gateway.cli.main import app
+from gateway.cli.verbs.registered import add_to
+from tests.support.paths import ROOT
+
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+_SHOWN = re.compile(r"\s*(?:\w+=\S+ )*(fitserve\b.*)")
+_MENTIONED = re.compile(r"`(fitserve [^`\n]*)`")
+# Words that stand for a number.
+_NUMBERS = {"N": "8"}
+
+
+class Shown(NamedTuple):
+    page: str
+    line: int
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: {shlex.join(self.words)}"
+
+
+@cache
+def program() -> Any:
+    """The parser of all commands."""
+    if not any(one.name == "list" for one in app.registered_commands):
+        add_to(app)
+    return get_command(app)
+
+
+def shown() -> list[Shown]:
+    """Every command of a block of code, without `fitserve`; of alternatives each."""
+    return [Shown(page.name, line, words) for page in PAGES for line, text in _blocks(page) for words in commands(text)]
+
+
+def mentioned() -> list[Shown]:
+    """Every command between backticks, in documents and in our code: what a hint says has to be there."""
+    files = [
+        *PAGES,
+        *(path for folder in ("gateway", "profiles") for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".yaml")),
+    ]
+    found = []
+    for path in files:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for text in _MENTIONED.findall(line):
+                found += [Shown(str(path.relative_to(ROOT)), number, words) for words in commands(text)]
+    return found
+
+
+def commands(text: str) -> Iterator[tuple[str, ...]]:
+    """The words of each command in a line, without `fitserve`. Brackets are around what may be left out, `|` between alternatives."""
+    plain = re.sub(r"\{[^}]*\}", "X", text.replace("[[", "").replace("]]", ""))
+    plain = re.split(r"\s{2,}|\s#|\s>|\|\s*source", plain.strip())[0]
+    for part in re.split(r"\s\|\s|;\s*", plain.replace("...", "")):
+        words = [_NUMBERS.get(word, word) for word in shlex.split(part.replace("[", " ").replace("]", " "))]
+        words = words[1:] if words[:1] == ["fitserve"] else words
+        choices = [word.split("|") if re.fullmatch(r"[a-z-]+(\|[a-z-]+)+|[A-Z]+\|\S+", word) else [word] for word in words]
+        for number in range(max(map(len, choices), default=0)):
+            yield tuple(choice[min(number, len(choice) - 1)] for choice in choices)
+
+
+def parsed(words: tuple[str, ...]) -> None:
+    """As the program does it, without doing anything. Raises what the parser raises."""
+    command, name, rest = program(), "fitserve", list(words)
+    parent = None
+    while True:
+        context = command.make_context(name, rest, parent=parent)
+        if not hasattr(command, "commands"):
+            return
+        rest = [*getattr(context, "_protected_args", ()), *context.args]
+        name, below, rest = command.resolve_command(context, rest)
+        command, parent = below, context
+
+
+def unknown(words: tuple[str, ...]) -> str | None:
+    """The first word of a mention that the program does not know: a command, or an option of the command."""
+    command, rest = program(), list(words)
+    while hasattr(command, "commands"):
+        # An option of the program itself goes with its value.
+        while rest and rest[0] in _options(command):
+            rest = rest[2:] if rest[0] not in ("--help", "--version") else []
+        if not rest or not re.fullmatch(r"[a-z-]+", rest[0]):
+            return None
+        if rest[0] not in command.commands:
+            return rest[0]
+        command, rest = command.commands[rest[0]], rest[1:]
+    if getattr(command, "context_settings", {}).get("ignore_unknown_options"):
+        return None
+    return next(
+        (word for word in rest if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in _options(command)), None
+    )
+
+
+def _options(command: Any) -> set[str]:
+    own = {name for one in command.params if one.param_type_name == "option" for name in (*one.opts, *one.secondary_opts)}
+    return own | {"--help"}
+
+
+def _blocks(page: Path) -> Iterator[tuple[int, str]]:
+    """Lines of blocks of code that are commands of ours."""
+    fenced = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif (fenced or line.startswith("    ")) and (found := _SHOWN.fullmatch(line)):
+            yield number, found[1]

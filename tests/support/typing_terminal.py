@@ -1,0 +1,69 @@
+"""A terminal in which somebody types: a command runs in it as the foreground job, and what it prints is read until words come."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import time
+from types import TracebackType
+
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
+
+
+class TypingTerminal:
+    """Use as a context manager. `seen` is everything that the command has printed."""
+
+    def __init__(self, *arguments: str, columns: int = 80, **environment: str) -> None:
+        self._ours, self._theirs = pty.openpty()
+        termios.tcsetwinsize(self._theirs, (24, columns))
+        keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+        keep.pop("COLUMNS", None)
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", sys.executable, "-m", "gateway.__main__", *arguments],
+            cwd=ROOT,
+            env={**keep, "TERM": "xterm", **environment},
+            stdin=self._theirs,
+            stdout=self._theirs,
+            stderr=self._theirs,
+        )
+        os.close(self._theirs)
+        self.seen = ""
+
+    def __enter__(self) -> TypingTerminal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def until(self, words: str, after: int = 0) -> int:
+        """Read until the words come, behind what stood at `after`; where they end."""
+        while words not in self.seen[after:]:
+            assert self._read(), f"the command ended without {words!r}: {self.seen[-2000:]}"
+        return self.seen.index(words, after) + len(words)
+
+    def ended(self) -> int:
+        """The exit code, once all is read."""
+        while self._read():
+            pass
+        return self.process.wait(HANG_S)
+
+    def _read(self) -> bool:
+        began = time.monotonic()
+        while not select.select([self._ours], [], [], 0.1)[0]:
+            assert time.monotonic() - began < HANG_S, f"nothing more came: {self.seen[-2000:]}"
+        try:
+            piece = os.read(self._ours, 65536)
+        except OSError:  # the last process has closed its side
+            return False
+        self.seen += piece.decode(errors="replace")
+        return bool(piece)
