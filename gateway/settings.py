@@ -24,6 +24,8 @@ from gateway.errors import BadFlag, SettingsError
 
 # Variables that are no setting: where the settings are, and the command line's way to a gateway.
 _OTHERS = {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
+# Keys for engines that run elsewhere; which of them is used a model says.
+_ENDPOINT_KEY = "FITSERVE_ENDPOINT_KEY"
 # As browsers send them in the header `Origin` (RFC 6454, section 6.2); apps have schemes of their own.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,?#]+", re.IGNORECASE)
 
@@ -293,7 +295,8 @@ def _webhook_key(secret: SecretStr) -> bytes | None:
 def load_settings(**overrides: object) -> Settings:
     """Read and check the settings. Raises SettingsError naming the variable and what it may be."""
     known = {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} | _OTHERS
-    for name in sorted(name for name in os.environ if name.startswith("FITSERVE_") and name not in known):
+    unknown = sorted(name for name in os.environ if name.startswith("FITSERVE_") and name not in known)
+    for name in (name for name in unknown if not f"{name}_".startswith(f"{_ENDPOINT_KEY}_")):
         meant = difflib.get_close_matches(name, known, 1)
         raise SettingsError(
             f"There is no setting {name}.",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import call
-from gateway.cli.options import Json, KeepAlive, Priority, absolute, usage, wishing
+from gateway.cli.options import EndpointKey, Json, KeepAlive, Priority, absolute, usage, wishing
 from gateway.cli.present import print_paragraph, show_differences
 from gateway.cli.terminal import say
 
@@ -37,6 +37,7 @@ def set_model(
     name: Annotated[str, typer.Argument(help="The model.")],
     source: Annotated[str | None, typer.Option(help="Another model folder or repository under the same name.")] = None,
     endpoint: Annotated[list[str] | None, typer.Option(help="Base URL of an engine that runs elsewhere; repeatable.")] = None,
+    endpoint_key: EndpointKey = None,
     *,
     wished: dict[str, Any],
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies.")] = None,
@@ -57,7 +58,8 @@ def set_model(
 ) -> None:
     """Change a model while it serves: what is given here is otherwise from now on, all else stays. The new engine starts beside the old one where there
     is room, else in its place; where it fails, the old one comes back."""
-    given = {"source": absolute(source), "endpoints": endpoint, "replicas": replicas, "check": check}
+    given: dict[str, Any] = {"source": absolute(source), "endpoints": endpoint, "endpoint_key": endpoint_key}
+    given |= {"replicas": replicas, "check": check}
     patch: dict[str, Any] = {**wished, **{field: value for field, value in given.items() if value is not None}}
     policy = {"allow_remote_code": allow_remote_code, "keep_alive": keep_alive, "pinned": pinned, "priority": priority}
     if said := {field: value for field, value in policy.items() if value is not None}:

@@ -20,7 +20,7 @@ from gateway.cli.client import call, url_of
 from gateway.cli.engine_commands import app as engine_app
 from gateway.cli.fact_commands import app as facts_app
 from gateway.cli.key_commands import app as keys_app
-from gateway.cli.options import Json, KeepAlive, Priority, absolute, seconds, usage, wishing
+from gateway.cli.options import EndpointKey, Json, KeepAlive, Priority, absolute, seconds, usage, wishing
 from gateway.cli.plan_commands import matrix, plan
 from gateway.cli.present import (
     removed_weights,
@@ -161,6 +161,7 @@ def add(
     name: Annotated[str, typer.Argument(help="Name that clients put in `model`.")],
     source: Annotated[str | None, typer.Argument(help="Model folder or Hugging Face repository.")] = None,
     endpoint: Annotated[list[str] | None, typer.Option(help="Base URL of an engine that runs elsewhere; repeatable.")] = None,
+    endpoint_key: EndpointKey = None,
     *,
     wished: dict[str, Any],
     replicas: Annotated[int | None, typer.Option(min=1, help="Copies; else as many as the plan finds useful.")] = None,
@@ -182,7 +183,7 @@ def add(
 ) -> None:
     """Add a model to the running gateway."""
     patience_s = seconds(timeout) if timeout else _ENDPOINT_S if endpoint else math.inf
-    given = {"source": absolute(source), "replicas": replicas}
+    given = {"source": absolute(source), "endpoint_key": endpoint_key, "replicas": replicas}
     body: dict[str, Any] = {"name": name, "endpoints": endpoint or [], **wished}
     body |= {key: value for key, value in given.items() if value is not None}
     policy: dict[str, Any] = {

@@ -34,6 +34,12 @@ Dtype = Annotated[str | None, typer.Option(help="Type of the weights: auto, bflo
 Template = Annotated[
     Path | None, typer.Option("--chat-template", help="Jinja file that makes messages a prompt, instead of the model's own.")
 ]
+EndpointKey = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the gateway has the key for them: env:FITSERVE_ENDPOINT_KEY_NAME, or file:NAME in DATA_DIR/endpoint-keys."
+    ),
+]
 Loras = Annotated[
     list[str] | None,
     typer.Option("--lora", help="LoRA adapter, NAME=SOURCE: a folder or a repository, served under that name; repeatable."),

@@ -228,6 +228,10 @@ def show_model(view: Any, numbers: dict[str, int]) -> None:
         show_differences(change["wish"])
     for name, commit in view["wish"]["commits"].items():
         say(f"{name} is pinned to commit {commit}")
+    for endpoint in view["wish"]["endpoints"]:
+        say(f"runs at {endpoint}")
+    if key := view["wish"]["endpoint_key"]:
+        say(f"its key is {key}")
     wished, taken = view["wish"]["gpus"], view["plan"]["gpus"] if view["plan"] else []
     if isinstance(wished, list):
         say(f"may take {_gpus(wished, numbers)}")

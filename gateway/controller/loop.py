@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog
 
+from gateway.access.endpoint_keys import EndpointKeys
 from gateway.controller.change_steps import ChangeSteps
 from gateway.controller.effects import Effects
-from gateway.controller.endpoint_watcher import EndpointWatcher
+from gateway.controller.endpoint_watcher import EndpointKey, EndpointWatcher
 from gateway.controller.engine_client import EngineClient
 from gateway.controller.fleet import Fleet
 from gateway.controller.launcher import Launcher
@@ -86,6 +87,7 @@ class Loop:
         self._running = RunningEngines(launcher.settings.data)
         # Apart, so that no number of endpoints that are away keeps the engines of this machine waiting.
         engine_client, self._endpoint_client = EngineClient(_CALLS_AT_ONCE), EngineClient(_CALLS_AT_ONCE)
+        self._endpoint_keys = EndpointKeys(launcher.settings.data)
         self._gate = StartGate(self._fleet, planner.hardware, launcher.settings.start_timeout_s)
         self._drains = Drains(routes, launcher.settings.drain_s)
         effects = Effects(store, self._running, planner, launcher, gpus, self._gate, self._drains, signatures)
@@ -438,15 +440,23 @@ class Loop:
 
     async def _watch_endpoints(self, model: ManagedModel) -> None:
         """One watcher for each endpoint that is wished for now."""
-        if model.deleting or [one.endpoint for one in model.endpoints] == [*model.wish.endpoints]:
+        key = EndpointKey(self._endpoint_keys, model.wish.endpoint_key)
+        if model.deleting or [(one.endpoint, one.key) for one in model.endpoints] == [
+            (one, key) for one in model.wish.endpoints
+        ]:
             return
-        known = {one.endpoint: one for one in model.endpoints if one.endpoint in model.wish.endpoints}
-        gone = [one for one in model.endpoints if one.endpoint not in known]
-        watched = (self._endpoint_client, self._settings.health_interval_s, self._stretch, self.wake)
-        model.endpoints = [
-            known.get(endpoint) or EndpointWatcher(model.wish.name, endpoint, *watched) for endpoint in model.wish.endpoints
-        ]
-        for one in gone:
+        before = {one.endpoint: one for one in model.endpoints}
+        watched = (self._endpoint_client, self._settings.health_interval_s, self._stretch, self.wake, key)
+        model.endpoints = []
+        for endpoint in model.wish.endpoints:
+            known = before.get(endpoint)
+            if known is not None and known.key == key:
+                model.endpoints.append(before.pop(endpoint))
+                continue
+            model.endpoints.append(EndpointWatcher(model.wish.name, endpoint, *watched))
+            # Until it is asked with the other key its requests go on.
+            model.endpoints[-1].replica = known.replica if known is not None else None
+        for one in before.values():
             await one.close()
 
     # --- bookkeeping ---

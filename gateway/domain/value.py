@@ -33,12 +33,13 @@ class Form:
 
     pattern: str
     words: str
+    told: bool = True
+    """An error repeats the text, which is no secret."""
 
     def check(self, text: str) -> str:
         if not re.fullmatch(self.pattern, text):
-            raise PydanticCustomError(
-                "form", "{text} is not allowed here: {words}", {"text": repr(text[:80]), "words": self.words}
-            )
+            said = repr(text[:80]) if self.told else "this"
+            raise PydanticCustomError("form", "{text} is not allowed here: {words}", {"text": said, "words": self.words})
         return text
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -82,6 +82,21 @@ class Wish(Value):
     endpoints: tuple[str, ...] = Field(
         (), max_length=64, description="base URLs (ending in /v1) of engines we never start or stop"
     )
+    endpoint_key: (
+        Annotated[
+            str,
+            Form(
+                r"^(env:FITSERVE_ENDPOINT_KEY(_[A-Z0-9_]{1,64})?|file:[A-Za-z0-9_][A-Za-z0-9_.-]{0,95})$",
+                "it says where the key is, as env:FITSERVE_ENDPOINT_KEY_NAME, or as file:NAME for the file NAME in the folder endpoint-keys "
+                "of the gateway's data; a key itself is not taken",
+                told=False,
+            ),
+        ]
+        | None
+    ) = Field(
+        None,
+        description="where the key is that the endpoints want: env:FITSERVE_ENDPOINT_KEY_NAME, or file:NAME in DATA_DIR/endpoint-keys",
+    )
     commits: dict[str, Annotated[str, Form(r"^[0-9a-f]{40}$", "a commit has 40 digits of 0 to 9 and a to f")]] = Field(
         {},
         max_length=64,

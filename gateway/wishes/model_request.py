@@ -32,6 +32,12 @@ class ModelRequest(Wish):
             endpoints = tuple(dict.fromkeys(endpoint_url(endpoint) for endpoint in endpoints))
         except ValueError as error:
             raise BadRequest(str(error), hint="Give one like http://127.0.0.1:9200/v1.", param="endpoint") from None
+        if self.endpoint_key is not None and not endpoints:
+            raise BadRequest(
+                "A key for endpoints is named, and the model runs here.",
+                hint="Give an `endpoint`, or no key.",
+                param="endpoint_key",
+            )
         if endpoints and self.loras:
             raise BadRequest(
                 "An engine that runs elsewhere has adapters of its own.", hint="Give them to that engine.", param="loras"

@@ -28,7 +28,7 @@ ARROWS = {
     "serve.proxy": "routing access api",
     "events": "controller hosts.process access core supervision machine settings store version",
     "tuning": "controller core.planner core.speed core.facts supervision settings store own_program",
-    "controller": "catalog core.chat core.lora core.sharing core.planner hosts.process routing core.facts core supervision failpoint machine settings hosts store core.failures",
+    "controller": "access catalog core.chat core.lora core.sharing core.planner hosts.process routing core.facts core supervision failpoint machine settings hosts store core.failures",
     "failpoint": "core",
     "bench": "core.speed",
     "calibration": "inquiry profiles core.speed hosts.process core.facts",

@@ -52,6 +52,7 @@ Outcome = Literal["", "answered", "left", "broken", "refused", "unreachable"]
 # What vLLM answers from when its core has died until its server ends: ENGINE_DEAD_MESSAGE (0.18.0 to 0.33.0, v1/engine/exceptions.py).
 DYING = b"EngineCore encountered an issue"
 _DYING_STATUS = 500
+_UNAUTHORIZED = 401
 _EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,120})"')
 
@@ -441,6 +442,17 @@ class Exchange:
                 UpstreamError(
                     f"The engine answered with status {status}, which is no answer to an inference request.",
                     hint="Check that the model's endpoint is the address of an OpenAI-compatible server.",
+                )
+            )
+            return
+        if status == _UNAUTHORIZED:
+            # The client's own key was good, and the engine's words may repeat the gateway's.
+            key = self.replica is not None and self.replica.key
+            self._let_go()
+            self.refuse(
+                UpstreamError(
+                    f"The engine of this model {'refused the key of the gateway' if key else 'wants a key, and the gateway has none for it'}.",
+                    hint="It is not your key that is meant; whoever runs the gateway sees more with `fitserve show`.",
                 )
             )
             return

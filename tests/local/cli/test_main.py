@@ -311,6 +311,16 @@ async def test_what_users_meet_when_they_add_models_and_keys(tmp_path: Path) -> 
         done = await run("add", "e", "--endpoint", "http://127.0.0.1:9/v1")
         assert done.stdout == "e: starting (its endpoints are not asked yet)\n"
         assert (await gateway.until("e", "unreachable"))["detail"]
+        done = await run("set", "e", "--endpoint-key", "sk-live-canary")
+        assert (done.returncode, "file:NAME" in done.stderr, "canary" in done.stdout + done.stderr) == (2, True, False), (
+            done.stderr
+        )
+        done = await run("set", "e", "--endpoint-key", "file:lab")
+        assert (done.returncode, "endpoint_key" in done.stdout) == (0, True), done.stderr
+        done = await run("show", "e")
+        assert "runs at http://127.0.0.1:9/v1\nits key is file:lab\n" in done.stdout
+        done = await run("set", "e", "--unset", "endpoint-key")
+        assert (done.returncode, (await gateway.show("e"))["wish"]["endpoint_key"]) == (0, None), done.stderr
         done = await run("add", "f", "--endpoint", "http://127.0.0.1:9/v1", "--wait", "--timeout", "1")
         assert (done.returncode, "f is not ready yet" in done.stderr) == (3, True), done.stderr
         done = await run("keys", "add", "first", "--scope", "admin")

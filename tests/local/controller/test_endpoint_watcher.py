@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.controller.endpoint_watcher import EndpointWatcher
+from gateway.access.endpoint_keys import EndpointKeys
+from gateway.controller.endpoint_watcher import EndpointKey, EndpointWatcher
 from gateway.controller.engine_client import EngineClient, NoAnswerError
 from gateway.domain import LaunchSpec
+from gateway.routing.table import RoutedReplica
 from tests.support.dataplane import never_answers, refused_url, until
 from tests.support.patience import HANG_S
 from tests.support.running import Running, running
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.anyio
 
 Script = Callable[[Call], Awaitable[None]]
 MIB = 1024 * 1024
+NO_KEY = EndpointKey(EndpointKeys(Path("/nowhere")), None)
 
 
 def healthy(spec: LaunchSpec) -> EngineScript:
@@ -138,7 +141,7 @@ async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(tmp_path: P
     broken = True
     real = EndpointWatcher._ask
 
-    async def ask(self: EndpointWatcher) -> tuple[str | None, str]:
+    async def ask(self: EndpointWatcher) -> tuple[RoutedReplica | None, str]:
         if broken and self.url.endswith("/bad"):
             raise RuntimeError("nobody expected \ud800 this")
         return await real(self)
@@ -164,7 +167,7 @@ async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(tmp_path: P
 async def test_an_endpoint_that_stays_away_is_asked_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: (low + high) / 2)
     stretch = 1.0
-    watcher = EndpointWatcher("m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: stretch, lambda: None)
+    watcher = EndpointWatcher("m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: stretch, lambda: None, NO_KEY)
     await watcher.close()  # it is asked by hand
     assert [await watcher._look() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
     async with Upstream(models("m")) as engine:
@@ -176,7 +179,7 @@ async def test_an_endpoint_that_stays_away_is_asked_less_and_less_often(monkeypa
 
 
 async def test_rests_are_never_alike() -> None:
-    watcher = EndpointWatcher("m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: 1.0, lambda: None)
+    watcher = EndpointWatcher("m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: 1.0, lambda: None, NO_KEY)
     await watcher.close()
     assert len({await watcher._look() for _ in range(20)}) == 20
 
@@ -184,7 +187,7 @@ async def test_rests_are_never_alike() -> None:
 async def test_a_stored_endpoint_that_is_no_url_is_shown_and_asked_nothing() -> None:
     """As an older version may have stored it."""
     for url in ("http://h:x/v1", "http://[::1/v1", "http://127.0.0.1:9/\ud800", "", "http:///v1"):
-        watcher = EndpointWatcher("m", url, EngineClient(1), 5.0, lambda: 1.0, lambda: None)
+        watcher = EndpointWatcher("m", url, EngineClient(1), 5.0, lambda: 1.0, lambda: None, NO_KEY)
         try:
             await watcher._look()
             assert watcher.replica is None

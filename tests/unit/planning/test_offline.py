@@ -62,6 +62,7 @@ def test_every_field_of_a_wish_can_be_given() -> None:
         "aliases",
         "source",
         "endpoints",
+        "endpoint_key",
         "engines",
         "check",
     }

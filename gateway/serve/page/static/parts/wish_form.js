@@ -5,7 +5,7 @@ import { attribute, fill, h } from "../dom.js";
  * @typedef {object} Field
  * @property {string} name   of the wish; "policy.x" is within its policy
  * @property {string} label
- * @property {"text" | "number" | "list" | "flags" | "texts" | "gpus" | "check" | string[]} kind  flags, texts: name=value in lines; an array: the choices of a select
+ * @property {"text" | "number" | "list" | "flags" | "texts" | "gpus" | "check" | "template" | string[]} kind  flags, texts: name=value in lines; an array: the choices of a select
  * @property {string} [help]
  * @property {string} [example]
  */
@@ -38,6 +38,7 @@ const FIELDS = {
     { name: "num_speculative_tokens", label: "Drafted tokens", kind: "number" },
     { name: "args", label: "Engine flags", kind: "flags", help: "one per line, flag=value; they win over the planner" },
     { name: "env", label: "Variables", kind: "texts", help: "one per line, NAME=value" },
+    { name: "chat_template", label: "Chat template", kind: "template", help: "a Jinja text, instead of the model's own" },
     { name: "check", label: "Ask the engine's own code before its start", kind: "check" },
     { name: "policy.allow_remote_code", label: "Let the engine run code of the model's repository", kind: "check" },
   ],
@@ -48,15 +49,29 @@ const FIELDS = {
   ],
 };
 
+const WHERE = { name: "endpoints", label: "Base URLs", kind: "list", help: "ending in /v1, with commas" };
+
+/** What there is to say of an engine that runs elsewhere, beside where that is. @type {Record<string, Field[]>} */
+export const ELSEWHERE = {
+  "": [
+    { name: "endpoint_key", label: "Its key", kind: "text", help: "where the gateway finds it, never the key itself: file:NAME in DATA_DIR/endpoint-keys, or env:FITSERVE_ENDPOINT_KEY_NAME", example: "none" },
+    { name: "aliases", label: "Other names", kind: "list", help: "with commas" },
+    { name: "policy.wait_s", label: "Requests wait", kind: "number", help: "seconds, while none of them answers" },
+  ],
+};
+
+/** Of a model that is there. */
+export const fieldsOf = (wish) => (wish.endpoints.length ? { "": [WHERE, ...ELSEWHERE[""]] } : FIELDS);
+
 const DEFAULTS = { goal: "balanced", dtype: "auto", check: true };
 let forms = 0;
 
 /**
- * @param {{wish?: Record<string, any>, changed: () => void}} options  wish: what is there already
+ * @param {{wish?: Record<string, any>, fields?: Record<string, Field[]>, changed: () => void}} options  wish: what is there already
  * @returns {{element: any, read: () => Record<string, any>, control: (field: Field) => any}}
  *   read: every field, null where it is empty; `policy` is an object of its own
  */
-export function wishForm({ wish = {}, changed }) {
+export function wishForm({ wish = {}, fields = FIELDS, changed }) {
   const prefix = `wish-${(forms += 1)}`;
   const inputs = new Map();
 
@@ -72,8 +87,8 @@ export function wishForm({ wish = {}, changed }) {
     return h("div", { class: isLines(field) ? "field wide" : "field" }, h("label", { for: id }, field.label), input, help);
   }
 
-  const parts = Object.entries(FIELDS).map(([title, fields]) => {
-    const grid = h("div", { class: "fields" }, fields.map(control));
+  const parts = Object.entries(fields).map(([title, group]) => {
+    const grid = h("div", { class: "fields" }, group.map(control));
     return title ? h("details", {}, h("summary", {}, title), grid) : grid;
   });
   return {
@@ -136,6 +151,7 @@ function inputOf(field, id) {
 
 function write(input, field, value) {
   if (field.kind === "check") input.checked = value === true;
+  else if (field.kind === "template") input.value = value?.text ?? "";
   else if (isLines(field)) input.value = Object.entries(value ?? {}).map(([name, one]) => `${name}=${one}`).join("\n");
   else if (Array.isArray(value)) input.value = value.join(", ");
   else input.value = value ?? "";
@@ -147,6 +163,7 @@ function valueOf(input, field) {
   if (!said) return null;
   if (field.kind === "number") return numberOf(said);
   if (field.kind === "list") return words(said);
+  if (field.kind === "template") return { text: input.value, name: "" };
   if (isLines(field)) return Object.fromEntries(said.split("\n").filter((line) => line.trim()).map(field.kind === "flags" ? flagOf : pairOf));
   if (field.kind === "gpus") return gpusOf(said);
   return said;
@@ -155,14 +172,15 @@ function valueOf(input, field) {
 /** What is no number is sent as it is: the gateway says what is wrong with it. */
 const numberOf = (said) => (/^-?\d+(\.\d+)?$/.test(said) ? Number(said) : said);
 
-const words = (said) => said.split(/[\s,]+/).filter(Boolean);
+/** @param {string} said */
+export const words = (said) => said.split(/[\s,]+/).filter(Boolean);
 
 function gpusOf(said) {
   if (said === "all" || said === "few") return said;
   return /^\d+$/.test(said) ? Number(said) : words(said);
 }
 
-const isLines = (field) => field.kind === "flags" || field.kind === "texts";
+const isLines = (field) => ["flags", "texts", "template"].includes(field.kind);
 
 /** "NAME=a=b" -> ["NAME", "a=b"] */
 function pairOf(line) {

@@ -2,7 +2,7 @@
 import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { decisionView } from "../parts/plan.js";
-import { filled, wishForm } from "../parts/wish_form.js";
+import { ELSEWHERE, filled, wishForm, words } from "../parts/wish_form.js";
 
 const REST_MS = 400;
 
@@ -20,6 +20,7 @@ export function add() {
   const sourceHelp = h("span", { class: "help", id: "source-help" });
   const name = h("input", { id: "name", type: "text", autocomplete: "off", spellcheck: "false", required: true, "aria-describedby": "name-help" });
   const form = wishForm({ changed: () => later() });
+  const elsewhere = wishForm({ fields: ELSEWHERE, changed: () => later() });
   const submit = h("button", { class: "primary" }, "Add");
   const kinds = ["source", "endpoint"].map((one) => {
     const id = `kind-${one}`;
@@ -29,15 +30,17 @@ export function add() {
 
   function shown() {
     const runs = kind === "source";
-    text(sourceLabel, runs ? "Model" : "Base URL");
-    text(sourceHelp, runs ? "a Hugging Face repository, or a folder of this machine" : "ending in /v1; it is asked, and never started or stopped");
+    text(sourceLabel, runs ? "Model" : "Base URLs");
+    text(sourceHelp, runs ? "a Hugging Face repository, or a folder of this machine" : "ending in /v1, with commas; they are asked, and never started or stopped");
     attribute(source, "placeholder", runs ? "Qwen/Qwen3-8B or /models/my-model" : "http://gpu-2:8000/v1");
     attribute(form.element, "hidden", !runs);
+    attribute(elsewhere.element, "hidden", runs);
   }
 
   function wish() {
     const given = source.value.trim();
-    return kind === "source" ? { name: name.value.trim() || "plan", source: given, ...filled(form.read()) } : { name: name.value.trim(), endpoints: [given] };
+    if (kind === "source") return { name: name.value.trim() || "plan", source: given, ...filled(form.read()) };
+    return { name: name.value.trim(), endpoints: words(given), ...filled(elsewhere.read()) };
   }
 
   function later() {
@@ -100,6 +103,7 @@ export function add() {
           h("div", { class: "field" }, sourceLabel, source, sourceHelp),
           h("div", { class: "field" }, h("label", { for: "name" }, "Name"), name, h("span", { class: "help", id: "name-help" }, "what clients put in `model`")),
           form.element,
+          elsewhere.element,
           problem,
           h("div", { class: "row end" }, h("a", { class: "button", href: "#/" }, "Cancel"), submit),
         ),

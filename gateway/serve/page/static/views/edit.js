@@ -3,7 +3,7 @@ import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { confirm } from "../parts/dialog.js";
 import { note } from "../parts/notes.js";
-import { differences, patchOf, wishForm } from "../parts/wish_form.js";
+import { differences, fieldsOf, patchOf, wishForm } from "../parts/wish_form.js";
 
 const REST_MS = 500;
 
@@ -14,7 +14,7 @@ export function edit(view) {
   const status = h("p", { class: "muted", role: "status" }, "Nothing is changed yet.");
   const rows = h("div");
   const submit = h("button", { class: "primary", disabled: true }, "Change");
-  const form = wishForm({ wish: view.wish, changed: () => later() });
+  const form = wishForm({ wish: view.wish, fields: fieldsOf(view.wish), changed: () => later() });
   let timer = 0;
   let running = null;
   const before = form.read();
