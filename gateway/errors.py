@@ -93,6 +93,14 @@ class Forbidden(FitserveError):
     code = "forbidden"
 
 
+class Cancelled(FitserveError):
+    """An operator has ended the request. 403, because clients ask again by themselves after 408, 409, 429 and 5xx (openai 3.52.0, `_should_retry`)."""
+
+    status = 403
+    type = "permission_error"
+    code = "cancelled"
+
+
 class NotFound(FitserveError):
     """No such model, route or engine."""
 

@@ -58,6 +58,7 @@ from gateway.serve.admin import (
     launch_routes,
     model_routes,
     pull_routes,
+    request_routes,
     usage_routes,
 )
 from gateway.serve.admin.scopes import Scopes
@@ -262,7 +263,8 @@ def create_app(
         observer.start()
         hooks = webhooks(settings, events, store)
         about = {"version": __version__, "host": chosen.kind, "workers": settings.workers}
-        live = app.state.live = LiveStream(loop, routes, partial(gauges.counted_by, metrics, workers), keys, about)
+        in_flight = app.state.in_flight = workers or plane
+        live = app.state.live = LiveStream(loop, routes, partial(gauges.counted_by, metrics, workers), in_flight, keys, about)
         gateway.on_stop = (observer.stop, live.stop)
         watch.start(profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake))
         app.state.hub, app.state.launcher = hub, launcher
@@ -355,6 +357,7 @@ def create_app(
         launch_routes.router,
         bench_routes.router,
         pull_routes.router,
+        request_routes.router,
         usage_routes.router,
         model_routes.router,
         live_stream.router,

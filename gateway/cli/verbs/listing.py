@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from gateway.cli.client import call
 from gateway.cli.options import Json
@@ -13,9 +15,14 @@ from gateway.cli.terminal import say
 from gateway.domain.units import in_words
 from gateway.domain.units import words as size
 
+Requests = Annotated[bool, typer.Option("--requests", help="List the requests in flight instead, oldest first.")]
 
-def ps(as_json: Json = False) -> None:
+
+def ps(as_json: Json = False, requests: Requests = False) -> None:
     """List the models of the running gateway: engine, context, GPUs, memory of each GPU, how long it serves, when it was last asked."""
+    if requests:
+        _requests(as_json)
+        return
     listing = call("GET", "/admin/models")
     if as_json:
         say(json.dumps(listing, indent=2))
@@ -47,6 +54,27 @@ def list_models(as_json: Json = False) -> None:
             for one in rows
         ],
     )
+
+
+def _requests(as_json: bool) -> None:
+    found = call("GET", "/admin/requests")
+    if as_json:
+        say(json.dumps(found, indent=2))
+        return
+    now = time.time()
+    head = ("MODEL", "STATE", "AGE", "SENT", "ENDPOINT", "KEY", "CLIENT", "ID")
+    table(
+        head,
+        [
+            (
+                *(one["model"], one["phase"], in_words(max(0.0, now - one["began_at"])), size(one["sent_bytes"])),
+                *(one["endpoint"], one["key"] or "-", one["address"] or "-", one["id"]),
+            )
+            for one in found["data"]
+        ],
+    )
+    if found["more"]:
+        say(f"{found['more']:,} more are in flight.")
 
 
 def _entry(view: Any, revisions: list[Any]) -> dict[str, Any]:

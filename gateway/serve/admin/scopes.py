@@ -51,6 +51,8 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("DELETE", "/admin/models/{name:path}"): "admin",
     ("POST", "/admin/plan"): "admin",
     ("POST", "/admin/pull"): "admin",
+    ("GET", "/admin/requests"): "read",
+    ("DELETE", "/admin/requests/{id:path}"): "admin",
     ("GET", "/admin/usage"): "read",
 }
 

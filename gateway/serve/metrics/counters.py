@@ -39,7 +39,7 @@ METRICS: tuple[Metric, ...] = (
         "fitserve_requests_total",
         "counter",
         ("model", "endpoint", "outcome", "status"),
-        "Requests that ended. outcome: answered, left (by the client), broken (by the engine), refused (by the gateway); status: 2xx, "
+        "Requests that ended. outcome: answered, left (by the client), broken (by the engine), cancelled (by an operator), refused (by the gateway); status: 2xx, "
         "4xx, 5xx, none.",
     ),
     Metric("fitserve_refusals_total", "counter", ("code",), "Errors that the gateway itself answered with, by their code."),

@@ -5,6 +5,7 @@ what became of the state. `at` is the time of this machine.
 
     gateway  what runs, and its problems      models  each model with its replicas, endpoints and requests
     machine  GPUs, and who holds them         points  of the last minutes: rates, and seconds to the first byte
+    requests the oldest of those in flight, and how many more there are
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from starlette.responses import Response
 
 from gateway.access.auth import Keys
 from gateway.controller.loop import Loop
+from gateway.routing.in_flight import InFlight
 from gateway.routing.routes import Routes
 from gateway.serve.metrics.counters import Sample
 from gateway.serve.page.live_state import live_machine, live_models
@@ -53,12 +55,19 @@ class LiveStream:
     """Looks while there are readers, and wakes them."""
 
     def __init__(
-        self, loop: Loop, routes: Routes, samples: Callable[[], list[Sample]], keys: Keys, about: Mapping[str, Any]
+        self,
+        loop: Loop,
+        routes: Routes,
+        samples: Callable[[], list[Sample]],
+        in_flight: InFlight,
+        keys: Keys,
+        about: Mapping[str, Any],
     ) -> None:
-        """samples: what is counted, of all processes. about: what stays as it is as long as the gateway runs."""
+        """samples: what is counted, of all processes; in_flight: as well. about: what stays as it is as long as the gateway runs."""
         self._loop = loop
         self._routes = routes
         self._samples = samples
+        self._in_flight = in_flight
         self._keys = keys
         self._about = about
         self._traffic = Traffic()
@@ -154,6 +163,7 @@ class LiveStream:
         found: dict[str, Any] = {
             "gateway": {**self._about, "problems": problems, "keys": not self._keys.open},
             "models": live_models(list(loop.models.values()), self._routes, samples),
+            "requests": await self._in_flight.requests(),
         }
         point = None
         if slow:
@@ -208,5 +218,5 @@ async def _left(receive: types.Receive) -> None:
 @router.get("/live", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
 async def live(request: Request) -> Response:
     """The state as the page shows it, as server-sent events: all of it first, then the parts that changed, as JSON by their names: `gateway`, `machine`,
-    `models`, `points`; and `at`, this machine's time in Unix seconds."""
+    `models`, `requests`, `points`; and `at`, this machine's time in Unix seconds."""
     return LiveAnswer(request.app.state.live)

@@ -541,6 +541,11 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.transport.close()
 
+    @property
+    def exchange(self) -> Exchange | None:
+        """The inference request that has its turn."""
+        return self._current if isinstance(self._current, Exchange) else None
+
     def leave(self) -> None:
         """Another gateway takes new connections. Closed at once, a request that is on its way would meet a closed door."""
         if not (self._in_head or self._in_body or self._discarding or self._busy()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -13,11 +14,15 @@ from gateway.access.auth import Key
 from gateway.access.origins import Origins
 from gateway.access.rate_limits import RateLimiter
 from gateway.domain.key import Scope
+from gateway.routing.in_flight import Ask, RequestsInFlight, oldest
 from gateway.routing.routes import Routes
 from gateway.serve.proxy.body_budget import BodyBudget
 from gateway.serve.proxy.limits import LEAVING_S, SWEEP_S, ConnectionLimiter, Limits
 from gateway.serve.proxy.meter import Meter
 from gateway.serve.proxy.upstream_pool import UpstreamPool
+
+# Unix time that is set by more than this is heard; less would tell every request anew at each look.
+_STEP_S = 1.0
 
 
 class Authenticator(Protocol):
@@ -29,8 +34,17 @@ class Authenticator(Protocol):
     def who(self, found: Mapping[bytes, bytes], need: Scope, address: str) -> Key: ...
 
 
+class Cancellable(Ask, Protocol):
+    """An `Exchange`, as far as somebody may look at it from outside."""
+
+    def cancel(self) -> None: ...
+
+
 class OpenConnection(Protocol):
     """A connection that is looked at twice a second, and ended when the gateway stops."""
+
+    @property
+    def exchange(self) -> Cancellable | None: ...
 
     def sweep(self, now: float) -> None: ...
 
@@ -58,6 +72,7 @@ class DataPlane:
         self._timer: asyncio.TimerHandle | None = None
         self._dated: list[tuple[bytes, bytes]] = []
         self._date = b""
+        self._ahead = 0.0  # seconds by which Unix time is ahead of the loop's clock
 
     def opened(self, connection: OpenConnection, loop: asyncio.AbstractEventLoop) -> None:
         self.connections.add(connection)
@@ -95,6 +110,19 @@ class DataPlane:
         if self._dated is not headers:
             self._dated, self._date = headers, b"".join(b"%b: %b\r\n" % pair for pair in headers)
         return self._date
+
+    async def requests(self) -> RequestsInFlight:
+        """`gateway.routing.in_flight.InFlight`."""
+        asked = [exchange for one in self.connections if (exchange := one.exchange) is not None]
+        if asked and abs((ahead := time.time() - self.loop.time()) - self._ahead) > _STEP_S:
+            self._ahead = ahead
+        return oldest(asked, self.routes.table, self._ahead)
+
+    async def cancel(self, id_: str) -> int:
+        found = [exchange for one in self.connections if (exchange := one.exchange) is not None and exchange.id == id_]
+        for exchange in found:
+            exchange.cancel()
+        return len(found)
 
     def close(self) -> None:
         """Ends what is still being answered, and lets go of the engines."""

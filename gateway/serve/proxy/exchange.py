@@ -15,7 +15,7 @@ request is still here (SMALL_BYTES of it are kept until then); else the client h
 dies: its connection closes before it answered, or its answer is that it dies (DYING). A request that kills its engine so kills two at most.
 
 Every request that was given to a replica is taken from it once, by `_release`. The client's connection calls start, more, complete, leave,
-pause, resume, sweep and stop; `QueueWait` calls ask or refuse; the pool calls connected or unreachable; the connection to the engine then
+pause, resume, sweep, cancel and stop; `QueueWait` calls ask or refuse; the pool calls connected or unreachable; the connection to the engine then
 calls head, first_byte, and end or broke, or `answered` in their place.
 """
 
@@ -33,7 +33,7 @@ from gateway.access import rate_limits
 from gateway.access.auth import Key
 from gateway.api.endpoints import Endpoint, Shape
 from gateway.api.protocol import anthropic_error, error_event
-from gateway.errors import EngineUnreachable, FitserveError, NotReady, UpstreamError
+from gateway.errors import Cancelled, EngineUnreachable, FitserveError, NotReady, UpstreamError
 from gateway.routing.table import Call, RoutedReplica
 from gateway.serve.proxy import request_body
 from gateway.serve.proxy.body_budget import SMALL_BYTES, no_room
@@ -47,7 +47,7 @@ from gateway.serve.proxy.upstream_connection import UpstreamConnection
 log = logging.getLogger(__name__)
 
 State = Literal["reading", "queued", "connecting", "asked", "answering", "done"]
-Outcome = Literal["", "answered", "left", "broken", "refused", "unreachable"]
+Outcome = Literal["", "answered", "left", "broken", "cancelled", "refused", "unreachable"]
 
 # What vLLM answers from when its core has died until its server ends: ENGINE_DEAD_MESSAGE (0.18.0 to 0.33.0, v1/engine/exceptions.py).
 DYING = b"EngineCore encountered an issue"
@@ -276,6 +276,14 @@ class Exchange:
                     self.plane.routes.progress(self.replica)
         elif now - self._quiet_since > self.plane.limits.engine_silence_s:
             self.broke(upstream, "it has been silent for too long")
+
+    def cancel(self) -> None:
+        """Somebody who may ends it: its engine is let go of, and its client told."""
+        self._let_go()
+        if self.state != "done":
+            self.refuse(
+                Cancelled("Whoever runs this gateway has ended this request.", hint="Ask them before you send it again.")
+            )
 
     def stop(self) -> None:
         """The gateway stops before the answer is complete."""
@@ -585,7 +593,8 @@ class Exchange:
             if self._buffered is None and not b"".join((b"\n\n", *self.tail)).endswith(_EVENT_END):
                 event = b"\n\n" + event
             self._last_event(event)
-        self._finish("broken" if self.status else "refused")
+        cut: Outcome = "cancelled" if isinstance(error, Cancelled) else "broken"
+        self._finish(cut if self.status else "refused")
         self.connection.answered(self)
 
     def _last_event(self, event: bytes) -> None:

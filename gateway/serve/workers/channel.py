@@ -6,9 +6,11 @@ RouteTableMessage    control   the routes have changed
 KeyTableMessage      control   the keys have changed
 Elsewhere            control   twice a second, where it has changed: what the other workers have in flight
 Leave                control   another gateway takes over: the worker finishes what it has, and ends
+RequestsAsked        control   somebody wants to see the requests in flight, or to end one
+RequestsTold         worker    the answer to each of these, in their order
 Report               worker    twice a second, and at once for a new table of routes and for the first request that waits for a model
 
-Each is a whole value that replaces the one before, but for `usage` of a report. What is not one of these is an error (msgspec checks the types): then the two are
+Each but the last two is a whole value that replaces the one before, but for `usage` of a report. What is not one of these is an error (msgspec checks the types): then the two are
 not of the same version, and the worker is started again.
 """
 
@@ -22,6 +24,7 @@ import msgspec
 
 from gateway.access.auth import Key, Keys
 from gateway.domain.key import UsageRow
+from gateway.routing.in_flight import RequestsInFlight
 from gateway.routing.table import ModelRoute, RouteTable
 from gateway.serve.metrics.counters import Sample
 from gateway.serve.proxy.limits import Limits
@@ -73,6 +76,19 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     within_s: float
 
 
+class RequestsAsked(msgspec.Struct, frozen=True, tag=True):
+    """Which requests are in flight? `cancel`: those with this id end first; empty: none."""
+
+    cancel: str = ""
+
+
+class RequestsTold(msgspec.Struct, frozen=True, tag=True):
+    """`cancelled`: how many were ended."""
+
+    found: RequestsInFlight
+    cancelled: int
+
+
 class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     """What a worker has in flight at one replica. `silent_s`: since the replica gave it a byte."""
 
@@ -92,11 +108,12 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     usage: tuple[UsageRow, ...] = ()
 
 
-ToWorker = Begin | RouteTableMessage | KeyTableMessage | Elsewhere | Leave
+ToWorker = Begin | RouteTableMessage | KeyTableMessage | Elsewhere | Leave | RequestsAsked
+FromWorker = Report | RequestsTold
 
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_REPORT: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+_FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
 class Channel:
@@ -110,7 +127,7 @@ class Channel:
     async def of(cls, end: socket.socket) -> Channel:
         return cls(*await asyncio.open_unix_connection(sock=end))
 
-    def send(self, message: ToWorker | Report) -> None:
+    def send(self, message: ToWorker | FromWorker) -> None:
         """Without waiting; what the other end does not read is kept until it does, or is gone."""
         if not self._writer.is_closing():
             self._writer.write(frame(message))
@@ -124,9 +141,9 @@ class Channel:
         """The next message. Raises EOFError at the end, OSError, msgspec.ValidationError."""
         return _TO_WORKER.decode(await self._receive())
 
-    async def report(self) -> Report:
+    async def from_worker(self) -> FromWorker:
         """As `to_worker`."""
-        return _REPORT.decode(await self._receive())
+        return _FROM_WORKER.decode(await self._receive())
 
     def close(self) -> None:
         self._writer.transport.abort()
@@ -137,7 +154,7 @@ class Channel:
         return await self._reader.readexactly(length)
 
 
-def frame(message: ToWorker | Report) -> bytes:
+def frame(message: ToWorker | FromWorker) -> bytes:
     data = _ENCODER.encode(message)
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 

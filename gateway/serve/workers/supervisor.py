@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ import msgspec
 import structlog
 
 from gateway.access.auth import Keys
+from gateway.routing.in_flight import RequestsInFlight, together
 from gateway.routing.routes import Routes
 from gateway.routing.table import RouteTable
 from gateway.serve.metrics.counters import METRICS, Sample
@@ -41,6 +42,8 @@ from gateway.serve.workers.channel import (
     Leave,
     ReplicaLoad,
     Report,
+    RequestsAsked,
+    RequestsTold,
     RouteTableMessage,
     ToWorker,
     keys_of,
@@ -54,6 +57,8 @@ from gateway.supervision import Supervised
 log = structlog.get_logger("fitserve.workers")
 
 HUNG_S = 30.0
+# A worker answers at once; one that does not hangs, or has no time.
+_ANSWERS_S = 1.0
 # A worker that lived for less time died at once.
 _YOUNG_S = 3.0
 _BACKOFF_S = 0.05
@@ -78,6 +83,7 @@ class _Worker:
     told: int = 0  # tables of routes
     tables: int = 0  # that it has taken over
     waiting: dict[str, float] = field(default_factory=dict)  # by model, since when, of the clock of this process
+    asked: deque[asyncio.Future[RequestsTold]] = field(default_factory=deque)  # who waits for `RequestsTold`
 
 
 class PublishedRoutes(Routes):
@@ -200,6 +206,25 @@ class Workers:
                 found[name] = max(found.get(name, 0.0), now - since)
         return found
 
+    async def requests(self) -> RequestsInFlight:
+        """`gateway.routing.in_flight.InFlight`."""
+        return together(told.found for told in await self._ask(RequestsAsked()))
+
+    async def cancel(self, id_: str) -> int:
+        return sum(told.cancelled for told in await self._ask(RequestsAsked(id_)))
+
+    async def _ask(self, question: RequestsAsked) -> list[RequestsTold]:
+        """What the workers answer; one that hangs is not waited for."""
+        answers = []
+        for worker in self._running.values():
+            answers.append(asyncio.get_running_loop().create_future())
+            worker.asked.append(answers[-1])
+            worker.channel.send(question)
+        told, late = await asyncio.wait(answers, timeout=_ANSWERS_S) if answers else (set(), set())
+        for one in late:
+            one.cancel()
+        return [one.result() for one in told if not one.cancelled()]
+
     @property
     def know_the_table(self) -> bool:
         """Whether every worker has reported since it took over the last table of routes."""
@@ -311,10 +336,15 @@ class Workers:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 try:
-                    report = await worker.channel.report()
+                    report = await worker.channel.from_worker()
                 except msgspec.MsgspecError as error:
                     log.error("a worker is not of this version", worker=worker.index, error=str(error))  # noqa: TRY400
                     return
+                if isinstance(report, RequestsTold):
+                    waiting = worker.asked.popleft()
+                    if not waiting.done():
+                        waiting.set_result(report)
+                    continue
                 worker.reported = True
                 worker.heard, worker.silent_looks, worker.loads = time.monotonic(), 0, report.loads
                 worker.samples = worker.samples if report.samples is None else report.samples
@@ -337,6 +367,8 @@ class Workers:
             code = await worker.process.wait()
         worker.channel.close()
         self._running.pop(worker.index, None)
+        for waiting in worker.asked:
+            waiting.cancel()
         for name, labels, count in worker.samples:
             if _lasting(name):
                 self._counted[name, labels] = self._counted.get((name, labels), 0) + count

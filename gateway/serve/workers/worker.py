@@ -44,6 +44,8 @@ from gateway.serve.workers.channel import (
     Leave,
     ReplicaLoad,
     Report,
+    RequestsAsked,
+    RequestsTold,
     RouteTableMessage,
     receive_begin,
 )
@@ -125,6 +127,9 @@ class Worker:
                         self.routes.elsewhere(in_flight)
                     case Leave(within_s):
                         self.leave(within_s)
+                    case RequestsAsked(cancel):
+                        ended = await self.plane.cancel(cancel) if cancel else 0
+                        channel.send(RequestsTold(await self.plane.requests(), ended))
         except (EOFError, OSError):
             log.warning("the control process is gone; worker %d goes on with the last routes and keys", self._index)
         finally:

@@ -8,7 +8,7 @@ const MOST_POINTS = 120;
 
 /** `state` is the newest; "change" is dispatched when it is another one, and when the connection comes and goes. */
 export class Live extends EventTarget {
-  state = { gateway: null, machine: null, models: null, points: [], at: 0 };
+  state = { gateway: null, machine: null, models: null, requests: null, points: [], at: 0 };
   connected = false;
   /** Seconds by which the gateway's clock is ahead of this browser's. */
   #ahead = 0;

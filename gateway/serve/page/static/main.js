@@ -47,3 +47,5 @@ window.addEventListener("hashchange", route);
 live.addEventListener("change", show);
 route();
 live.follow();
+// Times go on where nothing else changes.
+setInterval(() => live.connected && !document.hidden && view?.update?.(live.state), 1000);

@@ -12,9 +12,11 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from gateway.serve.page import live_state, live_stream
+from tests.support.dataplane import ASK, CHAT, event
 from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
+from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -68,7 +70,7 @@ async def opened(one: Running, key: str | None = None) -> AsyncIterator[Page]:
 async def test_the_first_event_has_everything_and_later_ones_what_changed(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as one, opened(one) as page:
         first = await page.next()
-        assert first.keys() >= {"at", "gateway", "machine", "models"}
+        assert first.keys() >= {"at", "gateway", "machine", "models", "requests"}
         assert first["models"] == []
         await one.add("m", model_folder(tmp_path / "model"))
         await page.until("ready")
@@ -83,6 +85,38 @@ async def test_the_first_event_has_everything_and_later_ones_what_changed(tmp_pa
             event = await late.next()
             assert event["models"] == page.state["models"]
             assert len(event["points"]) >= 1
+
+
+async def test_a_request_in_flight_is_told_once_and_again_when_it_goes_on(tmp_path: Path) -> None:
+    goes_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if call.head[0].startswith(b"GET"):
+            await call.reply(b'{"object": "list", "data": [{"id": "m", "object": "model"}]}')
+            return
+        await call.start()
+        await goes_on.wait()
+        await call.chunk(event("first"))
+        await call.closed.wait()
+
+    async with running(tmp_path, healthy) as one, Upstream(script) as upstream, opened(one) as page:
+        await one.client.post("/admin/models", json={"name": "m", "endpoints": [f"{upstream.url}/v1"]})
+        await one.until("m", "ready")
+        await page.until("ready")
+        assert page.state["requests"] == {"data": [], "more": 0}
+        asking = asyncio.create_task(one.client.post(CHAT, json={**ASK, "stream": True}))
+        async with asyncio.timeout(HANG_S):
+            while not page.state["requests"]["data"]:
+                await page.next()
+            # While nothing becomes of it, the page hears of other things alone.
+            waiting = len(page.events)
+            while sum("points" in told for told in page.events[waiting:]) < 3:
+                await page.next()
+            assert not any("requests" in told for told in page.events[waiting:])
+            goes_on.set()
+            while page.state["requests"]["data"][0]["phase"] != "answering":
+                await page.next()
+        asking.cancel()
 
 
 async def test_nothing_is_looked_at_without_a_page_and_once_for_all_of_them(

@@ -4,78 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
-from playwright.sync_api import Browser, Route, expect
+from playwright.sync_api import Browser, expect
 
-from gateway.domain import LaunchSpec
-from tests.support.browser import chromium, visit
+from tests.support.browser import visit
 from tests.support.dataplane import event
-from tests.support.fake_nvml import two_3090
-from tests.support.makers import LLAMA_8B, machine
-from tests.support.paths import ROOT
-from tests.support.running import Running, model_folder, running
-from tests.support.scripted_engine import EngineScript
+from tests.support.page_gateway import ENGINES, HOSTILE, gateway, llama
 from tests.support.upstream import Call, Upstream
 
 ADMIN = "page-secret-1"
-ENGINES = ["vllm==0.26.0"]
-FAILED_LOG = tuple((0, line) for line in (ROOT / "tests/logs/failed-000-wna16-n32-0.19.1.log").read_text().splitlines())
-HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-
-
-def script(spec: LaunchSpec) -> EngineScript:
-    if spec.model.startswith("bad"):
-        return EngineScript(model=spec.model, lines=((0, HOSTILE), *FAILED_LOG), exit_code=1, serve=False)
-    return EngineScript(model=spec.model, max_model_len=400_000)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
-
-
-class Served:
-    """A gateway in a thread of its own, so that the browser can be driven from this one."""
-
-    def __init__(self, portal: BlockingPortal, one: Running) -> None:
-        self._portal, self._one = portal, one
-        self.url = one.url
-
-    def add(self, name: str, source: Path, **fields: Any) -> None:
-        self._portal.call(lambda: self._one.add(name, source, engines=ENGINES, gpus=1, **fields))
-
-    def until(self, name: str, state: str) -> None:
-        self._portal.call(self._one.until, name, state)
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        answer = self._portal.call(lambda: self._one.client.request(method, path, json=body))
-        assert answer.status_code < 300, answer.text
-        return answer.json()
-
-    def enter(self, manager: Any) -> Any:
-        return self._portal.wrap_async_context_manager(manager)
-
-
-@contextlib.contextmanager
-def gateway(folder: Path, **settings: Any) -> Iterator[Served]:
-    hardware, nvml = machine("2x3090"), two_3090()
-    with (
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(running(folder, script, hardware=hardware, nvml=nvml, **settings)) as one,
-    ):
-        if settings.get("admin_key"):
-            one.client.headers["authorization"] = f"Bearer {settings['admin_key']}"
-        yield Served(portal, one)
-
-
-def llama(folder: Path) -> Path:
-    return model_folder(folder, **{**LLAMA_8B, "max_position_embeddings": 8192})
 
 
 def test_a_model_is_added_changed_stopped_started_and_deleted(tmp_path: Path, browser: Browser) -> None:
@@ -254,87 +194,28 @@ def test_a_chat_streams_thinks_calls_tools_and_can_be_stopped(tmp_path: Path, br
         page.check("endpoint")
 
 
-def replica(**fields: Any) -> dict[str, Any]:
-    made = {"index": 0, "state": "starting", "detail": "", "phase": "loading weights", "progress": None, "attempt": 7}
-    made |= {
-        "started_at": 999_940.0,
-        "ready_at": None,
-        "engine": "vllm==0.26.0",
-        "grade": "checked",
-        "gpus": ["GPU-a", "GPU-b"],
-    }
-    return made | {"context": 131072, "bytes": 70 << 30, "in_flight": 0, "at_once": 256} | fields
-
-
-def model(name: str, state: str, detail: str, **fields: Any) -> dict[str, Any]:
-    made = {"name": name, "aliases": [], "source": f"org/{name}", "state": state, "detail": detail, "created_at": 1.0}
-    made |= {"used_at": None, "stopped": False, "deleting": False, "change": None, "better": False, "running": 0, "waiting": 0}
-    return made | {"replicas": [replica(state=state)], "endpoints": []} | fields
-
-
-def busy_state() -> dict[str, Any]:
-    """Eight GPUs, of which one is lost, and models in every state."""
-    gigabyte = 1 << 30
-    loading = {"done": 21 * gigabyte, "total": 63 * gigabyte, "rate": 300.0 * (1 << 20)}
-    bringing = replica(phase="Downloading org/new", progress=loading, engine=None, gpus=[])
-    models = [
-        model(
-            "serves", "ready", "", running=12, waiting=3, replicas=[replica(state="ready", ready_at=900_000.0, in_flight=12)]
-        ),
-        model(
-            "a-model-with-a-name-that-is-as-long-as-names-may-be-" + "x" * 44, "backing_off", "OutOfMemory. Next start in 20 s."
-        ),
-        model("new", "starting", "Downloading org/new: 21 GiB of 63 GiB (33 %)", replicas=[bringing]),
-        model("sleeper", "stopped", "nobody asked for it for 5 minutes", replicas=[]),
-        model("given-up", "quarantined", HOSTILE),
-    ]
-    gpus = [
-        {
-            "index": index,
-            "uuid": f"GPU-{'abcdefgh'[index]}",
-            "name": "NVIDIA H200",
-            "capability": "9.0",
-            "total": 141 * gigabyte,
-        }
-        | {"used": (index * 17) * gigabyte, "unified": False, "lost": None, "kept": None, "holders": [], "processes": []}
-        for index in range(8)
-    ]
-    for gpu in gpus[:2]:
-        gpu["holders"] = [{"model": one["name"], "replica": 0, "planned": 40 * gigabyte} for one in models[:2]]
-    gpus[2]["processes"] = [{"pid": 4242, "name": "python", "bytes": 34 * gigabyte}]
-    gpus[6]["lost"] = "Xid 79 (GPU has fallen off the bus)."
-    about = {"cpu": "AMD EPYC 9654", "cores": 192, "ram_total": 2048 * gigabyte, "ram_used": 512 * gigabyte, "disk_free": None}
-    flows = [
-        {"at": 999_700.0 + 5 * step, "models": {name: {"requests": 2 + step % 5, "refused": 0, "prompt_tokens": 90, "completion_tokens": 400 + 40 * (step % 7) * rank, "first_p50_s": 0.1, "first_p95_s": 0.2 * rank} for rank, name in enumerate(("serves", "new"), 1)}}
-        for step in range(60)
-    ]  # fmt: skip
-    return {
-        "at": 1_000_000.0,
-        "gateway": {"version": "0.1.0", "host": "docker", "workers": 1, "problems": ["The disk is full."], "keys": False},
-        "models": models,
-        "machine": about | {"driver": "580.95.05", "cuda": "13.0", "notes": [], "holders": [], "gpus": gpus},
-        "points": flows,
-    }
-
-
-def told(state: dict[str, Any]) -> Callable[[Route], None]:
-    """Answers for the stream."""
-    body = f"data: {json.dumps(state)}\n\n"
-    return lambda route: route.fulfill(body=body, headers={"content-type": "text/event-stream"})
-
-
-def test_a_large_machine_in_trouble_is_legible(tmp_path: Path, browser: Browser) -> None:
-    with gateway(tmp_path) as one, visit(browser, one.url) as page:
-        page.tab.clock.install(time=1_000_000)
-        page.tab.route("**/admin/live", told(busy_state()))
+def test_requests_in_flight_are_listed_and_one_is_ended(tmp_path: Path, browser: Browser) -> None:
+    with gateway(tmp_path) as one, one.enter(Upstream(talks)) as upstream, visit(browser, one.url) as page:
+        one.ask("POST", "/admin/models", {"name": "m", "endpoints": [f"{upstream.url}/v1"]})
+        one.until("m", "ready")
+        tab, dialog = page.tab, page.tab.get_by_role("dialog")
         page.go()
-        page.sees("12 requests, 3 waiting")
-        page.sees("21 GiB of 63 GiB, 300 MiB/s, 2 min 23 s left")
-        page.sees("Xid 79 (GPU has fallen off the bus).")
-        page.sees("used by python (4242, 34 GiB)")
-        page.sees(HOSTILE)
-        assert page.tab.get_by_role("img", name="Tokens written: new").count() == 1
-        page.check("busy")
+        page.sees("Nobody is waiting for an answer.")
+        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "for ever"}]}
+        with one.asks("/v1/chat/completions", body) as answer:
+            listed = tab.get_by_role("list", name="Requests in flight").get_by_role("listitem")
+            expect(listed).to_have_count(1)
+            expect(listed).to_contain_text("chat · no key · 127.0.0.1")
+            expect(listed).to_contain_text("B so far, first byte after")
+            page.check("request")
+            tab.get_by_role("link", name="m", exact=True).first.click()
+            expect(listed).to_have_count(1)
+            tab.get_by_role("button", name="End the request").click()
+            expect(dialog).to_contain_text("Its client gets an error")
+            page.check("request-end")
+            dialog.get_by_role("button", name="End").click()
+            expect(listed).to_have_count(0)
+            assert "has ended this request" in answer.result()
 
 
 def test_the_keyboard_alone_does_and_a_connection_that_is_lost_is_told(tmp_path: Path, browser: Browser) -> None:

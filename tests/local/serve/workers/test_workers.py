@@ -153,6 +153,39 @@ async def test_a_queue_has_its_places_once(tmp_path: Path) -> None:
             task.cancel()
 
 
+async def test_requests_in_flight_are_those_of_all_workers_and_each_can_be_ended(tmp_path: Path) -> None:
+    engine = Answers()
+    async with two_workers(tmp_path, engine) as clients:
+        engine.held.clear()
+        asking = {
+            f"r{number}": asyncio.create_task(
+                client.post(CHAT, json=ASK, headers=bearer(OTHER) | {"x-request-id": f"r{number}"})
+            )
+            for number, client in enumerate(clients)
+        }
+        # The clients' own connections are taken: one more asks the control process.
+        async with httpx.AsyncClient(
+            base_url=clients[0].base_url, timeout=HANG_S, trust_env=False, headers=bearer(OWNER)
+        ) as owner:
+
+            async def rows() -> list[dict[str, Any]]:
+                return list((await owner.get("/admin/requests")).json()["data"])
+
+            await until(lambda: _count(rows, len(clients)))
+            found = await rows()
+            assert {row["id"] for row in found} == asking.keys()
+            assert [row["began_at"] for row in found] == sorted(row["began_at"] for row in found)
+            for id_, one in asking.items():
+                assert (await owner.delete(f"/admin/requests/{id_}")).json() == {"cancelled": 1}
+                assert (await asyncio.wait_for(one, HANG_S)).status_code == 403
+            assert await rows() == []
+            assert (await owner.delete("/admin/requests/r0")).status_code == 404
+
+
+async def _count(rows: Any, wanted: int) -> bool:
+    return len(await rows()) == wanted
+
+
 async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
     engine = Answers()
     async with two_workers(tmp_path, engine) as clients:

@@ -209,7 +209,7 @@ async def test_messages_arrive_as_they_were_sent() -> None:
         near.send(message)
     far.send(up)
     assert [await far.to_worker() for _ in down] == down
-    assert await near.report() == up
+    assert await near.from_worker() == up
     near.close()
     with pytest.raises((EOFError, OSError)):
         await asyncio.wait_for(far.to_worker(), HANG_S)

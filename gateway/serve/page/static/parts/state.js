@@ -3,6 +3,7 @@ import { attribute, h, text } from "../dom.js";
 
 const TONES = {
   ready: "good",
+  answering: "good",
   verified: "good",
   starting: "busy",
   verifying: "busy",
@@ -13,6 +14,9 @@ const TONES = {
   no_plan: "bad",
   refused: "bad",
   backing_off: "warn",
+  "waiting for a place": "warn",
+  "waiting for the model": "warn",
+  "waiting for the first token": "busy",
   stopping: "idle",
   stopped: "idle",
 };

@@ -10,6 +10,7 @@ import { stateChip } from "../parts/state.js";
 import { chat } from "./chat.js";
 import { edit } from "./edit.js";
 import { replicaCard } from "./replicas.js";
+import { requestsCard } from "./requests.js";
 import { trafficCard } from "./traffic.js";
 
 const TABS = [
@@ -86,14 +87,16 @@ function describe(now) {
 function planPart(view, { live, name }) {
   const traffic = trafficCard(name);
   const replicas = replicaCard(live, name);
+  const requests = requestsCard(live, name);
   const content = h("div", { class: "stack" });
   const refresh = (fresh) => fill(content, ...planContent(fresh));
   refresh(view);
   const update = (state) => {
     replicas.update(state);
+    requests.update(state);
     traffic.update(state);
   };
-  return { element: h("div", { class: "stack" }, replicas.element, content, traffic.element), refresh, update };
+  return { element: h("div", { class: "stack" }, replicas.element, requests.element, content, traffic.element), refresh, update };
 }
 
 function planContent(view) {
