@@ -212,9 +212,8 @@ def _told(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.model.revision:
         yield "commit", plan.model.revision
     yield "GPUs", ", ".join(plan.gpus) or "none"
-    for name, value in plan:
-        if name in _CHOICES:
-            yield name.replace("_", " "), str(value.value)
+    for name, words in _CHOICES:
+        yield words, str(getattr(plan, name).value)
     yield "KV cache", f"{gib(plan.memory.kv_bytes)}, {plan.memory.kv_tokens:,} tokens"
     if plan.speed is not None:
         yield "tokens/s, one request", f"{plan.speed.stream.value:.0f} ({plan.speed.grade})"
@@ -225,13 +224,14 @@ def _told(plan: Plan) -> Iterator[tuple[str, str]]:
         yield f"variable {name}", "set"
 
 
-_CHOICES = frozenset(
-    (
+_CHOICES = [
+    (name, name.replace("_", " "))
+    for name in (
         *("tensor_parallel", "pipeline_parallel", "expert_parallel", "replicas", "dtype", "quantization", "kv_cache_dtype"),
-        *("speculation", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "chat_template", "loras"),
-        *("tool_parser", "reasoning_parser"),
+        *("speculation", "loras", "chat_template", "tool_parser", "reasoning_parser", "max_model_len", "max_num_seqs"),
+        "max_num_batched_tokens",
     )
-)
+]
 
 
 def _flags(argv: Iterable[str]) -> Iterator[tuple[str, str]]:

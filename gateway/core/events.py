@@ -100,23 +100,23 @@ def stage(attempt: Attempt, *, watched: bool) -> Stage:
     return "ready" if attempt.state == "ready" else "started" if watched else "chosen"
 
 
-def of_model(before: ModelNow | None, after: ModelNow | None, told: Told, now: float) -> list[Event]:
-    """What happened to a model in between; None: it was, or is, not there. told: is brought up to date."""
+def of_model(before: ModelNow | None, after: ModelNow | None, told: Told, now: float) -> Iterator[Event]:
+    """What happened to a model in between; None: it was, or is, not there. told: is brought up to date as the events are taken."""
     if after is None:
-        if before is None:
-            return []
-        name = before.wish.name
-        asked = [] if before.deleting else [Event(at=now, kind="model.removing", model=name, words=f"{name} is being removed.")]
-        return [*asked, Event(at=now, kind="model.removed", model=name, words=f"{name} is removed.")]
-    events = [*_of_wish(before, after, now)]
+        if before is not None:
+            name = before.wish.name
+            if not before.deleting:
+                yield Event(at=now, kind="model.removing", model=name, words=f"{name} is being removed.")
+            yield Event(at=now, kind="model.removed", model=name, words=f"{name} is removed.")
+        return
+    yield from _of_wish(before, after, now)
     for replica in after.replicas:
-        events += _of_replica(after, _like(before, replica), replica, told, now)
-    events += _of_endpoints(before, after, now)
+        yield from _of_replica(after, _like(before, replica), replica, told, now)
+    yield from _of_endpoints(before, after, now)
     if before is not None and before.state != after.state:
         words = f"{after.wish.name} is {after.state.replace('_', ' ')}" + (f": {after.detail}" if after.detail else ".")
         data = {"state": after.state, "before": before.state, "detail": after.detail}
-        events.append(Event(at=now, kind="model.state", model=after.wish.name, words=words, data=data))
-    return events
+        yield Event(at=now, kind="model.state", model=after.wish.name, words=words, data=data)
 
 
 def _of_wish(before: ModelNow | None, after: ModelNow, now: float) -> Iterator[Event]:

@@ -7,9 +7,10 @@ of the store. So one that is slow costs nothing, and may come back after any tim
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -31,10 +32,17 @@ _IN_MEMORY = 1_000
 _AT_ONCE = 256
 
 
+class Recorded(NamedTuple):
+    """An event with its number, and as JSON, which is made once for all who listen."""
+
+    event: Event
+    text: bytes
+
+
 class Listened(NamedTuple):
     """What comes after an event. number: of the last that was looked at. gap: events between are gone, or the number is of another gateway."""
 
-    events: Sequence[Event]
+    events: Sequence[Recorded]
     number: int
     gap: bool = False
 
@@ -46,12 +54,14 @@ class EventLog:
         self.newest = self.at_start = 0
         """The number of the newest event, and of the newest one when the gateway started."""
         self._table = store.events
-        self._recent: deque[Event] = deque(maxlen=_IN_MEMORY)
-        self._waiting: deque[Event] = deque(maxlen=_MOST_WAITING)
+        self._recent: deque[Recorded] = deque(maxlen=_IN_MEMORY)
+        self._waiting: deque[Iterable[Event]] = deque(maxlen=_MOST_WAITING)
         self._told = asyncio.Event()
         self._more = asyncio.Event()
         self._failing = self._recording = self._ending = False
         self._writing: asyncio.Task[None] | None = None
+        # A write goes on in its thread when `close` gives up waiting for it.
+        self._one_writes = threading.Lock()
 
     async def begin(self) -> None:
         try:
@@ -60,10 +70,10 @@ class EventLog:
             log.warning("events from before could not be read", error=str(error))
         self._writing = asyncio.create_task(self._write())
 
-    def tell(self, *events: Event) -> None:
-        if events:
-            self._waiting.extend(events)
-            self._told.set()
+    def tell(self, events: Iterable[Event]) -> None:
+        """They are made where they are written, beside the event loop: what they are made of must not change."""
+        self._waiting.append(events)
+        self._told.set()
 
     async def close(self) -> None:
         """What was told is on the disk, where the disk takes it."""
@@ -85,16 +95,16 @@ class EventLog:
         if number == 0:
             number = max(0, (await self.bounds()).oldest - 1)
         recent = self._recent
-        if recent and recent[0].id <= number + 1 <= self.newest:
+        if recent and recent[0].event.id <= number + 1 <= self.newest:
             # Numbers have no holes.
-            first = number + 1 - recent[0].id
+            first = number + 1 - recent[0].event.id
             found = [recent[place] for place in range(first, min(first + _AT_ONCE, len(recent)))]
-            return Listened([one for one in found if model in (None, one.model)], found[-1].id)
+            return Listened([one for one in found if model in (None, one.event.model)], found[-1].event.id)
         bounds = await self.bounds()
         if number > bounds.newest or number + 1 < bounds.oldest:
             return Listened((), bounds.newest, gap=True)
-        events = await asyncio.to_thread(self._table.after, number, _AT_ONCE, model)
-        return Listened(events, events[-1].id if len(events) == _AT_ONCE else bounds.newest)
+        events = await asyncio.to_thread(lambda: _recorded(self._table.after(number, _AT_ONCE, model)))
+        return Listened(events, events[-1].event.id if len(events) == _AT_ONCE else bounds.newest)
 
     async def next(self, number: int, most: int, model: str | None) -> list[Event]:
         return await asyncio.to_thread(self._table.after, number, most, model)
@@ -131,9 +141,9 @@ class EventLog:
         self._waiting.clear()
         if not taken:
             return True
-        self._recording = True
+        self._recording, added = True, []
         try:
-            added = await asyncio.to_thread(self._table.add, taken, time.time())
+            added = await asyncio.to_thread(self._add, taken)
         except StoreError as error:
             if not self._failing:
                 log.warning("events could not be recorded", error=str(error))
@@ -142,16 +152,37 @@ class EventLog:
             return False
         else:
             self._failing = False
-            if self._recent and added[0].id != self._recent[-1].id + 1:
+            self._keep(added)
+        finally:
+            self._recording = False
+            if added or self._failing or self._ending:
+                self._wake()
+        return True
+
+    def _keep(self, added: list[Recorded]) -> None:
+        if added:
+            if self._recent and added[0].event.id != self._recent[-1].event.id + 1:
                 # Another process has told events of its own: a gateway that took over, or one that was replaced.
                 self._recent.clear()
             self._recent.extend(added)
-            self.newest = added[-1].id
-        finally:
-            self._recording = False
-            self._wake()
-        return True
+            self.newest = added[-1].event.id
+
+    def _add(self, taken: list[Iterable[Event]]) -> list[Recorded]:
+        """Makes and writes them; `taken` has then what was made, for the next try. In a thread. Raises StoreError."""
+        with self._one_writes:
+            for place, events in enumerate(taken):
+                try:
+                    taken[place] = [*events]
+                except Exception:
+                    log.exception("an event could not be told")
+                    taken[place] = ()
+            made = [one for events in taken for one in events]
+            return _recorded(self._table.add(made, time.time())) if made else []
 
     def _wake(self) -> None:
         self._more.set()
         self._more = asyncio.Event()
+
+
+def _recorded(events: Iterable[Event]) -> list[Recorded]:
+    return [Recorded(one, one.model_dump_json().encode()) for one in events]

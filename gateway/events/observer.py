@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from gateway.access.keyring import StoredKey
@@ -22,7 +23,7 @@ from gateway.version import __version__
 # Between two looks at the engines that are installed.
 _ENGINES_S = 5.0
 # A look is followed by a pause of so many times its own time, of so many seconds at most: what a storm of passes costs is bounded.
-_PAUSE, _LONGEST_S = 100, 0.2
+_PAUSE, _LONGEST_S = 300, 0.2
 # A hot card lowers and raises its clocks every few seconds.
 _COOL_S = 60.0
 # Of the starts of a replica that have ended: more end in no pass.
@@ -75,7 +76,7 @@ class Observer:
                 self._now[name] = _now(model)
         now = time.time()
         gone = [name for name, kind in models.items() if kind == "model.added" and name not in self._models]
-        self._tell(*(_event(now, "model.removed", f"{name} is removed.", model=name) for name in gone))
+        self._events.tell([_event(now, "model.removed", f"{name} is removed.", model=name) for name in gone])
         self._known_keys = {one.grant.name: one for one in self._keys()}
 
     def start(self) -> None:
@@ -118,10 +119,10 @@ class Observer:
                 seen = _seen(model)
                 if seen != self._seen.get(name):
                     self._seen[name], before, self._now[name] = seen, self._now.get(name), _now(model)
-                    self._tell(*of_model(before, self._now[name], self._told, now))
+                    self._events.tell(of_model(before, self._now[name], self._told, now))
             for name in [name for name in self._now if name not in self._models]:
                 self._seen.pop(name, None)
-                self._tell(*of_model(self._now.pop(name), None, self._told, now))
+                self._events.tell(of_model(self._now.pop(name), None, self._told, now))
             self._look_at_gpus(now)
             self._look_at_keys(now)
         except Exception as error:
@@ -129,8 +130,8 @@ class Observer:
         else:
             self._setback.over()
 
-    def _tell(self, *events: Event) -> None:
-        self._events.tell(*events)
+    def _tell(self, event: Event) -> None:
+        self._events.tell((event,))
 
     def _look_at_gpus(self, now: float) -> None:
         lost = self._gpus.lost
@@ -192,13 +193,18 @@ def _event(now: float, kind: EventKind, words: str, model: str | None = None, **
 
 def _seen(model: ManagedModel) -> tuple[Any, ...]:
     """All that an event could come of, at little cost: values that are replaced, not changed."""
-    own = (model.wish, model.deleting, model.stopped, model.forgiven_at, model.generation, model.change, model.leaving)
-    replicas = [
-        (one.attempt, len(one.history), one.shown, one.progress, one.watcher and one.watcher.observation, one.takes, one.busy)
-        for one in model.replicas
-    ]
-    trial = model.trial and (model.trial.attempt, len(model.trial.history), model.trial.shown, model.trial.phase)
-    return (*own, replicas, trial, [one.replica for one in model.endpoints], model.setback.problem)
+    seen: tuple[Any, ...] = _OF_MODEL(model)
+    for one in model.all_replicas:
+        seen += (*_OF_REPLICA(one), len(one.history), one.watcher and one.watcher.observation)
+    for endpoint in model.endpoints:
+        seen += (endpoint.replica,)
+    return seen
+
+
+_OF_MODEL = attrgetter(
+    *("wish", "deleting", "stopped", "forgiven_at", "generation", "change", "leaving", "trial", "setback.problem")
+)
+_OF_REPLICA = attrgetter("attempt", "shown", "progress", "takes")
 
 
 def _now(model: ManagedModel) -> ModelNow:

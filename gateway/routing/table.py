@@ -142,7 +142,7 @@ class RouteTable:
     def find(self, name: str, key: Key = ANYONE) -> ModelRoute:
         """The route of the model `name`. Raises ModelNotFound, also where `key` may not know of the model."""
         route = self.models.get(name)
-        if route is None or not route.seen_by(key):
+        if route is None or not key.sees(route.alias_of or name):
             shown = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
             raise ModelNotFound(
                 f"The model '{shown}' does not exist here.",

@@ -55,18 +55,19 @@ async def events(
     before = await log.last(last, model) if last is not None and after is None else []
     number = after if after is not None else before[-1].id if before else log.newest
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_stream(log, before, number, model), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(stream(log, before, number, model), media_type="text/event-stream", headers=headers)
 
 
-async def _stream(log: EventLog, before: list[Event], number: int, model: str | None) -> AsyncIterator[bytes]:
-    yield b"retry: %d\n\n" % _RETRY_MS + b"".join(map(_frame, before))
+async def stream(log: EventLog, before: list[Event], number: int, model: str | None) -> AsyncIterator[bytes]:
+    """`before`, and what comes after the event of this number, until the gateway stops."""
+    yield b"retry: %d\n\n" % _RETRY_MS + b"".join(_frame(event.id, event.model_dump_json().encode()) for event in before)
     while True:
         found = await log.after(number, model)
         moved, number = found.number != number, found.number
         if found.gap:
             yield b'id: %d\nevent: resync\ndata: {"newest":%d}\n\n' % (number, number)
         elif found.events:
-            yield b"".join(map(_frame, found.events))
+            yield b"".join([_frame(event.id, text) for event, text in found.events])
         elif not moved:
             if log.over(number):
                 return
@@ -74,5 +75,5 @@ async def _stream(log: EventLog, before: list[Event], number: int, model: str | 
                 yield b": still here\n\n"
 
 
-def _frame(event: Event) -> bytes:
-    return b"id: %d\ndata: %b\n\n" % (event.id, event.model_dump_json().encode())
+def _frame(number: int, text: bytes) -> bytes:
+    return b"id: %d\ndata: %b\n\n" % (number, text)

@@ -46,8 +46,8 @@ def kinds(before: ModelNow | None, after: ModelNow | None, told: Told | None = N
 def test_nothing_happened_where_nothing_is_other() -> None:
     told = Told()
     now = model(ReplicaNow(0, (failed(), ready(2)), Rest("ready"), watched=2))
-    assert of_model(OLD, now, told, NOW)
-    assert of_model(now, now, told, NOW) == []
+    assert list(of_model(OLD, now, told, NOW))
+    assert list(of_model(now, now, told, NOW)) == []
 
 
 @pytest.mark.parametrize(
