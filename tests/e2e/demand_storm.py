@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
+import math
 import os
 import random
 import re
@@ -42,7 +44,7 @@ _LEFT = re.compile(r'^fitserve_unloads_total\{model="[^"]*",why="room"\} (\d+)',
 
 @dataclass
 class Heard:
-    """What the clients saw. cut: broken by a kill of the gateway."""
+    """What the clients saw. cut: begun before the gateway that was killed was back, and broken by that."""
 
     answered: int = 0
     cut: int = 0
@@ -60,7 +62,12 @@ class DemandStorm(BootStorm):
         self.heard = Heard()
         self.left = 0
         self.slowest_load_s = 0.0
+        self.plans: dict[str, set[str]] = {name: set() for name in self.names}
+        """Fingerprints of the starts of each model."""
+        self.plans_before: dict[str, set[str]] = {}
+        """The same, as it was when the gateway was killed."""
         self._chance = chance
+        self._back_at = 0.0
         self._over = threading.Event()
         self._killed = threading.Event()
         self._lock = threading.Lock()
@@ -77,9 +84,11 @@ class DemandStorm(BootStorm):
         try:
             time.sleep(seconds / 2)
             self._count()
+            self.plans_before, self._back_at = copy.deepcopy(self.plans), math.inf
             self._killed.set()
             self.gateway.kill()
             self.gateway.start()
+            self._back_at = time.monotonic()
             self._killed.clear()
             time.sleep(seconds / 2)
             # However slow the machine is: each model has its turn.
@@ -108,7 +117,7 @@ class DemandStorm(BootStorm):
                         self.heard.cut += not why
                     if not why:
                         continue
-                if _STOPS in why:  # by a worker of the gateway that was killed
+                if _STOPS in why and began < self._back_at:  # by a worker of the gateway that was killed
                     with self._lock:
                         self.heard.cut += 1
                     continue
@@ -134,19 +143,28 @@ class DemandStorm(BootStorm):
         self.left += sum(int(count) for count in _LEFT.findall(text))
         for name in self.names:
             for attempt in self.gateway.show(name)["attempts"]:
+                self.plans[name].add(attempt["fingerprint"])
                 if attempt["ready_at"]:
                     self.slowest_load_s = max(self.slowest_load_s, attempt["ready_at"] - attempt["started_at"])
 
-    def problems(self, seconds: float) -> list[str]:
-        """What must not be: by what was measured of the loads, so that a slow machine is allowed more time."""
+    def longest_s(self) -> float:
+        """A request waits no longer: by what was measured of the loads, so that a slow machine is allowed more time."""
         residence_s = min(MOST_S, max(LEAST_S, self.slowest_load_s))
-        bound_s = MODELS * (residence_s + 2 * self.slowest_load_s)
-        most = PLACES * (seconds / LEAST_S + 2)
+        return MODELS * (residence_s + 2 * self.slowest_load_s)
+
+    def most(self, seconds: float) -> float:
+        """So many can have had their least residence."""
+        return PLACES * (seconds / LEAST_S + 2)
+
+    def problems(self, seconds: float) -> list[str]:
+        """What must not be."""
         found = [f"failed: {why}" for why in self.heard.failed[:5]]
-        if self.heard.slowest_s > bound_s:
-            found.append(f"a request waited {self.heard.slowest_s:.1f} s, and the bound is {bound_s:.1f} s")
-        if self.left > most:
-            found.append(f"{self.left} models left for another one, and {most:.0f} could have had their residence")
+        if self.heard.slowest_s > self.longest_s():
+            found.append(f"a request waited {self.heard.slowest_s:.1f} s, and the bound is {self.longest_s():.1f} s")
+        if self.left > self.most(seconds):
+            found.append(
+                f"{self.left} models left for another one, and {self.most(seconds):.0f} could have had their residence"
+            )
         if len(self.heard.by_model) < MODELS:
             found.append(f"only {sorted(self.heard.by_model)} were answered")
         return found
@@ -159,8 +177,12 @@ class DemandStorm(BootStorm):
             "failed": len(heard.failed),
             "cut by the kill": heard.cut,
             "slowest request s": round(heard.slowest_s, 1),
+            "its bound s": round(self.longest_s(), 1),
             "slowest load s": round(self.slowest_load_s, 1),
             "left for another": self.left,
+            "bound of that": round(self.most(seconds)),
+            "plans of each model": [len(each) for each in self.plans.values()],
+            "of them new after the kill": [len(each - self.plans_before[name]) for name, each in self.plans.items()],
             "by model": dict(sorted(heard.by_model.items())),
         }
 

@@ -67,6 +67,7 @@ class DataPlane:
         self.body_budget = BodyBudget(limits.body_bytes, limits.queue_timeout_s)
         self.connections: set[OpenConnection] = set()
         self.leaving = False  # another gateway takes new connections: each request is the last one of its connection
+        self.keep_alive_s = limits.keep_alive_s  # how long a connection is kept without a request
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # known with the first connection
         self._pools: dict[str, UpstreamPool] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -80,16 +81,11 @@ class DataPlane:
             self.loop = loop
             self._timer = loop.call_later(SWEEP_S, self._sweep)
 
-    @property
-    def keep_alive_s(self) -> float:
-        """How long a connection is kept without a request."""
-        return min(self.limits.keep_alive_s, LEAVING_S) if self.leaving else self.limits.keep_alive_s
-
     async def leave(self, server: uvicorn.Server, within_s: float) -> None:
         """Take no more connections, finish those that are here, and have the server end: at once when all are gone."""
         for one in server.servers:
             one.close()
-        self.leaving = True
+        self.leaving, self.keep_alive_s = True, min(self.keep_alive_s, LEAVING_S)
         for connection in list(self.connections):
             connection.leave()
         with contextlib.suppress(TimeoutError):
