@@ -361,8 +361,8 @@ def _wait_ready(name: str, patience_s: float, *, quiet: bool) -> Any:
     reported, until = "", time.monotonic() + patience_s
     while True:
         view = call("GET", f"/admin/models/{name}")
-        # Who sleeps comes when it is asked.
-        if view["state"] in ("ready", "asleep"):
+        # Who sleeps, or has no room now, comes when it is asked.
+        if view["state"] in ("ready", "asleep") or (view["state"] == "stopped" and view["on_request"]):
             return view
         if status_text(view) != reported and not quiet:
             reported = status_text(view)

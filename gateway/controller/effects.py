@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from typing import Literal
 
 import structlog
 
@@ -100,12 +101,14 @@ class Effects:
                     await self._record(model, replica, planned.plan, ports, planned.template)
                     return
             if not model.wish_of(replica).check or not set(planned.open) - model.not_asked.keys():
-                raise self._no_plan(planned)
+                await self._without_plan(model, replica, planned, room)
+                return
             # What the rules refuse, the engines' own code may allow.
             replica.progress = f"checking: {planned.open[0]} is asked about what its rules refuse"
             async with self._checked(model, room, planned.open[0], None) as planned:
                 if planned.plan is None:
-                    raise self._no_plan(planned)
+                    await self._without_plan(model, replica, planned, room)
+                    return
                 await self._record(model, replica, planned.plan, ports, planned.template)
         except FitserveError as error:
             replica.block(str(error))
@@ -120,18 +123,28 @@ class Effects:
             return not other.takes and not other.open
         return planned.plan is not None and as_good(planned.plan, other.plan)
 
-    def _no_plan(self, planned: Planned) -> NoPlan:
-        return NoPlan("; ".join([planned.reason, *self._gpus.lost_messages()]))
+    async def _without_plan(self, model: ManagedModel, replica: ReplicaState, planned: Planned, room: RoomNow) -> None:
+        """It rests where others would leave for it once it is asked. Else raises NoPlan."""
+        reason = "; ".join([planned.reason, *self._gpus.lost_messages()])
+        if room().if_asked:
+            takes = (await self._decide(model, room, "leave")).takes
+            if takes:
+                replica.rest_until_asked(reason, takes)
+                model.on_request = True
+                return
+        raise NoPlan(reason)
 
-    async def _decide(self, model: ManagedModel, room: RoomNow, *, alone: bool = False) -> Planned:
-        """By what is known now; that is shown. alone: nothing is asked of others. Raises BadModel and its kin."""
+    async def _decide(self, model: ManagedModel, room: RoomNow, others: Literal["give", "stay", "leave"] = "give") -> Planned:
+        """By what is known now; that is shown. others: what they do for it; `leave` is what all do in time once it is asked, and is not shown. Raises
+        BadModel and its kin."""
         facts = await asyncio.to_thread(self._store.fact_texts)
         now = room()
-        sharing = now.sharing._replace(offers=()) if alone else now.sharing
+        surplus = [offer for offer in now.sharing.offers if offer.how == "surplus"]
+        offers = {"give": now.sharing.offers, "stay": (), "leave": (*surplus, *now.if_asked)}[others]
         planned = await self._planner.decide(
-            now.wish, facts, now.claims, answers=model.answers, pins=model.pins, sharing=sharing
+            now.wish, facts, now.claims, answers=model.answers, pins=model.pins, sharing=now.sharing._replace(offers=offers)
         )
-        if model.decision is None or not now.copy:
+        if model.decision is None or not (now.copy or others == "leave"):
             model.decision = planned.decision
         if model.wanted == model.generation and planned.commits.items() - model.wish.commits.items():
             # A model is added with its commits; this one is older than that, or was added by name alone.
@@ -355,7 +368,7 @@ class Effects:
             model.heard(asked)
         async with self.planning:
             if room() != before:
-                planned = await self._decide(model, room, alone=True)
+                planned = await self._decide(model, room, "stay")
             elif not before.copy:
                 model.decision = planned.decision
             yield planned._replace(plan=_pinned(planned.plan, pins)) if planned.plan else planned

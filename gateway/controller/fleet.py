@@ -106,7 +106,8 @@ class Fleet:
         like = next((one.attempt.plan for one in alike if one.attempt is not None), None)
         if like is None:
             sharing = self.sharing(model, wish, asking)
-            return Room(self.beside(wish), claims, sharing if not aside else sharing._replace(offers=()))
+            if_asked = () if model.unsettled else tuple(self._leaves(model, [*self.models]))
+            return Room(self.beside(wish), claims, sharing if not aside else sharing._replace(offers=()), if_asked=if_asked)
         # Copies are alike: each takes as many GPUs as the first.
         named = isinstance(wish.gpus, tuple)
         size = {"tensor_parallel": like.tensor_parallel.value} if named else {"gpus": max(1, len(like.gpus))}
@@ -121,19 +122,23 @@ class Fleet:
         # First of those that give most, so that few are asked; the second of each model only where the first of all are too little.
         found.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
         caps = {name: _last_cap(model) for name, model in others.items()}
-        leaves: list[Offer] = []
         # Nobody leaves for a model that nobody asks for.
+        asks = asking is None or asking.asks
         if asking is not None:
-            asking.offered = frozenset(self.may_leave) if asking.asked or asking.wish.policy.pinned else frozenset()
-        if asking is None or asking.asked or asking.wish.policy.pinned:
-            may = ((name, others[name]) for name in self.may_leave if held.get(name))
-            leaves = leaving(
-                [(name, model.serving if model.sleeps else [], held[name]) for name, model in may],
-                [(name, held[name]) for name, model in others.items() if held.get(name) and model.asleep and not model.leaving],
-            )
+            asking.offered = frozenset(self.may_leave) if asks else frozenset()
+        leaves = self._leaves(asking, self.may_leave) if asks else []
         past = _attempts(asking, replica) if asking is not None else []
         home = past[-1].plan.gpus if past else ()
         return Sharing(kept(past, caps), (*(offer for _, offer in found), *leaves), holders, home, self.leaves(wish))
+
+    def _leaves(self, asking: ManagedModel | None, may: Iterable[str]) -> list[Offer]:
+        """What the others give by leaving. may: those that leave while they serve, in this order; who is pinned never does."""
+        others = {name: model for name, model in self.models.items() if model is not asking}
+        held = {name: self._returning(model.replicas, _promised(model.replicas, {})) for name, model in others.items()}
+        awake = [(name, others[name]) for name in may if held.get(name) and not others[name].wish.policy.pinned]
+        asleep = [name for name, model in others.items() if held.get(name) and model.asleep and not model.leaving]
+        engines = [(name, model.serving if model.sleeps else [], held[name]) for name, model in awake]
+        return leaving(engines, [(name, held[name]) for name in asleep])
 
     def leaves(self, wish: Wish) -> str:
         """Why a model may have to leave its GPUs for a while; "" where it does not."""

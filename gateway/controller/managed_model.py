@@ -57,6 +57,8 @@ class ReplicaState:
     blocked_at: float = 0.0
     takes: tuple[Offer, ...] = ()
     """What other models give before it can be planned: it waits for that."""
+    on_request: bool = False
+    """There is room for it once others leave, which they do when it is asked."""
     shown: Rest = Rest("starting")
     generation: int = 0
     """Of the wish that it is planned by."""
@@ -114,12 +116,17 @@ class ReplicaState:
 
     def block(self, reason: str) -> None:
         """There is nothing to start for now."""
-        self.blocked, self.blocked_at, self.takes = reason, time.monotonic(), ()
+        self.blocked, self.blocked_at, self.takes, self.on_request = reason, time.monotonic(), (), False
 
     def wait_for(self, takes: tuple[Offer, ...]) -> None:
         """There is nothing to start before others gave this."""
         self.block("waits: " + "; ".join(offer.words for offer in takes))
         self.takes = takes
+
+    def rest_until_asked(self, reason: str, takes: tuple[Offer, ...]) -> None:
+        """There is no plan now, and others would give this to a request that waits."""
+        self.block(f"{reason.rstrip('.')}. A request loads it all the same: {'; '.join(offer.words for offer in takes)}")
+        self.on_request = True
 
     async def unwatch(self) -> None:
         if self.watcher is not None:
@@ -222,6 +229,11 @@ class ManagedModel:
         """The wish that a replica is planned by."""
         new = self.change is not None and replica.generation == self.change.generation == self.wanted
         return self.change.wish if self.change is not None and new else self.wish
+
+    @property
+    def asks(self) -> bool:
+        """Others leave for it where there is no room."""
+        return self.asked or self.wish.policy.pinned
 
     @property
     def unsettled(self) -> bool:

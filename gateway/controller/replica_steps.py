@@ -115,6 +115,7 @@ class ReplicaSteps:
                 tail=tuple(replica.watcher.tail) if replica.watcher else (),
                 blocked=replica.blocked,
                 promised=bool(replica.takes),
+                on_request=replica.on_request,
                 busy=replica.busy,
                 hold=model.hold,
                 asked=model.asked or (model.wish.policy.pinned and replica.asleep),

@@ -131,6 +131,7 @@ class Residents:
             needs=model.needs,
             ends=model.ends,
             promised=any(one.takes for one in model.replicas),
+            on_request=any(one.on_request for one in model.replicas),
             able=not all(one.shown.state in ("quarantined", "backing_off") for one in model.replicas),
             gave_way=model.gave_way,
             new=not any(one.history for one in model.replicas),

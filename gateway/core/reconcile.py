@@ -127,6 +127,8 @@ class ReplicaSnapshot:
     """Why the planner has no plan, until something changes."""
     promised: bool = False
     """What it lacks is about to be given by others."""
+    on_request: bool = False
+    """What it lacks others give once a request waits for it."""
     busy: bool = False
     """An effect for this replica is under way."""
     hold: str = ""
@@ -269,7 +271,9 @@ def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, ba
     if replica.hold:
         return Rest("starting" if replica.asked else "stopped", replica.hold)
     if replica.blocked is not None:
-        return Rest("starting" if replica.promised else "no_plan", replica.blocked)
+        if replica.promised or (replica.on_request and replica.asked):
+            return Rest("starting", replica.blocked)
+        return Rest("stopped" if replica.on_request else "no_plan", replica.blocked)
     return MakePlan()
 
 

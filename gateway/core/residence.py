@@ -40,7 +40,7 @@ Why = Literal["idle", "room", "owner"]
 class Resident:
     """One model. Times are in Unix seconds. since: when it came into its state. requests: in flight. waited_s: the oldest request that waits.
     room: False where no plan was found with what is left of the machine; needs: the models that have to leave for one, ends: those of them that
-    have to stop, promised: others give what it lacks and stay. able: it could be started now but for its room. gave_way: since the
+    have to stop, promised: others give what it lacks and stay; on_request: there is one once all have left that ever leave. able: it could be started now but for its room. gave_way: since the
     gateway runs it had to leave. new: it was never loaded, so that nobody knows whether it can be."""
 
     name: str
@@ -58,6 +58,7 @@ class Resident:
     needs: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     promised: bool = False
+    on_request: bool = False
     able: bool = True
     gave_way: bool = False
     new: bool = False
@@ -153,12 +154,9 @@ def may_leave(residents: Iterable[Resident], now: float) -> list[str]:
 
 def loadable(residents: Iterable[Resident], one: Resident) -> bool:
     """Whether a request would bring it back: there is room, or somebody could leave for it."""
-    others = (other for other in residents if other.name != one.name and not other.pinned)
-    may = one.waited_s is None and any(other.state == "serves" for other in others)
     going = any(other.state in ("loads", "leaves") for other in residents if other.name != one.name)
-    return (
-        one.able and not one.stopped and (one.room or one.state not in _AWAY or one.promised or bool(one.needs) or may or going)
-    )
+    comes = one.room or one.on_request or one.state not in _AWAY or one.promised or bool(one.needs)
+    return one.able and not one.stopped and (comes or going)
 
 
 def _asks(one: Resident) -> bool:

@@ -81,6 +81,7 @@ class ModelView(Value):
     created_at: float
     used_at: float | None = Field(None, description="when it was last asked, in Unix seconds")
     keep_alive: float | None = Field(None, description="how long it stays loaded without a request, in seconds; -1: for ever")
+    on_request: bool = Field(False, description="whether a request loads it where it is not loaded")
     wish: Wish
     replicas: tuple[ReplicaView, ...]
     plan: Plan | None = None
@@ -305,6 +306,7 @@ async def _view(request: Request, model: ManagedModel, *, full: bool) -> ModelVi
         created_at=model.created_at,
         used_at=model.used_at or None,
         keep_alive=request.app.state.loop.residents.keep_alive_s(model) if model.replicas else None,
+        on_request=model.on_request,
         wish=model.wish,
         replicas=tuple(_replica(replica) for replica in model.replicas),
         plan=_plan(model, live) if live and full else None,

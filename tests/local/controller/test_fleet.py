@@ -97,8 +97,10 @@ async def test_a_model_alone_takes_all_gpus_that_help_and_the_next_one_says_who_
         view = await gateway.until("first", "ready")
         assert (len(view["plan"]["gpus"]), view["plan"]["tensor_parallel"]["value"]) == (2, 2)
         await gateway.add("second", source, engines=["vllm==0.26.0"])
-        view = await gateway.until("second", "no_plan")
+        view = await gateway.until("second", "stopped")
         assert "first holds 22.96 GiB of GPU 0, 22.96 GiB of GPU 1. Make first smaller (`fitserve set first" in view["detail"]
+        assert view["detail"].endswith("A request loads it all the same: first is unloaded, until it is asked again")
+        assert view["on_request"]
 
 
 async def test_beside_another_model_one_gpu_is_taken_and_each_copy_takes_as_many(tmp_path: Path) -> None:

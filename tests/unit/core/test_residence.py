@@ -110,10 +110,12 @@ def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
 def test_which_models_a_request_would_bring_back() -> None:
     alone, asked = out("x", room=False), out("x", room=False, waited_s=1)
     assert loadable([out("x")], out("x"))
-    assert loadable([alone, serves("a")], alone)
-    assert not loadable([alone, serves("a", pinned=True)], alone)
     # It was planned with all that others could give, and found nothing.
+    assert not loadable([alone, serves("a")], alone)
     assert not loadable([asked, serves("a")], asked)
+    # They could, and not all of them now.
+    could = out("x", room=False, waited_s=1, on_request=True)
+    assert loadable([could, serves("a")], could)
     assert loadable([asked, Resident("a", "loads")], asked)
     assert not loadable([out("x", stopped=True)], out("x", stopped=True))
 
