@@ -86,6 +86,11 @@ class Settings(BaseSettings):
         None,
         description="GPUs that engines may be given, by index or UUID, with commas between; default: all, or those of CUDA_VISIBLE_DEVICES",
     )
+    ram_bytes: int | None = Field(
+        None,
+        gt=0,
+        description="as if the machine had no more RAM than this: engines on a CPU take turns in it; default: its RAM, or its cgroup's limit",
+    )
     start_timeout_s: float = Field(1800, gt=0, description="longest time without a new log line until a start counts as failed")
     stop_grace_s: float = Field(20, ge=0, description="time an engine, or a stream at shutdown, gets to finish")
     stop_engines: bool = Field(

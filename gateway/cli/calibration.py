@@ -46,7 +46,7 @@ def _without_gateway(settings: Settings) -> Calibrated:
             store.changeable()
             profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
             calibrator = Calibrator(host_of(settings), profiles, settings.data / "asking")
-            hardware = kept_here(settings.data, settings.gpus).mark(probe(settings.data))
+            hardware = kept_here(settings.data, settings.gpus, settings.ram_bytes).mark(probe(settings.data))
             found = asyncio.run(calibrator.measure(hardware, {}))
             store.keep_measured(found.facts)
         finally:

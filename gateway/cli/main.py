@@ -146,7 +146,8 @@ def probe(as_json: Json = False) -> None:
     from gateway.machine.probe import probe as read
     from gateway.settings import load_settings
 
-    hardware = kept_here(Path.cwd(), load_settings().gpus).mark(read(Path.cwd()))
+    settings = load_settings()
+    hardware = kept_here(Path.cwd(), settings.gpus, settings.ram_bytes).mark(read(Path.cwd()))
     if as_json:
         say(hardware.model_dump_json(indent=2))
         return

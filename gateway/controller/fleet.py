@@ -183,7 +183,7 @@ class Fleet:
         return changed
 
     def claims(self, asking: ReplicaState | None) -> dict[str, int]:
-        """Bytes per GPU that live attempts may use, and those that are to come back as they were, without those of the replica that asks."""
+        """Bytes per GPU, and of RAM, that live attempts may use, and those that are to come back as they were, without those of the replica that asks."""
         others = [one for one in self.replicas() if one is not asking]
         return self._returning(others, _promised(others, dict.fromkeys(self.set_apart, MOST_BYTES)))
 
@@ -284,15 +284,15 @@ def names(wish: Wish) -> tuple[str, ...]:
 
 
 def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:
-    """Bytes per GPU that the live attempts of replicas may use, on top of what is promised already."""
+    """Bytes per GPU, and of RAM, that the live attempts of replicas may use, on top of what is promised already."""
     for attempt in (replica.attempt for replica in replicas if replica.attempt is not None):
-        for uuid in attempt.plan.gpus:
+        for uuid in attempt.plan.devices:
             promised[uuid] = promised.get(uuid, 0) + attempt.held(uuid)
     return promised
 
 
 def _promise(plan: Plan, promised: dict[str, int]) -> None:
-    for uuid in plan.gpus:
+    for uuid in plan.devices:
         promised[uuid] = promised.get(uuid, 0) + plan.memory.promised_bytes
 
 

@@ -33,7 +33,7 @@ _SHM_BYTES = GIB
 
 def examine(settings: Settings, *, fix: bool = False, nvml: Nvml | None = None) -> list[MachineCheck]:
     """All checks, in the order in which they should be mended. nvml: another one than the driver's."""
-    hardware = kept_here(settings.data, settings.gpus).mark(probe(settings.data, nvml=nvml))
+    hardware = kept_here(settings.data, settings.gpus, settings.ram_bytes).mark(probe(settings.data, nvml=nvml))
     docker = settings.host_kind != "process" and available()
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     engines = profiles.engines_for(hardware)

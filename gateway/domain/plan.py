@@ -19,6 +19,9 @@ class Choice(Value, Generic[T]):
     source: str
 
 
+# The one device of engines on a CPU, where others are GPUs' UUIDs.
+RAM = "RAM"
+
 # Looking a parametrized model up costs more than making one.
 IntChoice, StrChoice, BoolChoice = Choice[int], Choice[str], Choice[bool]
 
@@ -216,6 +219,11 @@ class Plan(Value):
     warnings: tuple[str, ...] = ()
     advice: str = Field("", description="published weaknesses of this engine version, and which version is without them")
     question: Question | None = Field(None, description="whose answer would check this plan; None: it was asked")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Whose memory it takes: UUIDs, or RAM."""
+        return self.gpus or (RAM,)
 
     @property
     def halved(self) -> bool:

@@ -41,11 +41,13 @@ _EVENT_MS = 500
 _LEAST_S = 10.0
 
 
-def kept_here(data: Path, wanted: str | None) -> KeptGpus:
-    """What the settings (`wanted`: FITSERVE_GPUS) and the environment of this process say of the GPUs here. Raises SettingsError."""
+def kept_here(data: Path, wanted: str | None, ram_bytes: int | None) -> KeptGpus:
+    """What the settings (`wanted`: FITSERVE_GPUS, `ram_bytes`: FITSERVE_RAM_BYTES) and the environment of this process say of the machine. Raises
+    SettingsError."""
     if wanted is None and not any(name in os.environ for name in VARIABLES):
-        return KeptGpus()
-    return KeptGpus.of(probe(data), wanted, os.environ)
+        return KeptGpus(ram_bytes=ram_bytes)
+    kept: KeptGpus = KeptGpus.of(probe(data), wanted, os.environ).evolve(ram_bytes=ram_bytes)
+    return kept
 
 
 class GpuLoss(Value):

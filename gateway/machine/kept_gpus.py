@@ -1,4 +1,4 @@
-"""GPUs that are kept from fitserve: FITSERVE_GPUS says which it may use, else CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES of its environment.
+"""GPUs and RAM that are kept from fitserve. Of RAM it sees FITSERVE_RAM_BYTES. GPUs: FITSERVE_GPUS says which it may use, else CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES of its environment.
 
 They are told once, when the gateway starts, and kept by UUID from then on: a card that drops off the bus moves the numbers of the others.
 
@@ -20,10 +20,11 @@ _EVERYTHING = ("", "all", "void")
 
 
 class KeptGpus(Value):
-    """`allowed`: UUIDs of the GPUs that may be used, None: all. `by`: the variable that says so."""
+    """`allowed`: UUIDs of the GPUs that may be used, None: all. `by`: the variable that says so. `ram_bytes`: the most RAM, None: all."""
 
     allowed: frozenset[str] | None = None
     by: str = ""
+    ram_bytes: int | None = None
 
     @classmethod
     def of(cls, hardware: Hardware, wanted: str | None, environment: Mapping[str, str]) -> KeptGpus:
@@ -45,7 +46,10 @@ class KeptGpus(Value):
         )
 
     def mark(self, hardware: Hardware) -> Hardware:
-        """The machine, in which GPUs that are kept say so."""
+        """The machine with no more RAM than is allowed, in which GPUs that are kept say so."""
+        if (most := self.ram_bytes) is not None:
+            total, available = hardware.ram_total_bytes, hardware.ram_available_bytes
+            hardware = hardware.evolve(ram_total_bytes=min(total, most), ram_available_bytes=min(available, most))
         allowed = self.allowed
         if allowed is None:
             return hardware

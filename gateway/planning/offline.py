@@ -149,7 +149,7 @@ class OfflinePlanner:
     """Plans by the profiles alone, without a gateway that runs. A model and a drafter are read once each."""
 
     def __init__(self, profiles: Profiles, hub: Hub, settings: Settings | None = None) -> None:
-        """settings: what they say of this machine's GPUs, and of all engines' environment; None: nothing."""
+        """settings: what they say of this machine's GPUs and RAM, and of all engines' environment; None: nothing."""
         self.profiles = profiles
         self._hub = hub
         self._settings = settings
@@ -173,8 +173,8 @@ class OfflinePlanner:
         from gateway.machine.gpu_watch import kept_here  # not before this machine is asked for
         from gateway.machine.probe import probe
 
-        wanted = self._settings.gpus if self._settings is not None else None
-        return "this machine", kept_here(Path.cwd(), wanted).mark(probe(Path.cwd()))
+        wanted, ram = (self._settings.gpus, self._settings.ram_bytes) if self._settings is not None else (None, None)
+        return "this machine", kept_here(Path.cwd(), wanted, ram).mark(probe(Path.cwd()))
 
     def engines(self, wish: Wish, machine: Hardware) -> list[Engine]:
         """The engine versions that are considered."""

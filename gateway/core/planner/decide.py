@@ -201,7 +201,7 @@ def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
     weights = "weights halved to fp8 and " if plan.halved else ""
     reason = (
         f"beside other models it would have {weights}{plan.max_model_len.value} tokens of context, and {alone.max_model_len.value} without them: "
-        "their GPUs are too full for it. If so little is enough, ask for it: --context, --arg quantization=fp8"
+        "there is too little room for it. If so little is enough, ask for it: --context, --arg quantization=fp8"
     )
     return Rejected(
         engine=plan.engine,

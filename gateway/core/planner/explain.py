@@ -22,6 +22,7 @@ from gateway.domain import (
     Rival,
     Speed,
 )
+from gateway.domain.plan import RAM
 from gateway.domain.units import GIB, gib
 from gateway.domain.wish import Goal
 
@@ -334,28 +335,30 @@ def machine(hardware: Hardware) -> list[Row]:
 
 
 def held_by(holders: Iterable[Holding], machine: Hardware) -> tuple[Holding, ...]:
-    """The same, said with the numbers of the GPUs; the largest first."""
+    """The same, said with the numbers of the GPUs, or of RAM where there are none; the largest first."""
     numbers = {gpu.uuid: gpu.index for gpu in machine.gpus}
     told = []
     for holder in sorted(holders, key=lambda one: -sum(one.gives.values())):
         parts = ", ".join(
-            f"{gib(count)} of GPU {numbers[uuid]}"
+            f"{gib(count)} of {'RAM' if uuid == RAM else f'GPU {numbers[uuid]}'}"
             for uuid, count in sorted(holder.gives.items(), key=lambda one: numbers.get(one[0], 0))
-            if uuid in numbers
+            if uuid in numbers or (uuid == RAM and not numbers)
         )
         told += [holder.evolve(words=f"{holder.model} holds {parts}")] if parts else []
     return tuple(told)
 
 
 def ways_out(decision: Decision) -> str:
-    """Who has the GPUs where there is no plan, and what to do; "" where nobody of ours has any."""
+    """Who has the GPUs, or the RAM, where there is no plan, and what to do; "" where nobody of ours has any."""
     if decision.plans or not decision.holders:
         return ""
     held = "; ".join(one.words for one in decision.holders[:_MOST_HOLDERS])
     name = decision.holders[0].model
+    on_cpu = RAM in decision.holders[0].gives
+    third = "let engines have more RAM (FITSERVE_RAM_BYTES, a container's limit)" if on_cpu else "use other GPUs (--gpus)"
     return (
         f"{held}. Make {name} smaller (`fitserve set {name} --context 8192`), let it stop while nobody asks for it (`fitserve set {name} "
-        "--keep-alive 5m`), or use other GPUs (--gpus)"
+        f"--keep-alive 5m`), or {third}"
     )
 
 

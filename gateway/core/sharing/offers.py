@@ -70,7 +70,7 @@ class _Search:
             low, high = (low, middle) if self.lack(offers[:middle]) <= goal else (middle + 1, high)
         needed = list(offers[:low])
         # What gives nothing to the GPUs of the plan is dropped at once.
-        gpus = set(self.decided(needed).plans[0].gpus)
+        gpus = set(self.decided(needed).plans[0].devices)
         near = [one for one in needed if gpus & one.gives.keys()]
         needed = near if self.lack(near) <= goal else needed
         return least(needed, lambda some: self.lack(some) <= goal)

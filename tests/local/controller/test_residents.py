@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from gateway.domain import LaunchSpec
+from gateway.domain.units import GIB
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
 from tests.support.patience import HANG_S
@@ -69,6 +70,21 @@ async def test_who_is_asked_and_finds_no_room_takes_the_place_of_the_least_recen
         assert len(loaded(gateway.world)) == 2
         metrics = (await gateway.client.get("/metrics")).text
         assert 'fitserve_unloads_total{model="b",why="room"} 1' in metrics
+
+
+async def test_engines_on_a_cpu_take_turns_in_its_ram(tmp_path: Path) -> None:
+    """Of 8 GiB two are left free, and each engine takes more than three."""
+    small = machine("cpu").evolve(ram_total_bytes=8 * GIB)
+    args = {"kv-cache-memory-bytes": GIB + 1}
+    async with running(tmp_path, healthy, hardware=small) as gateway:
+        for name in "ab":
+            await gateway.add(name, model_folder(tmp_path / "model"), args=args)
+            await gateway.until(name, "ready" if name == "a" else "no_plan")
+        assert "a holds 3." in (await gateway.show("b"))["detail"]
+        assert "FITSERVE_RAM_BYTES" in (await gateway.show("b"))["detail"]
+        for name in "baba":
+            assert (await ask(gateway, name)).status_code == 200
+            assert loaded(gateway.world) == {name}
 
 
 async def test_nobody_leaves_for_a_model_that_could_not_be_loaded_either(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from gateway.core.planner.decide import decide
 from gateway.core.planner.explain import machine as rows
 from gateway.domain import Hardware
+from gateway.domain.units import GIB
 from gateway.errors import BadRequest, SettingsError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.machine.kept_gpus import KeptGpus
@@ -31,6 +32,13 @@ ALIKE, UNLIKE = machine("3090", "3090", "3090"), machine("3060", "3090")
 def kept(hardware: Hardware, wanted: str | None = None, **environment: str) -> list[int]:
     marked = KeptGpus.of(hardware, wanted, environment).mark(hardware)
     return [gpu.index for gpu in marked.gpus if gpu.kept]
+
+
+@pytest.mark.parametrize(("most", "seen"), [(None, 8), (3, 3), (9, 8)])
+def test_no_more_ram_is_seen_than_the_setting_says(most: int | None, seen: int) -> None:
+    here = machine("3090").evolve(ram_total_bytes=8 * GIB, ram_available_bytes=7 * GIB)
+    marked = KeptGpus(ram_bytes=None if most is None else most * GIB).mark(here)
+    assert (marked.ram_total_bytes, marked.ram_available_bytes) == (seen * GIB, min(7, seen) * GIB)
 
 
 @pytest.mark.parametrize(

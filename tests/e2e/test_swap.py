@@ -1,0 +1,86 @@
+"""Two real models on the real CPU engine in RAM that holds one of them: each is loaded when it is asked, and the other one leaves for it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import openai
+import pytest
+
+from gateway.demo.checkpoint import SENTENCE
+from gateway.domain.units import GIB
+from tests.e2e.conftest import ENGINE, START_S, Gateway
+from tests.e2e.scripted import engines
+
+pytestmark = pytest.mark.engine
+
+# Of which 2 GiB are left free, and each of the two engines takes more than 2.
+RAM = 6 * GIB
+ROUNDS = 2
+
+
+@contextmanager
+def looked_at(gateway: Gateway) -> Iterator[list[tuple[float, frozenset[str]]]]:
+    """Which models had a process, each time that it changed."""
+    seen: list[tuple[float, frozenset[str]]] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.02):
+            there = frozenset(name.partition("-")[0] for name in engines(gateway))
+            if not seen or seen[-1][1] != there:
+                seen.append((time.time(), there))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_two_models_take_turns_in_ram_that_holds_one_of_them(
+    tmp_path: Path, engines: Path, demo_model: Path, minilm: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "engines").symlink_to(engines)
+    sentences = ["A cat sits on the mat.", "A kitten is sitting on a rug.", "The central bank raised interest rates."]
+    with closing(Gateway(data, tmp_path / "gateway.log", FITSERVE_RAM_BYTES=str(RAM))) as gateway:
+        gateway.start()
+        with (
+            looked_at(gateway) as seen,
+            openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=START_S) as client,
+        ):
+            added = gateway.cli("add", "writer", str(demo_model), "--engine", ENGINE, "--wait")
+            assert added.returncode == 0, added.stderr
+            assert gateway.cli("add", "reader", str(minilm), "--engine", ENGINE).returncode == 0
+            # Nobody leaves for a model that nobody asks for.
+            assert "writer holds" in gateway.until("reader", "no_plan")["detail"]
+            for _ in range(ROUNDS):
+                answer = client.embeddings.create(model="reader", input=sentences, encoding_format="float")
+                cat, kitten, bank = [item.embedding for item in answer.data]
+                near, far = (sum(a * b for a, b in zip(cat, other, strict=True)) for other in (kitten, bank))
+                assert near > 0.5 > far
+                text = client.completions.create(model="writer", prompt="Hello", max_tokens=12, temperature=0).choices[0].text
+                assert text
+                assert SENTENCE.startswith(text)
+        there = [models for _, models in seen if models]
+        assert all(len(models) == 1 for models in there), seen
+        assert [min(models) for models in there] == ["writer", *["reader", "writer"] * ROUNDS]
+        views = {name: gateway.show(name) for name in ("writer", "reader")}
+        attempts = sorted((one for view in views.values() for one in view["attempts"]), key=lambda one: one["started_at"])
+        assert not [one["failure"] for one in attempts if one["failure"]]
+        for before, after in pairwise(attempts):
+            gone = next(at for at, models in seen if not models and at > before["ready_at"])
+            load_s = after["ready_at"] - after["started_at"]
+            sys.stdout.write(
+                f"{after['instance']}: {load_s:.1f} s from start to proof, {after['started_at'] - gone:.1f} s after the other one was gone\n"
+            )
