@@ -30,6 +30,14 @@ MAX_INDEX_BYTES = 100_000_000
 INDEX = "model.safetensors.index.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
+# What transformers calls the files of a model that has several.
+_SHARD = re.compile(r"(?P<begin>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors")
+_MOST_SHARDS = 10_000
+# Of missing shards.
+_NAMED = 3
+# Values of --load-format that read *.safetensors of the source here, where nothing else is. Source: DefaultModelLoader._prepare_weights
+# (vllm/model_executor/model_loader/default_loader.py:164-196 of 0.32.0). Other loaders know other places.
+_READ_HERE = ("", "auto", "hf", "safetensors")
 _FOREIGN = (".bin", ".pt", ".pth", ".gguf")
 _SENTENCE_CONFIGS = tuple(
     f"sentence_{family}_config.json"
@@ -138,12 +146,7 @@ def weight_files(files: Files) -> list[str]:
         if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
             raise BadModel(f"{files.where(INDEX)} has no weight_map of file names.", hint="Download or copy it again.")
         shards = sorted(set(weight_map.values()))
-        missing = [shard for shard in shards if shard not in files.names]
-        if missing:
-            raise BadModel(
-                f"{files.where(missing[0])} is missing, one of {len(missing)} missing of the {len(shards)} that {INDEX} names.",
-                hint="Download or copy the model again.",
-            )
+        _check_whole(files, shards, f"that {INDEX} names")
         return shards
     if "model.safetensors" in present:
         return ["model.safetensors"]
@@ -153,7 +156,32 @@ def weight_files(files: Files) -> list[str]:
             f"The weights are only there as {files.where(foreign[0])}, and only safetensors are served.",
             hint="Convert them to safetensors (save_pretrained of transformers does), or take a repository that has them.",
         )
+    numbered = [found for found in map(_SHARD.fullmatch, present) if found is not None]
+    for begin, count in sorted({(found["begin"], found["count"]) for found in numbered if int(found["count"]) <= _MOST_SHARDS}):
+        shards = [f"{begin}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+        _check_whole(files, shards, "that their names tell of")
     return present
+
+
+def _check_whole(files: Files, shards: list[str], told: str) -> None:
+    """Raises BadModel where some of the shards are not there."""
+    missing = [shard for shard in shards if shard not in files.names]
+    if missing:
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        are = "are" if len(missing) > 1 else "is"
+        raise BadModel(
+            f"{', '.join(map(files.where, missing[:_NAMED]))}{more} {are} missing, {len(missing)} of the {len(shards)} shards {told}.",
+            hint="Download or copy the model again.",
+        )
+
+
+def check_weights(spec: ModelSpec, load_format: str) -> None:
+    """An engine that loads weights in this format ("": nobody set one) finds some. Raises BadModel."""
+    if spec.tensors_from == "config" and load_format in _READ_HERE:
+        raise BadModel(
+            f"There are no weights in {printable(spec.source)}: it has a config.json, and no file *.safetensors.",
+            hint="Download or copy the whole model; `--arg load-format=dummy` serves it with weights that are made up.",
+        )
 
 
 def _facts(source: str, commit: str | None, files: Files) -> Facts:

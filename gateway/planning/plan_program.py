@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from gateway.catalog.catalog import gather, load, load_drafter, spec_of
+from gateway.catalog.catalog import check_weights, gather, load, load_drafter, spec_of
 from gateway.catalog.hub import Hub
 from gateway.checking import model_files
 from gateway.core.chat.template import chosen
@@ -109,6 +109,8 @@ class Planner:
         hub = self._hub.at(wish.commits)
         read = gather(wish.source or "", wish.revision, allow_remote_code=wish.policy.allow_remote_code, hub=hub)
         spec = spec_of(read)
+        if not fields["others"]:  # a plan that is only shown may be of a model that is not here yet
+            check_weights(spec, str(wish.args.get("load-format", wish.args.get("load_format", ""))))
         engines = self._profiles.engines_for(machine, wish.engines, wish.image)
         allowed = self._start.allowed_images
         startable = Startable(

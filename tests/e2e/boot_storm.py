@@ -32,6 +32,7 @@ from tests.e2e.scripted import engines
 from tests.support.makers import LLAMA_8B
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
+from tests.support.sparse_weights import write_weights
 
 ENGINE = "vllm==0.26.0"
 SNAPSHOT = "4xh100"
@@ -96,6 +97,7 @@ class BootStorm:
         self.source = folder / "model"
         self.source.mkdir()
         (self.source / "config.json").write_text(json.dumps(SMALL))
+        write_weights(self.source, SMALL)
         self.names = [f"m{number}" for number in range(models)]
         self.seen = Seen()
         self._attempts: set[tuple[str, int]] = set()

@@ -34,6 +34,7 @@ from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import engines
 from tests.support.makers import LLAMA_8B
 from tests.support.patience import HANG_S
+from tests.support.sparse_weights import write_weights
 
 MODELS, PLACES, CLIENTS = 5, 2, 8
 # Of this size two fit into 80 GiB, and not three, with whatever context.
@@ -59,6 +60,7 @@ class DemandStorm(BootStorm):
     def __init__(self, folder: Path, chance: random.Random) -> None:
         super().__init__(folder, MODELS, 1)
         (self.source / "config.json").write_text(json.dumps(LARGE))
+        write_weights(self.source, LARGE)
         self.heard = Heard()
         self.left = 0
         self.slowest_load_s = 0.0

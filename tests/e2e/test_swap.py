@@ -32,7 +32,7 @@ def looked_at(gateway: Gateway) -> Iterator[list[tuple[float, frozenset[str]]]]:
     over = threading.Event()
 
     def look() -> None:
-        while not over.wait(0.02):
+        while not over.wait(0.1):
             there = frozenset(name.partition("-")[0] for name in engines(gateway))
             if not seen or seen[-1][1] != there:
                 seen.append((time.time(), there))

@@ -71,8 +71,8 @@ class Seed(Gateway):
         super().launch()
 
     def add(self, fields: dict[str, Any], *options: str, code: int = 0) -> Any:
-        """`fitserve add m FOLDER OPTIONS --wait`: the model's view."""
-        done = self.cli("add", "m", str(self.model("model", fields)), *options, "--wait")
+        """`fitserve add m FOLDER OPTIONS --wait`, of a model without weights: the model's view."""
+        done = self.cli("add", "m", str(self.model("model", fields)), "--arg", "load-format=dummy", *options, "--wait")
         assert done.returncode == code, f"{done.stdout}{done.stderr}\n{self.log.read_text()[-3000:]}"
         return self.show("m")
 

@@ -24,6 +24,7 @@ from tests.support.makers import LLAMA_8B, engine
 from tests.support.memory_host import MemoryHost, World
 from tests.support.patience import HANG_S
 from tests.support.scripted_engine import EngineScript
+from tests.support.sparse_weights import write_weights
 
 SMALL = {
     **LLAMA_8B,
@@ -38,7 +39,9 @@ SMALL |= {"vocab_size": 512, "max_position_embeddings": 4096}
 
 def model_folder(path: Path, **changes: Any) -> Path:
     path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps({**SMALL, **changes}))
+    config = {**SMALL, **changes}
+    (path / "config.json").write_text(json.dumps(config))
+    write_weights(path, config)
     return path
 
 

@@ -30,6 +30,8 @@ _CONSERVATIVE = 0.05
 _ENCODER_SPARE = 4
 # The largest share of a GPU that is taken, where all of the GPU is free.
 _MOST = 0.97
+# Of the size of a KV cache in RAM.
+_RAM_STEP = GIB // 4
 # A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside it.
 GRAPHS_IN_BUDGET = "graphs_in_budget"
 _DEFAULTS = "vllm/engine/arg_utils.py get_batch_defaults"
@@ -248,7 +250,8 @@ class VllmRules:
         if used > free:
             return Budget(max(0, free), {}, "of RAM, beside other engines")
         half = available_ram(hardware, {}) // 2 - used
-        kv = _coarse(min(max(one, min(max(4 * one, GIB // 4), half)), free - used)) if one else 0
+        least = -(-one // _RAM_STEP) * _RAM_STEP
+        kv = _coarse(min(max(least, min(4 * one, half)), free - used))
         return Budget(used + kv, {}, f"{gib(kv)} of KV cache")
 
 
@@ -302,5 +305,5 @@ def _spared(candidate: Candidate) -> int:
 
 
 def _coarse(count: int) -> int:
-    """Down to a quarter of a GiB: a machine's RAM reads a little different after each boot, and facts must go on to hold."""
-    return max(0, count // (GIB // 4)) * (GIB // 4)
+    """Down to whole steps: a machine's RAM reads a little different after each boot, and facts must go on to hold."""
+    return max(0, count // _RAM_STEP) * _RAM_STEP

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.catalog.catalog import Facts, gather, load, load_drafter
+from gateway.catalog.catalog import Facts, check_weights, gather, load, load_drafter, spec_of
 from gateway.catalog.hub import Hub
 from gateway.core.model.spec import Tensor
 from gateway.domain import ModelSpec
@@ -119,7 +119,39 @@ def test_without_an_index_model_safetensors_alone_counts_else_all_files_together
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     write(tmp_path, sharded_model())
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    assert f"{tmp_path}/model-00002-of-00002.safetensors is missing, one of 1 missing of the 2" in refused(tmp_path).message
+    assert f"{tmp_path}/model-00002-of-00002.safetensors is missing, 1 of the 2 shards that" in refused(tmp_path).message
+
+
+def test_missing_shards_are_told_without_an_index_too(tmp_path: Path) -> None:
+    names = [f"model-{number:05d}-of-00007.safetensors" for number in range(1, 8)]
+    write(
+        tmp_path, {"config.json": json.dumps(CONFIG).encode(), names[1]: safetensors(layer(0)), names[2]: safetensors(layer(1))}
+    )
+    message = refused(tmp_path).message
+    assert message.startswith(
+        f"{tmp_path}/{names[0]}, {tmp_path}/{names[3]}, {tmp_path}/{names[4]} and 2 more are missing, 5 of the 7"
+    )
+    for number, name in enumerate(names):
+        write(tmp_path, {name: safetensors(layer(number))})
+    assert len(facts(tmp_path).tensors or ()) == 14
+
+
+@pytest.mark.parametrize(
+    ("load_format", "needed"), [("", True), ("auto", True), ("safetensors", True), ("dummy", False), ("tensorizer", False)]
+)
+def test_a_model_without_weights_is_started_only_where_its_engine_reads_none_here(
+    tmp_path: Path, load_format: str, needed: bool
+) -> None:
+    write(tmp_path, {"config.json": json.dumps(CONFIG).encode()})
+    without = spec_of(facts(tmp_path))
+    if needed:
+        with pytest.raises(BadModel, match=f"There are no weights in {tmp_path}") as caught:
+            check_weights(without, load_format)
+        assert "load-format=dummy" in caught.value.hint
+    else:
+        check_weights(without, load_format)
+    write(tmp_path, model())
+    check_weights(spec_of(facts(tmp_path)), load_format)
 
 
 def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:

