@@ -18,7 +18,7 @@ from gateway.controller.start_gate import StartGate
 from gateway.controller.verify import alive
 from gateway.controller.watcher import Watcher
 from gateway.core.facts import sleep
-from gateway.core.sharing.leaving import level, missing, taken, to_wake
+from gateway.core.sharing.leaving import awake, missing, taken, to_wake
 from gateway.domain import Asleep, Attempt, Fact, Offer
 from gateway.store.store import Store
 
@@ -54,22 +54,20 @@ class SleepSteps:
     async def sleep(self, replica: ReplicaState, attempt: Attempt) -> None:
         """Its engine has answered everything. Where it cannot sleep, its attempt ends instead. Raises StoreError."""
         watcher, machine = replica.watcher, await self._planner.hardware()
-        engine = await asyncio.to_thread(self._launcher.profile_of, attempt.plan.engine)
-        deep, why = level(attempt.plan, engine.sleep_levels, machine)
-        if why or deep is None or watcher is None:
+        if (why := awake(attempt.plan, machine)) or watcher is None:
             log.warning("is stopped, and does not sleep", model=replica.model, why=why)
             replica.spent = attempt.id
             return
         async with self._one:
-            await self._sleep(replica, attempt, watcher, deep)
+            await self._sleep(replica, attempt, watcher)
 
-    async def _sleep(self, replica: ReplicaState, attempt: Attempt, watcher: Watcher, deep: int) -> None:
+    async def _sleep(self, replica: ReplicaState, attempt: Attempt, watcher: Watcher) -> None:
         began, before = time.monotonic(), await self._uses(attempt)
-        falling = attempt.evolve(asleep=Asleep(level=deep, since=time.time()))
+        falling = attempt.evolve(asleep=Asleep(since=time.time()))
         await self._save(replica, falling)
         replica.progress = "falls asleep"
         try:
-            await self._tell(watcher, f"/sleep?level={deep}")
+            await self._tell(watcher, "/sleep?level=1")
         except NoAnswerError as error:
             await self._end(replica, falling, sleep.failed(attempt, f"did not fall asleep: it {error}", time.time()))
             return
@@ -79,9 +77,9 @@ class SleepSteps:
         if not sleep.enough(attempt.plan, gave):
             await self._end(replica, falling, fact)
             return
-        asleep = Asleep(level=deep, since=time.time(), gave=gave)
+        asleep = Asleep(since=time.time(), gave=gave)
         await self._save(replica, attempt.evolve(asleep=asleep), *await self._new(fact))
-        log.info("sleeps", model=replica.model, replica=replica.index, depth=deep, gave=gave, seconds=round(told_s, 2))
+        log.info("sleeps", model=replica.model, replica=replica.index, gave=gave, seconds=round(told_s, 2))
 
     async def wake(
         self,
@@ -95,7 +93,7 @@ class SleepSteps:
         watcher = replica.watcher
         if watcher is None or not await self._room(replica, attempt, claims, offers):
             return
-        asleep = attempt.asleep or Asleep(level=1, since=time.time())
+        asleep = attempt.asleep or Asleep(since=time.time())
         waking = attempt.evolve(asleep=asleep.evolve(gave=None))
         await self._save(replica, waking)
         replica.progress = "waking up"

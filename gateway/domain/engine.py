@@ -129,9 +129,9 @@ class Engine(Value):
         {}, description="environment variables that name folders of what it compiles -> their names below one folder for all"
     )
     user_env: tuple[str, ...] = Field((), description="environment variables a user may set")
-    sleep_levels: tuple[int, ...] = Field(
-        (),
-        description="levels of its sleep mode that give memory back and can be woken from, as its code says; empty: none, or not known",
+    sleeps: bool = Field(
+        False,
+        description="its sleep mode (level 1) gives memory back and wakes with all that it had, as its code says; else none, or not known",
     )
     key_env: str | None = Field(None, description="environment variable with the key that its callers must send")
     key_option: str | None = Field(

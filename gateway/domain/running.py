@@ -106,9 +106,11 @@ AttemptState = Literal["starting", "ready", "failed", "stopped"]
 
 
 class Asleep(Value):
-    """That an engine was put to sleep: it runs on, and its weights are in RAM (level 1) or nowhere (level 2)."""
+    """That an engine was put to sleep: it runs on, and its weights are in RAM."""
 
-    level: int
+    # What was kept of one before may have a level.
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
     since: float = Field(description="Unix seconds")
     gave: dict[str, int] | None = Field(
         None,

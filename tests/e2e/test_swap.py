@@ -22,7 +22,7 @@ pytestmark = pytest.mark.engine
 
 # Of which 2 GiB are left free, and each of the two engines takes more than 2.
 RAM = 6 * GIB
-ROUNDS = 2
+ROUNDS = 1
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Whether an engine is made so that it can be put to sleep. Pure.
 
-vLLM's level 1 copies the weights into pinned RAM, level 2 drops them; the KV cache goes in both, and comes back empty (vllm/device_allocator/cumem.py).
+vLLM's level 1 copies the weights into pinned RAM; the KV cache goes, and comes back empty (vllm/device_allocator/cumem.py). Level 2 drops the weights, and
+/wake_up alone does not bring them back: it is not used.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def chosen(
         return _STAYS
     source = f"profile {engine.ref}"
     if FLAG in args:
-        return BoolChoice(value=bool(args[FLAG]) and bool(engine.sleep_levels), reason="set by the user", source="user")
-    if FLAG not in engine.flags or not engine.sleep_levels:
+        return BoolChoice(value=bool(args[FLAG]) and engine.sleeps, reason="set by the user", source="user")
+    if FLAG not in engine.flags or not engine.sleeps:
         return BoolChoice(value=False, reason=f"{engine.ref} has no sleep mode that gives memory back", source=source)
     if adapters:
         return BoolChoice(value=False, reason="nobody has tried it beside LoRA adapters", source="planner")
@@ -50,7 +51,7 @@ def chosen(
     if (fact := next(facts.holding("sleep_fails", about(scope)), None)) is not None:
         return BoolChoice(value=False, reason=f"it failed here: {fact.source}", source="fact")
     needed = memory.weights_bytes * ranks
-    if 2 not in engine.sleep_levels and needed + ram_left(ram_bytes) > ram_bytes:
+    if needed + ram_left(ram_bytes) > ram_bytes:
         reason = f"asleep its weights would take {gib(needed)} of RAM, and the machine has {gib(ram_bytes)}"
         return BoolChoice(value=False, reason=reason, source="memory model")
     reason = f"{leaves}; from sleep it comes back in seconds"

@@ -27,7 +27,7 @@ def check_command(engine: Engine, argv: tuple[str, ...], env: Mapping[str, str],
     """Raises BadFlag unless `argv` is the engine's command in its container, flags that plans may have, and at the end the
     gateway's own: the model's weights below `folder`, its name, and where the engine listens. env: its environment, which decides
     whether it has to be behind the door."""
-    opened = door.needed(env) and bool(engine.sleep_levels)
+    opened = door.needed(env) and engine.sleeps
     program = door.behind(engine.container_command, engine.key_env) if opened else engine.container_command
     own = {engine.spelling.get(name, name): name for name in OWN}
     if argv[: len(program)] != program:
@@ -83,7 +83,7 @@ def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
     for name, value in env.items():
         planned = engine.env.get(name) == value or engine.eager_env.get(name) == value or (name, value) == P2P_OFF
         # Its endpoints for development are behind a door then.
-        planned |= (name, value) == door.DEV_MODE and bool(engine.sleep_levels)
+        planned |= (name, value) == door.DEV_MODE and engine.sleeps
         if not planned:
             variables.check(engine, name, value)
 

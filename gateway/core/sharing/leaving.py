@@ -1,6 +1,6 @@
 """How models leave their GPUs for others, and what has to leave before a sleeping model wakes up. Pure.
 
-level(plan, ...)         -> at which level its engine is put to sleep now, or why it is stopped instead
+awake(plan, machine)     -> why its engine is stopped now and not put to sleep; "": it sleeps
 leaving(models, asleep)  -> the offers of the models that could leave
 missing(attempt, ...)    -> what others were promised of a sleeping engine's GPUs
 taken(attempt, ...)      -> what of its GPUs is not free, whoever has it
@@ -24,14 +24,12 @@ _SURE = 0.97
 _STEADY = 64 * MIB
 
 
-def level(plan: Plan, levels: Sequence[int], machine: Hardware) -> tuple[int | None, str]:
-    """levels: those that its engine has."""
+def awake(plan: Plan, machine: Hardware) -> str:
+    """Asleep its weights wait in RAM: what its machine has free of it has to hold them."""
     needed, free = plan.memory.weights_bytes * max(1, len(plan.gpus)), machine.ram_available_bytes
-    if 1 in levels and needed + ram_left(machine.ram_total_bytes) <= free:
-        return 1, ""
-    if 2 in levels:
-        return 2, ""
-    return None, f"its weights take {gib(needed)} of RAM, and {gib(free)} of {gib(machine.ram_total_bytes)} are free"
+    if needed + ram_left(machine.ram_total_bytes) <= free:
+        return ""
+    return f"its weights take {gib(needed)} of RAM, and {gib(free)} of {gib(machine.ram_total_bytes)} are free"
 
 
 def leaving(

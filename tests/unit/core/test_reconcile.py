@@ -203,7 +203,7 @@ SEEN = Observation(answering=True, verified=True)
 
 
 def sleeper(gave: dict[str, int] | None) -> Attempt:
-    return attempt(state="ready", ready_at=NOW, asleep=Asleep(level=1, since=NOW, gave=gave))
+    return attempt(state="ready", ready_at=NOW, asleep=Asleep(since=NOW, gave=gave))
 
 
 def test_who_leaves_sleeps_where_it_can_once_it_has_answered_everything() -> None:

@@ -13,7 +13,7 @@ from gateway.domain import Flag
 from tests.support.makers import GIB, attempt, engine, plan
 
 PLAN = plan("3090")
-SLEEPS = engine(flags={"enable-sleep-mode": Flag(type="bool")}, sleep_levels=(1,))
+SLEEPS = engine(flags={"enable-sleep-mode": Flag(type="bool")}, sleeps=True)
 LEAVES = "it does not stay loaded for ever"
 
 
@@ -44,7 +44,7 @@ FAILED = KnownFacts([failed(attempt(plan=PLAN), "did not wake up", 1.0)])
     ("fields", "why"),
     [
         ({"leaves": ""}, "never has to leave"),
-        ({"engine": SLEEPS.evolve(sleep_levels=())}, "no sleep mode"),
+        ({"engine": SLEEPS.evolve(sleeps=False)}, "no sleep mode"),
         ({"engine": SLEEPS.evolve(flags={})}, "no sleep mode"),
         ({"args": {"cpu-offload-gb": 4}}, "--cpu-offload-gb"),
         ({"adapters": True}, "LoRA adapters"),

@@ -166,7 +166,7 @@ def test_what_keeps_an_engine_quiet_is_known_whole_and_nothing_else_of_it() -> N
 
 
 def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door() -> None:
-    sleeps = SMALL.evolve(key_env="KEY", sleep_levels=(1,))
+    sleeps = SMALL.evolve(key_env="KEY", sleeps=True)
     env = dict([DEV_MODE])
     closed, opened = sleeps.container_command, behind(sleeps.container_command, "KEY")
 

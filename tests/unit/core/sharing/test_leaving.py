@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.core.facts.sleep import expected
 from gateway.core.sharing.enough import given
-from gateway.core.sharing.leaving import leaving, level, missing, taken, to_wake
+from gateway.core.sharing.leaving import awake, leaving, missing, taken, to_wake
 from gateway.domain import Asleep, Attempt, Hardware, Offer
 from tests.support.makers import GIB, attempt, machine, plan
 
@@ -28,17 +28,19 @@ def with_free(free: int) -> Hardware:
 
 
 def asleep(gave: int) -> Attempt:
-    return attempt(1, "ready", plan=PLAN, asleep=Asleep(level=1, since=1.0, gave={GPU.uuid: gave}))
+    return attempt(1, "ready", plan=PLAN, asleep=Asleep(since=1.0, gave={GPU.uuid: gave}))
 
 
 def test_weights_go_into_ram_where_there_is_room_and_else_the_engine_stops() -> None:
     here = machine("3090").evolve(ram_total_bytes=64 * GIB)
     weights = PLAN.memory.weights_bytes
-    assert level(PLAN, (1,), here.evolve(ram_available_bytes=weights + 4 * GIB)) == (1, "")
-    least, why = level(PLAN, (1,), here.evolve(ram_available_bytes=weights + 3 * GIB))
-    assert least is None
-    assert "of 64.00 GiB are free" in why
-    assert level(PLAN, (1, 2), here.evolve(ram_available_bytes=0)) == (2, "")
+    assert awake(PLAN, here.evolve(ram_available_bytes=weights + 4 * GIB)) == ""
+    assert "of 64.00 GiB are free" in awake(PLAN, here.evolve(ram_available_bytes=weights + 3 * GIB))
+
+
+def test_what_was_kept_of_a_sleeping_engine_before_is_read() -> None:
+    kept = Asleep.model_validate_json('{"level": 1, "since": 1.0, "gave": {"GPU-1": 5}}')
+    assert kept == Asleep(since=1.0, gave={"GPU-1": 5})
 
 
 def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> None:
