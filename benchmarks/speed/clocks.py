@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gateway.core.layers.build import asked, build
-from gateway.core.layers.built_model import stage
+from gateway.core.layers.stages import stage
 from gateway.core.model.rank import Rank
 from gateway.core.model.spec import read_model
 from gateway.core.planner.decide import decide
@@ -51,7 +51,7 @@ def _timed(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | None:
     tp, pp = plan.tensor_parallel.value, plan.pipeline_parallel.value
     ep = tp if plan.expert_parallel.value else 1
     rank = Rank(tp, pp, ep, plan.dtype.value, plan.kv_cache_dtype.value, group[0].capability or "")
-    built = stage(build(spec, asked(spec, engine.traits)), pp)
+    built = stage(build(spec, asked(spec, engine.traits)), engine, spec.architecture, pp)
     work = work_with(spec, built, rank, plan.kernels, PROFILES.gpus, engine.traits, PROFILES.pace.table)
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
     machine = machine_of(group, links, PROFILES.pace, direct=plan.custom_all_reduce.value)

@@ -105,6 +105,13 @@ class Engine(Value):
     head_dims: tuple[int, ...] = Field((), description="head sizes its attention can compute; empty: not known to be limited")
     no_float16: tuple[str, ...] = Field((), description="model types that it refuses to compute in float16")
     no_lora: tuple[str, ...] = Field((), description="architectures that it has, and serves no adapters for")
+    no_stages: tuple[str, ...] = Field((), description="architectures that it has, and cannot share by stages of a pipeline")
+    no_tied_stages: tuple[str, ...] = Field((), description="the same, where the output head is tied to the embedding")
+    every_stage: dict[Literal["embedding", "head", "towers"], tuple[str, ...]] = Field(
+        {},
+        description="architectures of which each stage of a pipeline has the embedding, the output head, or what sees and hears; of "
+        "others the first has the embedding and what sees and hears, the last the head; *: all architectures",
+    )
     traits: tuple[str, ...] = Field((), description="what this version builds differently; core/layers/build.py names them")
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
     config_classes: tuple[str, ...] = Field(

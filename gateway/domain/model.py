@@ -62,6 +62,11 @@ class AttentionGroup(Value):
     causal: bool = True
     index_dim: int | None = Field(None, description="head size of a sparse attention's indexer (DeepSeek V3.2)")
     recurrent: Recurrent | None = None
+    numbers: tuple[int, ...] = Field(
+        (),
+        exclude=True,
+        description="which of the language model's layers, where it has other kinds too; empty: not known, or all",
+    )
 
 
 class Experts(Value):

@@ -39,9 +39,12 @@ def questions(version: str) -> list[tuple[str, str, str]]:
 
 
 def config_of(model: str, quant: str) -> dict[str, Any]:
-    """As published, but for the number of layers: two fields that SGLang reads do not decide shapes, and the kept config leaves them
-    out."""
-    fields = config(model, quant)
+    """As published, but for the number of layers."""
+    return completed(config(model, quant))
+
+
+def completed(fields: dict[str, Any]) -> dict[str, Any]:
+    """With two fields that SGLang reads: they do not decide shapes, and the kept config leaves them out."""
     text = fields.get("text_config", fields)
     if "linear_attention" in text.get("layer_types", ()):
         text.setdefault("full_attention_interval", text["layer_types"].index("full_attention") + 1)

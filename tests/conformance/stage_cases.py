@@ -1,12 +1,9 @@
-"""How layers are dealt out to stages of a pipeline that the engine and the planner are both asked about. Shared by questions and test."""
+"""Which stages of a pipeline the engines and the planner are both asked about. Shared by questions and test."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
-from tests.conformance.layer_cases import QUANTS
 from tests.support.paths import MODELS
 
 CAPABILITIES = ("8.6",)
@@ -24,20 +21,24 @@ class Stages:
 
 def stages(_: str) -> list[Stages]:
     return [
+        *(Stages(path.stem, "none", (), 3) for path in sorted(MODELS.glob("*.json"))),
         Stages("llama-3.1-8b", "none", ()),
         Stages("llama-3.1-8b", "none", (22, 10)),
         Stages("llama-3.1-8b", "none", (10, 22)),
         Stages("llama-3.1-8b", "none", (22, 11)),  # more than there are
         Stages("seed-oss-36b", "none", (42, 22)),
+        Stages("seed-oss-36b", "none", (), 5),
+        Stages("seed-oss-36b", "awq", (42, 22)),
+        Stages("llama-3.1-8b", "awq", ()),
+        Stages("llama-3.1-8b", "awq", (), 3),
+        Stages("qwen3-8b", "gptq-dynamic", (), 3),
+        Stages("qwen3-30b-a3b", "fp8", (), 2),
+        Stages("qwen3-30b-a3b", "w4a16", (20, 28), 2),
+        Stages("deepseek-v3", "fp8-block", (), 4),
+        Stages("gpt-oss-20b", "mxfp4", ()),
     ]
 
 
 def argv(one: Stages, pipeline: str, context: str) -> list[str]:
     dtype = "float16" if one.quant == "awq" else "bfloat16"
-    return [f"--{pipeline}={one.count}", f"--dtype={dtype}", f"--{context}=4096"]
-
-
-def config(model: str, quant: str) -> dict[str, Any]:
-    """The config.json, with all of its layers."""
-    fields: dict[str, Any] = json.loads((MODELS / f"{model}.json").read_text())
-    return fields | ({} if quant == "none" else {"quantization_config": QUANTS[quant]})
+    return [f"--{pipeline}={one.count}", f"--dtype={dtype}", f"--{context}=512"]

@@ -13,8 +13,9 @@ from gateway.core.variables import STAGES
 from gateway.inquiry.inside import vllm_answers, vllm_model
 from gateway.inquiry.inside.__main__ import words
 from gateway.inquiry.inside.meta import folder_of
+from tests.conformance.layer_cases import case
 from tests.conformance.model_cases import OLDER_BEFORE
-from tests.conformance.stage_cases import CAPABILITIES, Stages, argv, config, stages
+from tests.conformance.stage_cases import CAPABILITIES, Stages, argv, stages
 
 __all__ = ["CAPABILITIES", "OLDER_BEFORE", "answers", "questions"]
 
@@ -32,7 +33,7 @@ def _answer(one: Stages) -> Any:
     os.environ.pop(STAGES["vllm"], None)
     if one.layers:
         os.environ[STAGES["vllm"]] = ",".join(map(str, one.layers))
-    files = {"config.json": json.dumps(config(one.model, one.quant)).encode()}
+    files = {"config.json": json.dumps(case(one.model, one.quant)).encode()}
     vllm_model.prepare()
     try:
         with folder_of(files) as folder:
@@ -44,5 +45,5 @@ def _answer(one: Stages) -> Any:
 
 def _held(given: Any, stage: int) -> list[int]:
     with vllm_model.built_of(given, stage) as (made, whole):
-        said = vllm_answers.answer(made, whole)
-    return [said["weights"], sum(row["layers"] for row in said["attention"])]
+        weights = sum(one.numel() * one.element_size() for one in whole.parameters())
+        return [weights, sum(row["layers"] for row in vllm_answers.attention(whole, made))]

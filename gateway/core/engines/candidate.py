@@ -15,7 +15,8 @@ from gateway.core.engines.planning_input import HEADROOM, PlanningInput, driver_
 from gateway.core.engines.variant import Variant
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
-from gateway.core.layers.built_model import BuiltModel, dealt, stage
+from gateway.core.layers.built_model import BuiltModel
+from gateway.core.layers.stages import dealt, fullest, layers_of, repeated
 from gateway.core.memory.asked_cache import CountedCache
 from gateway.core.memory.kv_cache import KvCache
 from gateway.core.model.rank import Rank
@@ -84,10 +85,9 @@ class Candidate:
     @cached_property
     def stage(self) -> BuiltModel:
         """What one rank's stage has of the model; all of it without pipeline parallelism."""
-        if self.whole is not None:
-            layers = self.variant.layers or (1,) * self.variant.pp
-            return dealt(self.built, layers[self.part], sum(layers))
-        return stage(self.built, self.variant.pp)
+        layers = self.variant.layers or layers_of(self.built, self.engine, self.variant.pp)
+        whole = repeated(self.engine, self.given.spec.architecture)
+        return fullest(self.built, layers, whole) if self.whole is None else dealt(self.built, layers, self.part, whole)
 
     @cached_property
     def parts(self) -> tuple[Candidate, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -109,44 +109,46 @@ def _schemes(
     built: frozenset[str],
     grouped: frozenset[str],
     read: bool,
-) -> tuple[tuple[dict[LayerScheme, int], ...], Quantization]:
-    """How many numbers of each layer of the blueprint have each scheme. `read`: there were headers."""
+) -> tuple[tuple[dict[LayerScheme, Sequence[int]], ...], Quantization]:
+    """Which numbers of each layer of the blueprint have each scheme. `read`: there were headers."""
     plan = _blueprint(config, source, built)
     block = None if quant is None else Quant.model_validate_json(quant)
     quantization = parse(block, RENAMES.get(model_type, ()), packed, read, grouped)
-    return tuple(_counted(item, quantization) for item in plan.linears), quantization
+    return tuple(_numbered(item, quantization) for item in plan.linears), quantization
 
 
 def _schemed(
-    layers: Iterable[Built], schemes: Iterable[Mapping[LayerScheme, int]], quantization: Quantization, traits: Collection[str]
+    layers: Iterable[Built],
+    schemes: Iterable[Mapping[LayerScheme, Sequence[int]]],
+    quantization: Quantization,
+    traits: Collection[str],
 ) -> tuple[Linear, ...]:
     """One Linear for each scheme that the numbers of a layer have."""
     found: list[Linear] = []
     for item, said in zip(layers, schemes, strict=True):
         plain = PLAIN_ROUTERS in traits and item.name.rpartition(".")[2] in _ROUTERS
-        counts = {UNQUANTIZED: len(item.numbers)} if plain else said
+        schemed = {UNQUANTIZED: item.numbers} if plain else said
         whole = WHOLE_GATES in traits and item.modules == ("in_proj_b", "in_proj_a") and quantization.integer_checkpoint
         shard: Shard = "replicated" if whole else item.shard
         size = (item.k, sum(item.parts), shard, item.parts)
-        for scheme, count in counts.items():
+        for scheme, numbers in schemed.items():
             packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
             mixer = item.shard == "qkv" and item.modules == ("in_proj",)
             heads = 1 if packed and mixer and CUT_PACKED_MIXERS not in traits else item.heads
-            found.append(Linear(item.name, count, *size, scheme, heads, item.kv_heads, item.experts, item.bias, item.exact))
+            more = heads, item.kv_heads, item.experts, item.bias, item.exact
+            found.append(Linear(item.name, len(numbers), *size, scheme, *more, numbers))
     return tuple(sorted(found, key=lambda linear: (linear.name, -linear.count)))
 
 
-def _counted(item: Built, quantization: Quantization) -> dict[LayerScheme, int]:
-    """How many numbers of this layer have each scheme."""
+def _numbered(item: Built, quantization: Quantization) -> dict[LayerScheme, Sequence[int]]:
+    """Which numbers of this layer have each scheme."""
     if not item.quantizable:
-        return {UNQUANTIZED: len(item.numbers)}
-    counts: dict[LayerScheme, int] = {}
-    asked = item.numbers if quantization.numbered else item.numbers[:1]
-    for number in asked:
+        return {UNQUANTIZED: item.numbers}
+    found: dict[LayerScheme, list[int]] = {}
+    for number in item.numbers if quantization.numbered else item.numbers[:1]:
         name = item.name.replace("*", str(number), 1).removesuffix(".w13").removesuffix(".w2")
-        scheme = quantization.scheme_of(name, item.modules, experts=item.experts > 0)
-        counts[scheme] = counts.get(scheme, 0) + len(item.numbers) // len(asked)
-    return counts
+        found.setdefault(quantization.scheme_of(name, item.modules, experts=item.experts > 0), []).append(number)
+    return dict.fromkeys(found, item.numbers) if not quantization.numbered else {**found}
 
 
 def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:

@@ -1,12 +1,13 @@
-"""What one engine version builds of a model: every layer with its quantization scheme, whole, on one rank, on one stage. Pure.
+"""What one engine version builds of a model: every layer with its quantization scheme, whole and on one rank. Pure.
 
-per_rank(linear, tp) -> (k, n)      stage(built, stages) -> the part of one stage of pipeline parallelism      dealt(built, layers, of)
+per_rank(linear, tp) -> (k, n)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from gateway.core.model.families.blueprint import Shard
 from gateway.core.model.scheme import Kind, Scheme, round_up
@@ -20,7 +21,8 @@ class Linear:
 
     Names are the engine's, with `.w13` (gate and up) and `.w2` (down) for the two products of experts, of which there are
     `experts`. A cut never splits one of `heads`; `kv_heads` are repeated where ranks outnumber them. Both are 0 elsewhere.
-    A `bias` is cut as the outputs are: not at all where `shard` cuts the inputs. `exact`: its products are float32.
+    A `bias` is cut as the outputs are: not at all where `shard` cuts the inputs. `exact`: its products are float32. `numbers`: which
+    of the model's layers they are in.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Linear:
     experts: int = 0
     bias: bool = False
     exact: bool = False
+    numbers: Sequence[int] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: engine versions that build alike share one
@@ -84,42 +87,3 @@ def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
 def padded_vocab(rows: int) -> int:
     """Rows of an embedding with the engine's padding. Source: vllm/model_executor/layers/vocab_parallel_embedding.py."""
     return round_up(rows, 64)
-
-
-# What a model that also sees or hears calls its language model.
-_LANGUAGE = "language_model."
-
-
-def stage(built: BuiltModel, stages: int) -> BuiltModel:
-    """The fullest of `stages` stages. Source: get_pp_indices in vllm/distributed/utils.py deals the layers out evenly."""
-    return dealt(built, 1, stages)
-
-
-@lru_cache(maxsize=256)
-def dealt(built: BuiltModel, layers: int, of: int) -> BuiltModel:
-    """A stage that has so many `layers` of `of`: of each kind of the language model's layers its share rounded up, what sees or hears
-    whole, and one of embedding and output head.
-
-    The embedding is on the first rank, the head on the last. Of Qwen3-Next and Qwen3.5 every rank has the embedding (qwen3_next.py,
-    qwen3_5.py). Counted otherwise than engines build: stages between have neither; of vLLM's Qwen3-MoE (0.33.0) every rank has both, of
-    SGLang's Llama (0.5.23) the first has the head too; stages of AWQ are up to 3 % smaller.
-    """
-    if layers == of:
-        return built
-    within = any(layer.name.startswith(_LANGUAGE) for layer in built.linears)
-
-    def share(name: str, count: int) -> int:
-        return count if within and not name.startswith(_LANGUAGE) else -(-count * layers // of)
-
-    heads = [tensor for tensor in built.others if tensor.shard == "vocab"]
-    repeated = any(".linear_attn." in layer.name for layer in built.linears)
-    kept = heads if repeated else sorted(heads, key=lambda tensor: tensor.shape)[-1:]
-    return replace(
-        built,
-        linears=tuple(replace(layer, count=share(layer.name, layer.count)) for layer in built.linears),
-        others=tuple(t.evolve(count=share(t.name, t.count)) for t in built.others if t.shard != "vocab") + tuple(kept),
-        attention=tuple(
-            group if group.kind == "vision" else group.evolve(layers=-(-group.layers * layers // of))
-            for group in built.attention
-        ),
-    )

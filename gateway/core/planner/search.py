@@ -13,6 +13,8 @@ from gateway.core.engines.refusal import Refused
 from gateway.core.engines.variant import Variant, plain
 from gateway.core.layers.build import asked, build, loaded_as
 from gateway.core.layers.built_model import BuiltModel
+from gateway.core.layers.stages import dealt, repeated
+from gateway.core.layers.weights import weights_bytes
 from gateway.core.model.experts import ExpertTraits, expert_traits
 from gateway.core.model.rank import Rank
 from gateway.core.model.spec import stacked
@@ -92,6 +94,12 @@ class Shared:
         if key not in self._built:
             self._built[key] = build(loaded_as(self.given.spec, quantization), traits)
         return self._built[key]
+
+
+def _held(part: Candidate, layers: tuple[int, ...]) -> int:
+    """Bytes of weights of this stage, if the stages had so many layers each; without layers, what it holds beside them."""
+    stage = dealt(part.built, layers, part.part, repeated(part.engine, part.given.spec.architecture))
+    return weights_bytes(stage, part.rank, part.engine.traits) or 0
 
 
 class Search:
@@ -211,11 +219,19 @@ class Search:
             return []
         gpus = [part.group[0] for part in parts]
         fixed = memory.activation_bytes + memory.overhead_bytes
-        room = [(gpu.total_bytes or 0) * memory.budget_bytes / memory.gpu_bytes - fixed for gpu in gpus]
+        ends = [
+            _held(part, tuple(layers if place == int(part.part == 0) else 0 for place in range(variant.pp))) for part in parts
+        ]
+        room = [
+            (gpu.total_bytes or 0) * memory.budget_bytes / memory.gpu_bytes - fixed - end
+            for gpu, end in zip(gpus, ends, strict=True)
+        ]
         if min(room) <= 0:
             return []
         held = -(-layers // variant.pp)
-        each = (memory.weights_bytes + memory.kv_bytes_per_token * wanted) / held
+        each = (
+            _held(parts[0], (layers,) + (0,) * (variant.pp - 1)) - ends[0]
+        ) / layers + memory.kv_bytes_per_token * wanted / held
         found = {dealt_layers(layers, room, [layers] * len(room)): "by what each GPU holds"}
         if self.given.pace is not None:
             known = (machine_of((gpu,), self.given.links, self.given.pace, self.given.measured, direct=True) for gpu in gpus)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.core.kernels.gpus import GpuTable
 from gateway.core.layers.build import asked, build, loaded_as
-from gateway.core.layers.built_model import stage
+from gateway.core.layers.stages import stage
 from gateway.core.model.rank import Rank
 from gateway.core.speed.correction import about, bounded
 from gateway.core.speed.count import work_with
@@ -123,7 +123,8 @@ def clock_of(
     ep = tp if plan.expert_parallel.value else 1
     rank = Rank(tp, pp, ep, plan.dtype.value, plan.scope["kv_cache_dtype"], group[0].capability or "")
     built = build(loaded_as(spec, plan.scope.get("quantization", "")), asked(spec, engine.traits))
-    work = work_with(spec, stage(built, pp), rank, plan.kernels, gpus, engine.traits, pace.table)
+    one = stage(built, engine, spec.architecture, pp)
+    work = work_with(spec, one, rank, plan.kernels, gpus, engine.traits, pace.table)
     links = {frozenset((link.a, link.b)): link for link in machine.links}
     here = machine_of(group, links, pace, Measured(facts), direct=plan.custom_all_reduce.value)
     return Clock(work, here, pace.table.of(engine.kind), plan.enforce_eager.value) if here else None

@@ -93,9 +93,17 @@ def folder_of(files: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def of_stages(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One answer of those of all stages: kernels and backends are those of all, bytes those of the largest."""
+    """One answer of those of all stages: kernels and backends are those of all, bytes those of the largest, the cache that of the stage that
+    keeps most of a request, since all keep the same tokens."""
     largest = max(stages, key=lambda one: int(one["weights"]))
-    return {**largest, "kernels": _summed(stages, "kernels", "count"), "attention": _summed(stages, "attention", "layers")}
+    caches = [one["kv"] for one in stages if one["kv"] and one["kv"]["needed"]]
+    kept = max(caches, key=lambda kv: kv["needed"][-1][1], default=largest["kv"])
+    return {
+        **largest,
+        "kv": kept,
+        "kernels": _summed(stages, "kernels", "count"),
+        "attention": _summed(stages, "attention", "layers"),
+    }
 
 
 def _summed(stages: Sequence[Mapping[str, Any]], rows: str, counted: str) -> list[dict[str, Any]]:

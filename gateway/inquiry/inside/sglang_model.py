@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import re
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
@@ -161,4 +162,10 @@ def meta(dtype: str) -> Iterator[None]:
 
 def model_of(made: Configured) -> Any:
     """The whole model; call it within `meta`. Raises what the engine raises."""
-    return loader()._initialize_model(made.model, load(), made.quantization)
+    whole = loader()._initialize_model(made.model, load(), made.quantization)
+    staged = int(said(made.arguments, "pp_size")) > 1
+    if staged and "pp_proxy_tensors" not in inspect.signature(whole.forward).parameters:
+        raise AssertionError(
+            "Pipeline Parallel is not compatible with this model."
+        )  # ModelRunner, once it has loaded the model
+    return whole

@@ -53,7 +53,7 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
         others += norms(f"{layer}.self_attn", len(heads.numbers), heads.head_dim, "q_norm")
         others += norms(f"{layer}.self_attn", len(projecting), heads.head_dim, "k_norm")
         if own:
-            groups.append(heads.group(len(own)))
+            groups.append(heads.group(own))
     if fields.config.get("num_experts") is not None:
         found, inner = _mixture(fields, layer, numbers, hidden, early=early)
         linears, others = linears + found, others + inner
@@ -74,11 +74,12 @@ class _Heads:
     head_dim: int
     window: int | None
 
-    def group(self, layers: int) -> AttentionGroup:
-        """Of `layers` layers that keep keys and values of their own."""
+    def group(self, own: Sequence[int]) -> AttentionGroup:
+        """Of the layers that keep keys and values of their own."""
         return AttentionGroup(
             kind=self.kind,
-            layers=layers,
+            layers=len(own),
+            numbers=tuple(own),
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,

@@ -108,13 +108,13 @@ def decoder(fields: Fields, path: str) -> Blueprint:
     if attends:
         built, like = _attention(fields, f"{layer}.self_attn", attends, hidden)
         linears += built
-        slides = len(of.get("sliding", ()))
+        slides = of.get("sliding", [])
         window = _size(fields, ("sliding_window", "sliding_window_size", "attention_chunk_size"), default=0)
-        counts = (("full", len(attends) - slides, None), ("sliding", slides, window)) if slides and window else None
-        for kind, count, size in counts or (("full", len(attends), None),):
-            if count:
+        rest = [number for number in attends if number not in {*slides}] if slides and window else attends
+        for kind, numbers, size in (("full", rest, None), ("sliding", slides if window else (), window)):
+            if numbers:
                 own = {} if like.kind == "mla" else {"kind": kind, "window": size}
-                groups.append(like.evolve(layers=count, **own))
+                groups.append(like.evolve(layers=len(numbers), numbers=tuple(numbers), **own))
         if any(fields.config.get("model_type") == family for family in ENCODERS):
             groups = [group.evolve(kind="encoder", window=None, causal=False) for group in groups]
     if recurs:
@@ -122,7 +122,7 @@ def decoder(fields: Fields, path: str) -> Blueprint:
         built, state = _recurrent(fields, f"{layer}.mixer", recurs, hidden)
         linears += built
         sizes = {"heads": state.heads, "kv_heads": state.groups, "head_dim": state.columns, "value_dim": state.rows}
-        groups.append(AttentionGroup(kind="recurrent", layers=len(recurs), **sizes, recurrent=state))
+        groups.append(AttentionGroup(kind="recurrent", layers=len(recurs), numbers=tuple(recurs), **sizes, recurrent=state))
     built, count = _mlps(fields, f"{layer}.mlp", _with_mlp(fields, layers), hidden)
     linears += built
     guessed.append("its experts" if count else "its MLPs")

@@ -35,7 +35,7 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
         others += norms(f"{layer}.self_attn", len(full), head_dim, "q_norm", "k_norm")
         causal = fields.config.get("is_causal") is not False
         size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        groups.append(AttentionGroup(kind="full", layers=len(full), **size, causal=causal))
+        groups.append(AttentionGroup(kind="full", layers=len(full), numbers=tuple(full), **size, causal=causal))
     if recurrent:
         state = delta_net_state(fields)
         net, inner = delta_net(fields, f"{layer}.linear_attn", recurrent, state, interleaved=family == "qwen3_next")
@@ -45,6 +45,7 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
             AttentionGroup(
                 kind="recurrent",
                 layers=len(recurrent),
+                numbers=tuple(recurrent),
                 heads=state.heads,
                 kv_heads=state.groups,
                 head_dim=state.columns,

@@ -154,18 +154,19 @@ def _mixers(
     if recurrent := _of(kinds, "mamba"):
         built += mixer(paths[0], recurrent, fields.integer("hidden_size"), state, biases)
         others += mixer_parameters(paths[0], len(recurrent), state)
-        groups.append(mixer_group(len(recurrent), state))
+        groups.append(mixer_group(recurrent, state))
     if full := _of(kinds, "attention"):
         bias = fields.flag("attention_bias")
         built += attention(fields, family, paths[1], full, bias=bias, out_bias=bias)
         heads, kv_heads, head_dim = heads_of(fields, family)
-        groups.append(AttentionGroup(kind="full", layers=len(full), heads=heads, kv_heads=kv_heads, head_dim=head_dim))
+        size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        groups.append(AttentionGroup(kind="full", layers=len(full), numbers=tuple(full), **size))
     return built, tuple(groups)
 
 
-def mixer_group(layers: int, state: Recurrent) -> AttentionGroup:
+def mixer_group(numbers: Sequence[int], state: Recurrent) -> AttentionGroup:
     size = {"heads": state.heads, "kv_heads": state.groups, "head_dim": state.columns, "value_dim": state.rows}
-    return AttentionGroup(kind="recurrent", layers=layers, **size, recurrent=state)
+    return AttentionGroup(kind="recurrent", layers=len(numbers), numbers=tuple(numbers), **size, recurrent=state)
 
 
 def mixer(path: str, numbers: Sequence[int], hidden: int, state: Recurrent, biases: tuple[bool, bool]) -> list[Built]:

@@ -63,20 +63,25 @@ def softmax_groups(fields: Fields, family: str, *, sinks: bool = False) -> tuple
         kind: Literal["encoder"] = "encoder"
         return (AttentionGroup(kind=kind, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim, causal=False),)
     kinds = _layer_kinds(fields, layers)
-    sliding = _sliding_layers(fields, family, layers) if kinds is None else kinds.count("sliding_attention")
+    if kinds is None:
+        sliding = _sliding_layers(fields, family, layers)
+    else:
+        sliding = [number for number, kind in enumerate(kinds) if kind == "sliding_attention"]
     # Some checkpoints write 0 for no window. Source: vllm/config/model.py.
     window = fields.integer("sliding_window") if sliding and fields.config.get("sliding_window") != 0 else None
     # Source: Gemma3TextConfig of transformers, and gemma3.py and llama.py of vllm/model_executor/models/.
     both_ways = fields.flag("use_bidirectional_attention") or fields.config.get("is_causal") is False
     if window is not None and family == "gemma3_text" and both_ways:
         window = window // 2 + 1
-    counts: tuple[tuple[Literal["full", "sliding"], int, int | None], ...] = (("full", layers, None),)
+    found: tuple[tuple[Literal["full", "sliding"], Sequence[int], int | None], ...] = (("full", range(layers), None),)
     if window is not None:
-        counts = (("full", layers - sliding, None), ("sliding", sliding, window))
+        slides = {*sliding}
+        found = (("full", [n for n in range(layers) if n not in slides], None), ("sliding", sliding, window))
     return tuple(
         AttentionGroup(
             kind=kind,
-            layers=count,
+            layers=len(numbers),
+            numbers=tuple(numbers) if len(numbers) < layers else (),
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
@@ -84,8 +89,8 @@ def softmax_groups(fields: Fields, family: str, *, sinks: bool = False) -> tuple
             sinks=sinks,
             causal=not both_ways,
         )
-        for kind, count, size in counts
-        if count
+        for kind, numbers, size in found
+        if numbers
     )
 
 
@@ -113,17 +118,18 @@ def _attends(fields: Fields, name: str) -> bool:
     return name == "attn_type_list" and isinstance(said, list) and all(kind == 1 for kind in said)
 
 
-def _sliding_layers(fields: Fields, family: str, layers: int) -> int:
-    """How many layers attend to a window only, where `layer_types` does not say so."""
+def _sliding_layers(fields: Fields, family: str, layers: int) -> Sequence[int]:
+    """The layers that attend to a window only, where `layer_types` does not say so."""
     if not fields.config.get("sliding_window"):
-        return 0
+        return ()
     if "use_sliding_window" in fields.config:
         # Qwen: the layers from `max_window_layers` on.
         used = fields.flag("use_sliding_window")
-        return layers - min(layers, fields.integer("max_window_layers", default=layers, least=0)) if used else 0
+        return range(min(layers, fields.integer("max_window_layers", default=layers, least=0)), layers) if used else ()
     if family in _FULL_EVERY:
-        return layers - layers // fields.integer("sliding_window_pattern", default=_FULL_EVERY[family])
-    return layers if family in _ALL_SLIDE else 0
+        every = fields.integer("sliding_window_pattern", default=_FULL_EVERY[family])
+        return [number for number in range(layers) if (number + 1) % every]
+    return range(layers) if family in _ALL_SLIDE else ()
 
 
 # More layers than any model has: what says so is broken, or made to break us.

@@ -48,7 +48,7 @@ def delta_net(layers: int, dtype: str | None = None) -> AttentionGroup:
     ],
 )
 def test_attention_is_told_by_kind(model: str, groups: list[AttentionGroup]) -> None:
-    assert list(published(model).attention) == groups
+    assert [group.evolve(numbers=()) for group in published(model).attention] == groups
 
 
 def test_a_list_of_layers_that_all_attend_tells_of_no_state() -> None:
@@ -64,7 +64,9 @@ def test_a_sentence_model_that_sees_both_ways_has_half_the_window() -> None:
 
 
 def test_states_are_kept_in_the_dtype_that_the_config_names() -> None:
-    assert published("qwen3-next-80b-a3b", mamba_ssm_dtype="float32").attention[1] == delta_net(36, "float32")
+    assert published("qwen3-next-80b-a3b", mamba_ssm_dtype="float32").attention[1].evolve(numbers=()) == delta_net(
+        36, "float32"
+    )
 
 
 @pytest.mark.parametrize(

@@ -262,8 +262,8 @@ def test_a_kernel_that_fails_is_in_no_plan(spec: ModelSpec, hardware: Hardware, 
 
 
 def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
-    """Granite in FP8 blocks on eight B200: eight ranks have no kernel for a layer, whose cure is float16, and one that fails."""
-    fields = PUBLISHED["granite-3.1-2b"] | {"quantization_config": QUANTS["fp8-ct-block"]}
+    """Qwen3-VL in FP8 blocks on eight B200: some ranks have no kernel for a layer, whose cure is another, and one that fails."""
+    fields = PUBLISHED["qwen3-vl-8b"] | {"quantization_config": QUANTS["fp8-ct-block"]}
     spec, hardware = read_model("m", None, fields, None, None, (), None), PROFILES.hardware("8xb200")
     scope = {"kernel": "w8a8_block_fp8_matmul_deepgemm", "scheme": "fp8_block"}
     fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it broke")

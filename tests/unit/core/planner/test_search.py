@@ -236,14 +236,15 @@ def test_a_model_too_large_for_the_larger_of_unlike_gpus_is_shared_by_stages() -
 
 
 @pytest.mark.parametrize(
-    ("ref", "name", "model", "quant", "layers"),
+    ("ref", "name", "model", "quant", "layers", "ways"),
     [
-        ("vllm==0.33.0", "VLLM_PP_LAYER_PARTITION", "seed-oss-36b", "awq", 64),
-        ("sglang==0.5.23", "SGLANG_PP_LAYER_PARTITION", "qwen3-30b-a3b", "w8a16", 48),
+        ("vllm==0.33.0", "VLLM_PP_LAYER_PARTITION", "seed-oss-36b", "awq", 64, 2),
+        # The 5090 has no room for as many as it is faster.
+        ("sglang==0.5.23", "SGLANG_PP_LAYER_PARTITION", "qwen3-30b-a3b", "w8a16", 48, 1),
     ],
 )
 def test_unlike_gpus_get_unlike_stages_by_what_they_hold_and_how_fast_they_are(
-    ref: str, name: str, model: str, quant: str, layers: int
+    ref: str, name: str, model: str, quant: str, layers: int, ways: int
 ) -> None:
     """The 5090 holds a third more and reads twice as fast."""
     engine = PROFILES.engine(ref)
@@ -253,7 +254,7 @@ def test_unlike_gpus_get_unlike_stages_by_what_they_hold_and_how_fast_they_are(
     staged = [plan for plan in plans if plan.pipeline_parallel.value == 2]
     even = next(plan for plan in staged if name not in plan.env)
     uneven = [plan for plan in staged if name in plan.env]
-    assert len({plan.env[name] for plan in uneven}) == 2
+    assert len({plan.env[name] for plan in uneven}) == ways
     for plan in uneven:
         large, small = map(int, plan.env[name].split(","))
         assert large + small == layers

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.layers.build import build
-from gateway.core.layers.built_model import stage
+from gateway.core.layers.stages import stage
 from gateway.core.model.rank import Rank
 from gateway.core.speed.count import Model, work_of
 from gateway.core.speed.machine import Machine, Part, Wire
@@ -16,7 +16,8 @@ from gateway.core.speed.work import Work
 from gateway.profiles import Profiles
 from tests.support.published import published
 
-TABLE = Profiles().pace.table
+PROFILES = Profiles()
+TABLE, VLLM = PROFILES.pace.table, PROFILES.engine("vllm==0.33.0")
 WHOLE = Part(memory=1, flops=1)
 H100 = Machine(3.35e12, {"bfloat16": 989e12, "fp8": 1979e12}, Wire(300e9, 8e-6), "")
 
@@ -25,7 +26,7 @@ def work(name: str, tp: int = 1, pp: int = 1) -> Work:
     spec = published(name)
     return work_of(
         Model(spec.hidden, spec.vocab, spec.experts),
-        stage(build(spec, frozenset()), pp),
+        stage(build(spec, frozenset()), VLLM, spec.architecture, pp),
         Rank(tp, pp, capability="9.0"),
         (),
         frozenset(),

@@ -1,0 +1,48 @@
+"""What each stage of a pipeline holds in SGLang, with layers dealt out as a plan says: asked of its constructors, stage by stage.
+
+An answer has bytes of weights of each stage; or `refused`, the engine's words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from gateway.core.variables import STAGES
+from gateway.inquiry.inside.__main__ import words
+from gateway.inquiry.inside.meta import folder_of
+from gateway.inquiry.inside.sglang_attention import record_backends
+from gateway.inquiry.inside.sglang_model import arguments_of, configured_of, meta, model_of
+from tests.conformance.layer_cases import case
+from tests.conformance.sglang_model_questions import ENGINE, OLDER_BEFORE, completed
+from tests.conformance.stage_cases import CAPABILITIES, Stages, argv, stages
+
+__all__ = ["CAPABILITIES", "ENGINE", "OLDER_BEFORE", "answers", "questions"]
+
+
+def questions(version: str) -> list[Stages]:
+    return stages(version)
+
+
+def answers(version: str) -> list[Any]:
+    record_backends()
+    return [_answer(one) for one in questions(version)]
+
+
+def _answer(one: Stages) -> Any:
+    os.environ.pop(STAGES["sglang"], None)
+    if one.layers:
+        os.environ[STAGES["sglang"]] = ",".join(map(str, one.layers))
+    files = {"config.json": json.dumps(completed(case(one.model, one.quant))).encode()}
+    try:
+        with folder_of(files) as folder:
+            return [_held(folder, argv(one, "pp-size", "context-length"), stage) for stage in range(one.count)]
+    except Exception as error:  # an engine's refusal is an answer
+        return {"refused": words(error)[:200]}
+
+
+def _held(folder: str, command: list[str], stage: int) -> int:
+    made = configured_of(arguments_of(folder, command), stage)
+    with meta(str(made.model.dtype).removeprefix("torch.")):
+        return sum(one.numel() * one.element_size() for one in model_of(made).parameters())
