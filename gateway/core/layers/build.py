@@ -135,8 +135,20 @@ def _schemed(
             packed = isinstance(scheme, Scheme) and scheme.kind in ("wna16", "w4a8")
             mixer = item.shard == "qkv" and item.modules == ("in_proj",)
             heads = 1 if packed and mixer and CUT_PACKED_MIXERS not in traits else item.heads
-            more = heads, item.kv_heads, item.experts, item.bias, item.exact
-            found.append(Linear(item.name, len(numbers), *size, scheme, *more, numbers))
+            found.append(
+                Linear(
+                    item.name,
+                    len(numbers),
+                    *size,
+                    scheme,
+                    heads=heads,
+                    kv_heads=item.kv_heads,
+                    experts=item.experts,
+                    bias=item.bias,
+                    exact=item.exact,
+                    numbers=numbers,
+                )
+            )
     return tuple(sorted(found, key=lambda linear: (linear.name, -linear.count)))
 
 
