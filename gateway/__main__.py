@@ -50,7 +50,6 @@ def serve(*, take_over: bool = False) -> None:
     """Run the gateway; our own errors end with their exit code and two sentences."""
     # structlog loads it where it is there, for tracebacks in colours: 3 MiB.
     sys.modules["rich"] = None  # type: ignore[assignment]
-    from gateway.domain.visible import visible
     from gateway.errors import FitserveError
     from gateway.settings import load_settings
 
@@ -62,7 +61,9 @@ def serve(*, take_over: bool = False) -> None:
         configure_logging(settings.log_level)
         run(settings, take_over=take_over)
     except FitserveError as error:
-        sys.stderr.write(f"fitserve: {visible(str(error))}\n")
+        from gateway.cli.terminal import told
+
+        told(f"fitserve: {error}")
         sys.exit(error.exit_code)
 
 

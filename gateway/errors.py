@@ -5,8 +5,22 @@ A message says what happened and why; `hint` says what to do next. Both reach th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
+
+_LONGEST = 200
+
+
+def in_brief(error: BaseException) -> str:
+    """What an error of the network says, without numbers and addresses: `Connection refused`. The name of its type where it says nothing."""
+    # asyncio names each address that it tried.
+    if numbers := re.findall(r"\[Errno (\d+)\] Connect call failed", str(error)):
+        return ", ".join(dict.fromkeys(os.strerror(int(number)) for number in numbers))
+    said = getattr(error, "strerror", None) or re.sub(r"^\[Errno -?\d+\] ", "", str(error))
+    return str(said).partition("\n")[0][:_LONGEST].rstrip(". ") or type(error).__name__
 
 
 class FitserveError(Exception):
@@ -121,6 +135,13 @@ class MethodNotAllowed(FitserveError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+
+def no_model(name: str, known: Mapping[str, str]) -> NotFound:
+    """known: names of models by every name that they have."""
+    near = difflib.get_close_matches(name[:_LONGEST], known, 1)
+    hint = f"Did you mean {known[near[0]]}? " if near else ""
+    return NotFound(f"There is no model {name[:_LONGEST]}.", hint=f"{hint}`fitserve ps` lists the models.")
 
 
 class Conflict(FitserveError):

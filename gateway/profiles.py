@@ -305,8 +305,9 @@ class Profiles:
             known = sorted({file.stem for root in self.roots for file in (root / "hardware").glob("*.json")})
             path = next((file for file in found if file.is_file()), Path())
             if not path.is_file():
+                near = difflib.get_close_matches(name, known, 1)
                 raise NotFound(
-                    f"There is no hardware snapshot named {name}.",
+                    f"There is no hardware snapshot named {name}{f'; did you mean {near[0]}?' if near else '.'}",
                     hint=f"Known: {', '.join(known)}; or give a file that `fitserve probe --json` wrote.",
                 )
         try:

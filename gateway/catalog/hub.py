@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 from gateway.catalog.hub_cache import COMMIT, HubCache, Listing, put, stays_inside
 from gateway.domain.units import MIB
 from gateway.domain.wish import pinned
-from gateway.errors import BadModel
+from gateway.errors import BadModel, in_brief
 from gateway.version import __version__
 
 T = TypeVar("T")
@@ -245,7 +245,7 @@ class Hub:
                 f"{where} cannot be written: {error.strerror}.", hint="Make room, or let the gateway's user write there."
             )
         return HubAway(
-            f"The Hugging Face Hub at {self.place} cannot be reached, or broke off ({type(error).__name__}).",
+            f"The Hugging Face Hub at {self.place} cannot be reached, or broke off ({in_brief(error)}).",
             hint="Check the network, or give a model folder on this machine: that needs no network.",
         )
 

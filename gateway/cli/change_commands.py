@@ -10,7 +10,7 @@ import typer
 from gateway.cli.client import call
 from gateway.cli.options import EndpointKey, Json, KeepAlive, Priority, absolute, usage, wishing
 from gateway.cli.present import print_paragraph, show_differences
-from gateway.cli.terminal import say
+from gateway.cli.terminal import say, told
 
 # Options whose field of a wish has another name.
 _FIELDS = {
@@ -91,11 +91,10 @@ def update(
         before = call("GET", f"/admin/models/{name}")["wish"]["commits"]
         after = answer["commits"]
         if after == before:
-            say(
-                json.dumps(answer, indent=2)
-                if as_json
-                else f"{name}: nothing newer: {', '.join(before.values()) or 'a folder'}"
-            )
+            if as_json:
+                say(json.dumps(answer, indent=2))
+            else:
+                told(f"{name}: nothing newer: {', '.join(before.values()) or 'its source is a folder'}", err=False)
             return
         if not as_json:
             moved = [(repo, before.get(repo, "-"), commit) for repo, commit in after.items() if before.get(repo) != commit]
@@ -127,11 +126,11 @@ def _change(name: str, patch: dict[str, Any], *, dry_run: bool, wait: bool, as_j
         if answer["reason"]:
             print_paragraph(f"No plan: {answer['reason']}")
         elif not answer["wish"]:
-            say(f"{name}: nothing is otherwise")
+            told(f"{name}: nothing is otherwise", err=False)
         elif not answer["anew"]:
-            say(f"{name}: no engine has to be started anew")
+            told(f"{name}: no engine has to be started anew", err=False)
         elif not dry_run:
-            say(f"{name}: being changed; `fitserve show {name}` tells how far it is")
+            told(f"{name}: being changed; `fitserve show {name}` tells how far it is", err=False)
     if dry_run and answer["reason"]:
         raise typer.Exit(3)
     if wait and not dry_run:
@@ -139,7 +138,7 @@ def _change(name: str, patch: dict[str, Any], *, dry_run: bool, wait: bool, as_j
         if as_json:
             say(json.dumps(view, indent=2))
         if view["change"]:
-            say(f"fitserve: the change of {name} was given up: {view['change']['detail']}", err=True)
+            told(f"fitserve: the change of {name} was given up: {view['change']['detail']}")
             raise typer.Exit(1)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from gateway.errors import BadRequest, FitserveError, NotReady
+from gateway.errors import BadRequest, FitserveError, NotReady, in_brief
 
 if TYPE_CHECKING:
     import httpx
@@ -130,7 +130,7 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
 
 def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
     return NotReady(
-        f"No gateway answers at {client.base_url} ({type(error).__name__}).",
+        f"No gateway answers at {client.base_url} ({in_brief(error)}).",
         hint="Start one with `fitserve serve`, or set FITSERVE_URL.",
     )
 

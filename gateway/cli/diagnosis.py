@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,10 +97,6 @@ def lines(found: Diagnosis) -> Iterator[str]:
         yield "do, in this order:"
     for number, step in enumerate(failure.steps, 1):
         yield f"  {number}. {visible_line(step)}"
-
-
-def text(found: Diagnosis, *, as_json: bool) -> str:
-    return json.dumps(report(found), indent=2) if as_json else "\n".join(lines(found))
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from gateway.cli.client import call
 from gateway.cli.options import Json, absolute, usage
 from gateway.cli.present import table
-from gateway.cli.terminal import say
+from gateway.cli.terminal import say, told
 from gateway.domain.visible import visible_line
 from gateway.errors import Conflict, NotFound, NotReady
 
@@ -50,14 +51,14 @@ def engine_install(
         from gateway.domain.likeness import like
 
         near = profiles.nearest(engine)
-        say(f"{engine} has no rules here; the nearest known one is {near.ref}, and it is installed in the same way.", err=True)
+        told(f"{engine} has no rules here; the nearest known one is {near.ref}, and it is installed in the same way.")
         wanted = like(near, engine.partition("==")[2])
     if python is not None:
         take(wanted, python, settings)
-        say(f"{engine} runs from {python}, as it is there")
+        told(f"{engine} runs from {python}, as it is there", err=False)
         return
-    folder = install(wanted, profiles, settings, say, wheels.absolute() if wheels is not None else None)
-    say(f"{engine} is installed in {folder}")
+    folder = install(wanted, profiles, settings, partial(told, err=False), wheels.absolute() if wheels is not None else None)
+    told(f"{engine} is installed in {folder}", err=False)
 
 
 @app.command("learn")
@@ -88,8 +89,11 @@ def engine_learn(
     profile, identity, path = asyncio.run(
         learn(inquirer(image=image, python=python), near, ref, settings.data / "learned", _LEARN_S)
     )
-    say(f"{engine}: {len(profile.flags)} flags, {len(profile.architectures)} architectures, by {identity}")
-    say(f"Where its own code is not asked, the rules of {profile.guessed_from} stand for it, as a guess. Kept in {path}")
+    told(f"{engine}: {len(profile.flags)} flags, {len(profile.architectures)} architectures, by {identity}", err=False)
+    told(
+        f"Where its own code is not asked, the rules of {profile.guessed_from} stand for it, as a guess. Kept in {path}",
+        err=False,
+    )
 
 
 _LEARN_S = 300.0
@@ -127,7 +131,7 @@ def engine_warm(
             words = view["detail"] or view["state"]
             if not phases or phases[-1][1] != words:
                 phases.append((round(time.monotonic() - began, 1), words))
-                say(f"{phases[-1][0]:7.1f} s  {visible_line(words)}", err=True)
+                told(f"{phases[-1][0]:7.1f} s  {visible_line(words)}")
             if view["state"] in ("no_plan", "quarantined"):
                 raise NotReady(
                     f"{engine} could not be warmed: {words}", hint=f"`fitserve logs {_WARM}` was its log; try `--model`."
@@ -146,8 +150,9 @@ def engine_warm(
             )
         )
         return
-    say(
-        f"{engine} answered after {took_s:g} s{where}; what it compiled is kept. Run this again to see how long a warm start takes."
+    told(
+        f"{engine} answered after {took_s:g} s{where}; what it compiled is kept. Run this again to see how long a warm start takes.",
+        err=False,
     )
 
 
@@ -207,7 +212,7 @@ def engine_rm(engine: Annotated[str, typer.Argument(help="KIND==VERSION that is 
     (folder / COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     Caches(data).remove(folder)
-    say(f"{engine} is removed, with what it compiled" + (f"; the environment of {python} stays" if python else ""))
+    told(f"{engine} is removed, with what it compiled" + (f"; the environment of {python} stays" if python else ""), err=False)
 
 
 @app.command("gaps")
@@ -222,9 +227,9 @@ def engine_gaps(as_json: Json = False) -> None:
         say(json.dumps([gap.model_dump(mode="json") for gap in gaps], indent=2))
         return
     if not gaps:
-        say("No engine that was asked contradicts the rules. `fitserve plan MODEL --check` asks one.")
+        told("No engine that was asked contradicts the rules. `fitserve plan MODEL --check` asks one.", err=False)
         return
-    say(f"fitserve {__version__}: {len(gaps)} differences between its rules and engines that were asked")
+    told(f"fitserve {__version__}: {len(gaps)} differences between its rules and engines that were asked", err=False)
     for gap in gaps:
         rules = "its rules" if gap.rules == gap.engine else f"the rules of {gap.rules}"
         where = f"compute capability {gap.capability}" if gap.capability else "a CPU"

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import call
-from gateway.cli.options import Json
+from gateway.cli.options import Json, usage
 from gateway.cli.present import table
 from gateway.cli.terminal import say, told
+from gateway.domain.key import SCOPES
 
 _CLOSES = "from now on every program needs a key, on this machine too, and this command line as well."
 
@@ -29,6 +30,8 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Make a key and print it. It is shown once, and kept nowhere."""
+    if unknown := set(scope or ()) - SCOPES:
+        usage(f"There is no scope {min(unknown)}; a key may have {', '.join(sorted(SCOPES))}.")
     body: dict[str, Any] = {"name": name, "scopes": scope or ["inference"]}
     limits = {
         "models": model or None,
@@ -65,10 +68,9 @@ def rm(name: str, as_json: Json = False) -> None:
     answer = call("DELETE", f"/admin/keys/{name}")
     say(json.dumps(answer, indent=2) if as_json else f"key {name}: removed")
     if not answer["durable"]:
-        say(
+        told(
             f"fitserve: The disk of the gateway cannot be written, so a restart would make the key {name} good again. "
-            "The gateway tries again every few seconds; free disk space or repair the permissions of FITSERVE_DATA_DIR.",
-            err=True,
+            "The gateway tries again every few seconds; free disk space or repair the permissions of FITSERVE_DATA_DIR."
         )
         raise typer.Exit(1)
 

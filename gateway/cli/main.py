@@ -20,9 +20,10 @@ from gateway.cli.client import call, url_of
 from gateway.cli.engine_commands import app as engine_app
 from gateway.cli.fact_commands import app as facts_app
 from gateway.cli.key_commands import app as keys_app
-from gateway.cli.options import EndpointKey, Json, KeepAlive, Priority, absolute, seconds, usage, wishing
+from gateway.cli.options import MISTYPED, EndpointKey, Json, KeepAlive, Priority, absolute, mistake, seconds, usage, wishing
 from gateway.cli.plan_commands import matrix, plan
 from gateway.cli.present import (
+    print_paragraph,
     removed_weights,
     show_decision,
     show_disk,
@@ -52,9 +53,16 @@ app.add_typer(keys_app, name="keys")
 def main() -> None:
     """Entry point: our own errors end with their exit code and two sentences, never a traceback."""
     try:
-        app(standalone_mode=True)
+        # Without standalone mode what was mistyped comes here, and the exit code of `typer.Exit` is returned.
+        sys.exit(app(standalone_mode=False, prog_name="fitserve"))
     except FitserveError as error:
         told(f"fitserve: {error}")
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        told("fitserve: nothing was done.")
+        sys.exit(1)
+    except MISTYPED as error:
+        told(mistake(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -153,7 +161,7 @@ def probe(as_json: Json = False) -> None:
         return
     table(("", "", "", ""), machine(hardware))
     for note in hardware.notes:
-        say(f"note: {note}")
+        print_paragraph(f"note: {note}", indent=4)
 
 
 @app.command()
@@ -246,12 +254,15 @@ def diagnose(
     as_json: Json = False,
 ) -> None:
     """Name the failure in an engine's log, the line that proves it and the cure. Exit code 1 when there is one, 4 when nobody can tell."""
-    from gateway.cli.diagnosis import read_log, text
+    from gateway.cli.diagnosis import lines, read_log, report
     from gateway.profiles import Profiles
 
     extra = os.environ.get("FITSERVE_PROFILES_DIR")
     found = read_log(log, engine, Profiles(Path(extra) if extra else None))
-    say(text(found, as_json=as_json))
+    if as_json:
+        say(json.dumps(report(found), indent=2))
+    else:
+        told("\n".join(lines(found)), err=False)
     if not found.healthy:
         raise typer.Exit(4 if found.healthy is None else 1)
 
@@ -267,9 +278,9 @@ def calibrate(as_json: Json = False) -> None:
     else:
         table(("GPU", "MEASURED", "VALUE", "BY"), rows(found["facts"]))
         for uuid, why in found["left_alone"].items():
-            say(f"left alone: {uuid}: {why}")
+            print_paragraph(f"left alone: {uuid}: {why}", indent=4)
         for problem in found["problems"]:
-            say(f"note: {problem}")
+            print_paragraph(f"note: {problem}", indent=4)
     if not found["facts"]:
         raise typer.Exit(3)
 
@@ -365,20 +376,23 @@ def _wait_ready(name: str, patience_s: float, *, quiet: bool) -> Any:
         # Who sleeps, or has no room now, comes when it is asked.
         if view["state"] in ("ready", "asleep") or (view["state"] == "stopped" and view["on_request"]):
             return view
+        if view["state"] in ("no_plan", "quarantined", "stopped", "stopping"):
+            told(f"fitserve: {name} cannot be served: {visible_line(view['detail'])}")
+            raise typer.Exit(3)
         if status_text(view) != reported and not quiet:
             reported = status_text(view)
-            say(f"{name}: {reported}", err=True)
+            told(f"{name}: {reported}")
         if time.monotonic() > until:
             told(f"fitserve: {name} is not ready yet; the gateway goes on with it. `fitserve show {name}` tells more.")
-            raise typer.Exit(3)
-        if view["state"] in ("no_plan", "quarantined", "stopped", "stopping"):
-            say(f"fitserve: {name} cannot be served: {visible_line(view['detail'])}", err=True)
             raise typer.Exit(3)
         time.sleep(0.5)
 
 
 def _print(value: Any, as_json: bool, text: str) -> None:
-    say(json.dumps(value, indent=2) if as_json else text)
+    if as_json:
+        say(json.dumps(value, indent=2))
+    else:
+        print_paragraph(text)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gateway.cli.terminal import say
+from gateway.cli.terminal import told
 from gateway.errors import BadRequest
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -213,5 +214,16 @@ def read_wish(**fields: Any) -> Any:
 
 
 def usage(message: str) -> NoReturn:
-    say(f"fitserve: {message}", err=True)
+    told(f"fitserve: {message}")
     raise typer.Exit(2)
+
+
+# What typer raises for a command line that it cannot read: the base class of all such errors, which has no public name in every version.
+MISTYPED: type[Any] = typer.BadParameter.__mro__[2]
+
+
+def mistake(error: Any) -> str:
+    """What is wrong with a command line, and where its options are described."""
+    shown = io.StringIO()
+    error.show(file=shown)
+    return shown.getvalue().replace("Value error, ", "").rstrip()

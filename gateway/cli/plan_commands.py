@@ -9,7 +9,7 @@ import typer
 from gateway.cli.client import call
 from gateway.cli.options import Engines, Hardwares, Json, MaxContext, MinContext, absolute, read_wish, usage, wishing
 from gateway.cli.present import show_decision, show_matrix
-from gateway.cli.terminal import say
+from gateway.cli.terminal import told
 from gateway.errors import BadModel, FitserveError, NeedsRemoteCode
 
 
@@ -55,7 +55,7 @@ def _of_the_gateway(wish: Any) -> Any | None:
             error.exit_code = BadModel.exit_code
         if error.status not in (401, 403, 503):
             raise
-        say(f"note: the gateway was not asked, so what it runs does not count here: {error.message}", err=True)
+        told(f"note: the gateway was not asked, so what it runs does not count here: {error.message}")
         return None
 
 
@@ -142,7 +142,7 @@ def _checked(wish: Any, hardware: str | None) -> Any:
     startable = _startable(wish) if hardware is None else None
     decision, asked = asyncio.run(planner.check_on(wish, name, machine, inquirer(image=wish.image), startable))
     for problem in asked.problems.values():
-        say(f"not checked: {problem}", err=True)
+        told(f"not checked: {problem}")
     return decision
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from gateway.cli.terminal import say, squeezed
+from gateway.cli.terminal import say, squeezed, told, wrapped
 from gateway.cli.terminal import width as _width
 from gateway.domain.units import words as size
 from gateway.domain.visible import visible_line
@@ -16,7 +15,9 @@ from gateway.domain.visible import visible_line
 
 def status_text(view: Any) -> str:
     """The state of a model, with its reason in parentheses."""
-    return f"{view['state']} ({visible_line(view['detail'])})" if view["detail"] else str(view["state"])
+    # A phase may begin with the state's own name.
+    detail = visible_line(view["detail"] or "").removeprefix(view["state"]).removeprefix(": ")
+    return f"{view['state']} ({detail})" if detail else str(view["state"])
 
 
 def following_text(follows: Any) -> str:
@@ -42,30 +43,49 @@ def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
     if width is None:
         say(f"{begin}{visible_line(text)}")
         return
-    wrapped = textwrap.wrap(visible_line(text), width, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False)
-    say("\n".join(wrapped) if wrapped else begin.rstrip())
+    lines = wrapped(visible_line(text), width, begin, rest)
+    say("\n".join(lines) if lines else begin.rstrip())
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
-    """Columns without a frame, which read well in a terminal and in a pipe. The last column wraps, or goes below."""
+    """Columns without a frame, which read well in a terminal and in a pipe. Where they are too wide for a terminal the last column wraps, or goes below,
+    then the others wrap; and where not even that fits, each row is a paragraph."""
     lines = [[visible_line(cell) for cell in row] for row in ([head] if any(head) else []) + [tuple(row) for row in rows]]
     if not lines:
         return
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]) - 1)]
     left, width = sum(widths) + 2 * len(widths), _width()
     if width is not None and left > width:
-        squeezed(lines, width, head=any(head))
+        _narrow(lines, width, head)
         return
     for line in lines:
         start = "".join(f"{cell:<{size}}  " for cell, size in zip(line, widths, strict=False))
         if width is None or left + len(line[-1]) <= width:
             say(f"{start}{line[-1]}".rstrip())
-        elif width - left >= _LEAST_COLUMN:
+        elif width - left >= max(_LEAST_COLUMN, *map(len, line[-1].split())):
             print_paragraph(line[-1], indent=left, first=start)
         else:
             say(start.rstrip())
             if line[-1]:
                 print_paragraph(line[-1], indent=4, first="    ")
+
+
+def _narrow(lines: list[list[str]], width: int, head: tuple[str, ...]) -> None:
+    """A table of which not even the columns before the last fit."""
+    long = max(len(line[-1]) for line in lines) > _LEAST_COLUMN
+    columns = None if long else squeezed(lines, width)
+    below = columns is None
+    columns = columns or squeezed([line[:-1] for line in lines], width)
+    for at, line in enumerate(lines):
+        titles = at == 0 and any(head)
+        if columns:
+            say("\n".join(columns[at]))
+        elif not titles:
+            cells = zip(head[1:-1] if long else head[1:], line[1:], strict=False)
+            named = [f"{name.lower()} {cell}".strip() for name, cell in cells if cell not in ("", "-")]
+            print_paragraph(f"{line[0]}: {', '.join(named)}", indent=4)
+        if below and (columns or long) and not titles and line[-1] not in ("", "-"):
+            print_paragraph(line[-1], indent=4, first="    ")
 
 
 # A last column narrower than this goes below its row.
@@ -221,25 +241,25 @@ def show_model(view: Any, numbers: dict[str, int]) -> None:
     from gateway.core.planner import explain
     from gateway.domain import Plan, Rejected
 
-    say(f"{view['name']}: {status_text(view)}")
+    told(f"{view['name']}: {status_text(view)}", err=False)
     if change := view["change"]:
         state = "Being changed" if change["state"] == "underway" else "The last change was given up"
         print_paragraph(f"{state}: {change['detail']}")
         show_differences(change["wish"])
     for name, commit in view["wish"]["commits"].items():
-        say(f"{name} is pinned to commit {commit}")
+        told(f"{name} is pinned to commit {commit}", err=False)
     for endpoint in view["wish"]["endpoints"]:
-        say(f"runs at {endpoint}")
+        told(f"runs at {endpoint}", err=False)
     if key := view["wish"]["endpoint_key"]:
-        say(f"its key is {key}")
-    wished, taken = view["wish"]["gpus"], view["plan"]["gpus"] if view["plan"] else []
+        told(f"its key is {key}", err=False)
+    wished, taken = view["wish"]["gpus"], [uuid for one in view["replicas"] for uuid in one["gpus"]]
     if isinstance(wished, list):
-        say(f"may take {_gpus(wished, numbers)}")
+        told(f"may take {_gpus(wished, numbers)}", err=False)
     if taken:
-        say(f"planned on {_gpus(taken, numbers)}")
+        told(f"planned on {_gpus(taken, numbers)}", err=False)
     if stays := residence_text(view, time.time()):
         priority = view["wish"]["policy"]["priority"]
-        say(f"stays loaded: {stays}" + (f"; priority {priority}" if priority else ""))
+        told(f"stays loaded: {stays}" + (f"; priority {priority}" if priority else ""), err=False)
     if view["plan"]:
         show_plan(Plan.model_validate(view["plan"]))
     if view["abilities"]:
@@ -268,14 +288,15 @@ def show_model(view: Any, numbers: dict[str, int]) -> None:
                 f"context {attempt['max_model_len']:,}",
                 attempt["otherwise"],
             ]
-            say(f"  {attempt['id']}  {started}  {'  '.join(word for word in words if word)}")
+            print_paragraph("  ".join(word for word in words if word), indent=5, first=f"  {attempt['id']}  {started}  ")
             if failure := attempt["failure"]:
-                say(f"     {failure['kind']} while {failure['phase']}: {visible_line(failure['message'])} {failure['advice']}")
+                said = f"{failure['kind']} while {failure['phase']}: {failure['message']} {failure['advice']}"
+                print_paragraph(said, indent=11, first="     ")
                 if failure["line"]:
-                    say(f"     log: {visible_line(failure['line'])}")
-                say(f"     done: {DONE[failure['proves']]}")
+                    print_paragraph(f"log: {failure['line']}", indent=11, first="     ")
+                print_paragraph(f"done: {DONE[failure['proves']]}", indent=11, first="     ")
                 for number, step in enumerate(failure["steps"], 1):
-                    say(f"     {number}. {visible_line(step)}")
+                    print_paragraph(f"{number}. {step}", indent=8, first="     ")
                 if follows := attempt["follows"]:
                     print_paragraph(f"next: {following_text(follows)}", indent=11, first="     ")
 
@@ -311,7 +332,7 @@ def show_disk(found: Any) -> None:
         say("")
         table(("ENGINE", "BYTES", "COMPILED", "LAST USED", "NEEDED BY"), engines)
     unfinished = f", {size(found['unfinished_bytes'])} of unfinished downloads" if found["unfinished_bytes"] else ""
-    say(f"\n{found['cache']}: {size(found['cache_bytes'])}{unfinished}; {size(found['free_bytes'])} are free")
+    told(f"\n{found['cache']}: {size(found['cache_bytes'])}{unfinished}; {size(found['free_bytes'])} are free", err=False)
     if found["unused_bytes"]:
         print_paragraph(
             f"{size(found['unused_bytes'])} of revisions that no model of this gateway needs: `fitserve rm NAME --weights` removes those of a model "

@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from typing import NamedTuple
 
 import typer
@@ -32,13 +33,12 @@ def say(text: str = "", *, err: bool = False) -> None:
     typer.echo(visible(text), err=err)
 
 
-def told(text: str) -> None:
-    """Print sentences for people to standard error. A terminal's lines end between words; what is no terminal gets each line whole."""
-    if sys.stderr.isatty():
-        width = max(20, shutil.get_terminal_size().columns)
-        lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
-        text = "\n".join("\n".join(line) for line in lines)
-    say(text, err=True)
+def told(text: str, *, err: bool = True) -> None:
+    """Print sentences for people. A terminal's lines end between words; what is no terminal gets each line whole."""
+    columns = width() if not err else max(20, shutil.get_terminal_size().columns) if sys.stderr.isatty() else None
+    if columns is not None:
+        text = "\n".join("\n".join(wrapped(line, columns)) for line in text.splitlines())
+    say(text, err=err)
 
 
 def pour(pieces: Iterable[bytes], *, raw: bool = False) -> None:
@@ -58,21 +58,35 @@ def width() -> int | None:
     return None
 
 
-def squeezed(lines: Sequence[Sequence[str]], columns: int, *, head: bool) -> None:
-    """Print a table that is wider than the terminal: each of its columns wraps between words."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def wrapped(text: str, columns: int, first: str = "", rest: str = "") -> list[str]:
+    """Lines of a paragraph. None ends inside a word: one that is longer than a line, as a path, stays whole for who copies it."""
+    return textwrap.wrap(
+        text, columns, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
 
-    made = Table(box=None, show_header=head, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
-    for cell in lines[0]:
-        made.add_column(Text(cell) if head else "", overflow="fold")
-    for line in lines[1:] if head else lines:
-        made.add_row(*(Text(cell) for cell in line))
-    console = Console(width=columns, color_system=None, legacy_windows=False)
-    with console.capture() as drawn:
-        console.print(made)
-    say("\n".join(line.rstrip() for line in drawn.get().rstrip("\n").split("\n")))
+
+def squeezed(lines: Sequence[Sequence[str]], columns: int) -> list[list[str]] | None:
+    """The lines of each row of a table that is wider than the terminal: its cells wrap between words. None where the longest words do not fit."""
+    cells = [[line[at] for line in lines] for at in range(len(lines[0]))]
+    least = [max((len(word) for cell in column for word in cell.split()), default=0) for column in cells]
+    for gap in (2, 1):
+        widths = [max(map(len, column)) for column in cells]
+        room = columns - gap * (len(widths) - 1)
+        if sum(least) > room:
+            continue
+        while sum(widths) > room:
+            _, widest = max((width, at) for at, width in enumerate(widths) if width > least[at])
+            widths[widest] -= 1
+        return [_row(line, widths, " " * gap) for line in lines]
+    return None
+
+
+def _row(line: Sequence[str], widths: Sequence[int], gap: str) -> list[str]:
+    pieces = [wrapped(cell, max(width, 1)) for cell, width in zip(line, widths, strict=True)]
+    return [
+        gap.join(f"{piece:<{width}}" for piece, width in zip(parts, widths, strict=True)).rstrip()
+        for parts in zip_longest(*pieces, fillvalue="")
+    ]
 
 
 class Talk(NamedTuple):

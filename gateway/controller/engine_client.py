@@ -20,6 +20,7 @@ import httptools
 import msgspec
 
 from gateway.core.failures.log_lines import clean
+from gateway.errors import in_brief
 
 T = TypeVar("T")
 
@@ -104,7 +105,7 @@ class EngineClient:
             except TimeoutError:
                 raise NoAnswerError(f"does not answer within {within_s:g} s") from None
             except (OSError, UnicodeError) as error:
-                raise NoAnswerError(f"does not answer ({_reason(error)})") from None
+                raise NoAnswerError(f"does not answer ({in_brief(error)})") from None
             finally:
                 call.end()
 
@@ -168,7 +169,7 @@ class _Call(asyncio.Protocol):
     def _closed(self, error: Exception | None = None) -> None:
         if self._status and not self._sized and error is None:
             self.on_message_complete()
-        self._refuse(f"breaks off ({_reason(error)})" if error else "closes the connection without an answer")
+        self._refuse(f"breaks off ({in_brief(error)})" if error else "closes the connection without an answer")
 
     def _refuse(self, reason: str) -> None:
         if not self.answer.done():
@@ -199,9 +200,3 @@ class _Call(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._status and not self.answer.done():
             self.answer.set_result(EngineAnswer(self._status, bytes(self._body)))
-
-
-def _reason(error: BaseException) -> str:
-    """In a few words."""
-    told = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(told)[:_SHOWN]

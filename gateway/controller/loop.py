@@ -31,7 +31,7 @@ from gateway.core.failures.signatures import Signatures
 from gateway.core.reconcile import Rest
 from gateway.domain import Attempt, Change, Failure, Hardware, Instance, Offer, Plan, Planned, RunningPlan, Served, Wish
 from gateway.domain.plan import ALONE
-from gateway.errors import BadRequest, Conflict, HostError, NotFound, StoreError
+from gateway.errors import BadRequest, Conflict, HostError, StoreError, no_model
 from gateway.failpoint import Failpoint
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.drains import Drains
@@ -199,7 +199,8 @@ class Loop:
         """Raises NotFound."""
         model = self.models.get(name)
         if model is None:
-            raise NotFound(f"There is no model {name[:200]}.", hint="`fitserve ps` lists the models.")
+            names = {known: one.wish.name for one in self.models.values() for known in (one.wish.name, *one.wish.aliases)}
+            raise no_model(name, names)
         return model
 
     async def named(self, wish: Wish) -> Wish:

@@ -55,6 +55,8 @@ class ReplicaState:
     progress: str = ""
     blocked: str | None = None
     blocked_at: float = 0.0
+    looks_again: bool = False
+    """It had no plan, and is planned again because time went by: until that is known it stays what it was."""
     takes: tuple[Offer, ...] = ()
     """What other models give before it can be planned: it waits for that."""
     on_request: bool = False
@@ -340,11 +342,24 @@ def _status(model: ManagedModel) -> tuple[str, str]:
     )
     best = min(model.replicas, key=lambda replica: order.index(replica.shown.state))
     detail = best.shown.reason
-    if best.shown.state in ("starting", "verifying") and (best.attempt is not None or best.busy):
+    if best.shown.state == "ready":
+        detail = _lacking(model)
+    elif best.shown.state in ("starting", "verifying") and (best.attempt is not None or best.busy):
         detail = best.phase
     elif best.shown.state == "backing_off" and best.shown.until is not None:
         detail = f"{detail} Next start in {max(0, round(best.shown.until - time.time()))} s."
     return best.shown.state, detail
+
+
+def _lacking(model: ManagedModel) -> str:
+    """How many copies serve, and why another does not, where one has no way to."""
+    away = [
+        replica.shown
+        for replica in model.replicas
+        if replica.shown.state in ("no_plan", "quarantined", "backing_off", "unreachable")
+    ]
+    serving = sum(replica.shown.state == "ready" for replica in model.replicas)
+    return f"{serving} of {len(model.replicas)} copies serve; {away[0].reason}" if away else ""
 
 
 def capacity(plan: Plan) -> int:

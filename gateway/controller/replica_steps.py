@@ -92,7 +92,7 @@ class ReplicaSteps:
             replica.task.cancel()
         instance = replica.instance_among(instances)
         if replica.blocked is not None and not replica.takes and time.monotonic() - replica.blocked_at > _REPLAN_S:
-            replica.blocked = None
+            replica.blocked, replica.looks_again = None, True
         watched = instance is not None and instance.state != "created" and not model.deleting
         own = replica.attempt is not None and instance is not None and instance.fingerprint == replica.attempt.fingerprint
         if replica.attempt is not None and instance is not None and own and watched and replica.watcher is None:
@@ -132,11 +132,13 @@ class ReplicaSteps:
         instead = partial(self._fleet.room, model, replica, instead=True)
         match action:
             case Rest():
-                replica.shown = action
+                if not (replica.looks_again and replica.attempt is None and action.state == "starting"):
+                    replica.shown, replica.looks_again = action, False
                 if not replica.busy:
                     replica.setback.over()
             case reconcile.MakePlan():
-                replica.shown = Rest("starting", "planning")
+                if not replica.looks_again:
+                    replica.shown = Rest("starting", "planning")
                 self._start(replica, name, effects.plan(model, replica, room, instead, self._fleet.ports))
             case reconcile.Launch(attempt):
                 replica.shown = Rest("starting", "launching")

@@ -114,9 +114,14 @@ def of_model(before: ModelNow | None, after: ModelNow | None, told: Told, now: f
         yield from _of_replica(after, _like(before, replica), replica, told, now)
     yield from _of_endpoints(before, after, now)
     if before is not None and before.state != after.state:
-        words = f"{after.wish.name} is {after.state.replace('_', ' ')}" + (f": {after.detail}" if after.detail else ".")
+        detail = after.detail.removeprefix(after.state).removeprefix(": ")
+        words = f"{after.wish.name} {_IS.get(after.state, f'is {after.state}')}" + (f": {detail}" if detail else ".")
         data = {"state": after.state, "before": before.state, "detail": after.detail}
         yield Event(at=now, kind="model.state", model=after.wish.name, words=words, data=data)
+
+
+# States whose name is no adjective.
+_IS = {"no_plan": "has no plan", "backing_off": "is backing off"}
 
 
 def _of_wish(before: ModelNow | None, after: ModelNow, now: float) -> Iterator[Event]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gateway.errors import in_brief
 from gateway.machine.nvml import Nvml
 
 # Whom `fitserve doctor` asks waits no longer than this.
@@ -185,7 +186,7 @@ def hub(endpoint: str | None, token: str | None) -> HubAnswer:
         answer = httpx.get(url, headers=headers, timeout=_PATIENCE_S)
         said = answer.json() if token and answer.status_code == 200 else {}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return HubAnswer(place, problem=type(error).__name__, asked_with_token=bool(token))
+        return HubAnswer(place, problem=in_brief(error), asked_with_token=bool(token))
     skew_s = None
     if date := answer.headers.get("date"):
         try:

@@ -20,7 +20,7 @@ import sqlite3
 import tarfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -71,14 +71,16 @@ def write_backup(data: Path, into: BinaryIO, version: str) -> None:
             path.unlink(missing_ok=True)
 
 
-def restore_backup(data: Path, archive: Path) -> Restored:
-    """Into a folder that no gateway uses: the caller holds its lock. What is there goes aside. Raises BadRequest for what is no backup, SettingsError, StoreError."""
+def restore_backup(data: Path, archive: Path, before: Callable[[], None] = lambda: None) -> Restored:
+    """Into a folder that no gateway uses: the caller holds its lock. What is there goes aside. before: is called once the archive is known to be sound; what
+    it raises leaves all as it was. Raises BadRequest for what is no backup, SettingsError, StoreError."""
     draft = data / f"restore-{time.time_ns()}"
     draft.mkdir(mode=0o700)
     try:
         manifest = _unpacked(archive, draft)
         _check_installation(data, draft, archive)
         counts = _sound(draft / _DATABASE)
+        before()
         aside = _set_aside(data)
         for path in sorted(draft.iterdir()):
             if path.name != _MANIFEST:

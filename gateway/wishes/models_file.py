@@ -52,8 +52,8 @@ def load(path: Path) -> ModelsFile:
     document, references = read(text), References(path.absolute().parent)
     wishes: dict[str, Wish] = {}
     mistakes = [*document.mistakes, *_of_the_top(document)]
-    if not mistakes:
-        for name, fields in (document.data or {}).get("models", {}).items():
+    if not document.mistakes:
+        for name, fields in _models(document):
             found = _wish(document, str(name), fields or {}, references)
             if isinstance(found, Wish):
                 wishes[str(name)] = found
@@ -91,6 +91,18 @@ def schema() -> dict[str, Any]:
     }
 
 
+def _models(document: Document) -> list[tuple[str, dict[str, Any] | None]]:
+    """Those that can be read, whatever is wrong with others."""
+    models = document.data.get("models") if isinstance(document.data, dict) else None
+    if not isinstance(models, dict):
+        return []
+    return [(name, fields) for name, fields in models.items() if isinstance(fields, dict | None) and _named(name)]
+
+
+def _named(name: object) -> bool:
+    return re.fullmatch(NAME_PATTERN, str(name)) is not None
+
+
 def _of_the_top(document: Document) -> list[Mistake]:
     data = document.data
     if data is None and not document.mistakes:
@@ -120,7 +132,7 @@ def _of_the_top(document: Document) -> list[Mistake]:
     named = [
         Mistake(document.place(("models", str(name))), f"{str(name)!r} cannot be a model's name: {_NAME}")
         for name in models
-        if not re.fullmatch(NAME_PATTERN, str(name))
+        if not _named(name)
     ]
     return wrong + bare + named
 

@@ -56,7 +56,7 @@ def apply(
             if row["differences"]:
                 show_differences(row["differences"])
         if not rows and not failed:
-            say(f"{len(found.wishes)} models are as {file} has them")
+            told(f"{len(found.wishes)} models are as {file} has them", err=False)
     if failed:
         raise typer.Exit(1)
 

@@ -13,7 +13,7 @@ import typer
 
 from gateway.cli.client import stream
 from gateway.cli.options import Json
-from gateway.cli.terminal import say
+from gateway.cli.terminal import say, told
 from gateway.domain.units import words as size
 from gateway.errors import BadRequest, NotReady
 from gateway.version import __version__
@@ -65,11 +65,14 @@ def restore(
     settings = load_settings()
     configure_logging(settings.log_level)
     data = settings.data
-    if (data / "fitserve.db").exists() and not yes and not typer.confirm(f"Replace what {data} has?"):
-        raise typer.Exit(1)
     held = lock(data)
+
+    def ask() -> None:
+        if (data / "fitserve.db").exists() and not yes:
+            typer.confirm(f"Replace what {data} has?", abort=True)
+
     try:
-        back = restore_backup(data, file)
+        back = restore_backup(data, file, ask)
     finally:
         os.close(held)
     if as_json:
@@ -77,6 +80,9 @@ def restore(
         say(json.dumps({**back._asdict(), "aside": aside, "data": str(data)}, indent=2))
         return
     made = datetime.fromtimestamp(back.made_at, tz=UTC).astimezone().strftime("%F %T")
-    say(f"{data}: {back.models} models, {back.keys} keys and {back.facts} facts of {made}, by fitserve {back.fitserve}")
+    told(
+        f"{data}: {back.models} models, {back.keys} keys and {back.facts} facts of {made}, by fitserve {back.fitserve}",
+        err=False,
+    )
     if back.aside is not None:
-        say(f"What was there is in {back.aside}")
+        told(f"What was there is in {back.aside}", err=False)

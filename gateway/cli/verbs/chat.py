@@ -37,7 +37,7 @@ class Chat:
                 case "/?" | "/help":
                     say(_HELP)
                 case text if text.startswith("/") and len(text.split()) == 1:
-                    say(f"There is no command {text}. {_HELP}")
+                    told(f"There is no command {text}. {_HELP}", err=False)
                 case _:
                     try:
                         self.answer(line)

@@ -11,12 +11,14 @@ import typer
 
 from gateway.cli.client import call, stream
 from gateway.cli.options import Json
+from gateway.cli.present import print_paragraph
 from gateway.cli.terminal import say, told
-from gateway.domain.visible import visible_line
 from gateway.errors import NotReady
 
 _SHOWN = 50
 _RETRY_S = 2.0
+# As wide as the time.
+_INDENT = 21
 
 
 def events(
@@ -75,9 +77,9 @@ def _print(event: dict[str, Any], as_json: bool) -> None:
         say(json.dumps(event))
         return
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
-    say(visible_line(f"{at}  {event['kind']:<20}  {event['words']}"))
+    print_paragraph(event["words"], indent=_INDENT, first=f"{at}  {event['kind']:<20}  ")
     failure = event["data"].get("failure") or {}
     if line := failure.get("line"):
-        say(visible_line(f"{'':21}{'':<22}proof: {line}"))
+        print_paragraph(f"proof: {line}", indent=_INDENT, first=" " * _INDENT)
     if advice := failure.get("advice"):
-        say(visible_line(f"{'':21}{'':<22}{advice}"))
+        print_paragraph(advice, indent=_INDENT, first=" " * _INDENT)

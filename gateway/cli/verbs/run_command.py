@@ -10,7 +10,7 @@ import typer
 from gateway.cli.client import call
 from gateway.cli.options import Json, absolute, wishing
 from gateway.cli.present import show_decision, status_text
-from gateway.cli.terminal import Talk, everything, say, status
+from gateway.cli.terminal import Talk, everything, status, told
 from gateway.cli.verbs.chat import Chat
 from gateway.cli.verbs.pull_command import pulled
 from gateway.domain.visible import visible_line
@@ -45,7 +45,7 @@ def run(
     try:
         view = _ready(_there(model, name, wished))
     except KeyboardInterrupt:
-        say("\nThe gateway goes on with it; `fitserve ps` shows how far it is.", err=True)
+        told("\nThe gateway goes on with it; `fitserve ps` shows how far it is.")
         raise typer.Exit(_INTERRUPTED) from None
     if view["plan"] is not None and view["plan"]["model"]["task"] != "generate":
         raise BadRequest(f"{view['name']} does not generate text.", hint="Take a model that does.")
@@ -72,7 +72,7 @@ def _there(model: str, name: str | None, wished: dict[str, Any]) -> str:
         raise typer.Exit(3)
     from gateway.core.planner.explain import headline
 
-    say(headline(decision), err=True)
+    told(headline(decision))
     planned = decision.plans[0].model
     if planned.revision is not None:
         pulled(planned.source, planned.revision)

@@ -151,9 +151,8 @@ def _allowed(hardware: Hardware, wish: Wish) -> Hardware:
     named = tuple(numbers.get(one, one) for one in named)
     known = {gpu.uuid for gpu in hardware.gpus}
     if missing := [uuid for uuid in named if uuid not in known]:
-        raise BadRequest(
-            f"There is no GPU {missing[0][:100]} here.", hint=f"There are: {', '.join(sorted(known)) or 'none'}.", param="gpus"
-        )
+        here = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in hardware.gpus) or "none"
+        raise BadRequest(f"There is no GPU {missing[0][:100]} here.", hint=f"There are: {here}.", param="gpus")
     for gpu in hardware.gpus:
         if gpu.uuid in named and (why := gpu.kept or gpu.lost):
             raise BadRequest(f"The GPU {gpu.uuid} is not used: {why.rstrip('.')}.", hint="Name another one.", param="gpus")

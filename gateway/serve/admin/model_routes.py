@@ -214,7 +214,10 @@ async def change_model(request: Request, name: str, body: dict[str, Any], dry_ru
         plan = planned.plan
         anew = not running or plan is None or not all(same_start(plan, one) for one in running)
         if plan is None and not planned.open and not dry_run:
-            raise NoPlan(f"Nothing was changed: {planned.reason}", hint=f"`fitserve plan` says more; {name} goes on as it is.")
+            raise NoPlan(
+                f"Nothing was changed: {planned.reason.rstrip('.')}.",
+                hint=f"`fitserve plan` says more; {name} goes on as it is.",
+            )
     else:
         anew = False
     answer = ChangeAnswer(

@@ -11,6 +11,7 @@ import termios
 
 import pytest
 
+from gateway.cli.present import table
 from gateway.cli.terminal import Flow, pour, told
 from tests.support.paths import ROOT
 
@@ -44,6 +45,26 @@ def test_a_terminal_gets_whole_words(monkeypatch: pytest.MonkeyPatch, columns: i
     os.close(ours)
     assert said.split() == words.split()
     assert all(len(line) <= columns or " " not in line for line in said.splitlines())
+
+
+# Columns of `fitserve ps`: those that fit when their cells wrap, the last below, and those of which each row is a paragraph.
+HEAD = ("NAME", "STATE", "ENGINE", "CONTEXT", "GPUS", "MEMORY", "UP", "ASKED", "STAYS", "DETAIL")
+NARROW = ("qwen", "ready", "vllm==0.33.0", "4,096", "0,1", "2.3 GiB", "1m6s", "3m ago", "for ever", "")
+LOST = ("dead", "unreachable", "-", "-", "-", "-", "-", "-", "-", "http://127.0.0.1:9 does not answer (Connection refused)")
+WIDE = ("a-model-with-a-long-name", "ready 2/3", "sglang==0.5.10.post1", *NARROW[3:9], "no room")
+
+
+@pytest.mark.parametrize("rows", [[NARROW], [LOST], [NARROW, LOST], [WIDE], [WIDE, LOST], [NARROW[:9], WIDE[:9]]])
+@pytest.mark.parametrize("columns", [60, 80, 100, 200])
+def test_a_table_has_whole_words_and_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: list[tuple[str, ...]], columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table(HEAD[: len(rows[0])], rows)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns
+    words = {word.strip(":,") for word in shown.split()}
+    assert {word for row in rows for cell in row if cell != "-" for word in cell.split()} <= words
 
 
 def read(ours: int) -> str:

