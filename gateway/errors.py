@@ -232,6 +232,13 @@ class EngineUnreachable(UpstreamError):
     code = "engine_unreachable"
 
 
+class LoopDetected(FitserveError):
+    """Gateways whose endpoints are each other."""
+
+    status = 508
+    code = "loop_detected"
+
+
 class HostError(FitserveError):
     """The host (Docker, or the process table) refused or is not there."""
 

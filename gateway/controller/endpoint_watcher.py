@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,8 +26,32 @@ _FIRST_REST_S = 1.0
 _LONGEST_REST = 6
 
 
+# States of a model at another gateway of this kind from which it comes by itself; and those from which a request brings it, where requests wait for it there.
+_COMES = frozenset({"starting", "verifying", "backing_off", "stopping"})
+_BROUGHT = frozenset({"asleep", "stopped", "no_plan"})
+_NEVER = frozenset({"quarantined", "unreachable"})
+
+
 class _Model(msgspec.Struct):
+    """`state` and `wait_s`: as another gateway of this kind tells them."""
+
     id: str
+    owned_by: Any = None
+    state: Any = None
+    wait_s: Any = None
+
+    @property
+    def told(self) -> str:
+        """Its state; ready where that is not known."""
+        known = self.owned_by == "fitserve" and isinstance(self.state, str) and self.state in _COMES | _BROUGHT | _NEVER
+        return self.state if known else "ready"
+
+    @property
+    def here(self) -> str:
+        """What its state is for us; "" where it makes no sense to ask it."""
+        if self.told in _BROUGHT:
+            return "asleep" if self.wait_s or self.told == "asleep" else ""
+        return "" if self.told in _NEVER else self.told
 
 
 class _Models(msgspec.Struct):
@@ -57,7 +82,8 @@ class EndpointKey(NamedTuple):
 
 
 class EndpointWatcher:
-    """`replica` is where requests go, None while the engine is away; `detail` says why, then: clients may read it. `asked`: whether it was asked yet."""
+    """`replica` is where requests go, None while the engine is away; `detail` says why, then: clients may read it. `asked`: whether it was asked yet.
+    `state`: the model's, there: of an endpoint that is another gateway it may be one that it comes from when it is asked."""
 
     def __init__(
         self,
@@ -74,6 +100,7 @@ class EndpointWatcher:
         self.key = key
         self.url = endpoint.rstrip("/").removesuffix("/v1")
         self.replica: RoutedReplica | None = None
+        self.state = "unreachable"
         self.asked = False
         self._detail = f"{self.url} is not asked yet"
         self._model = model
@@ -94,10 +121,10 @@ class EndpointWatcher:
 
     async def _look(self) -> float:
         """One look; the seconds until the next one, never the same, so that many endpoints are not asked all at once."""
-        replica, detail = await self._ask()
+        replica, state, detail = await self._ask()
         self.asked = True
-        if replica != self.replica or detail != self._detail:
-            self.replica, self._detail = replica, detail
+        if (replica, state, detail) != (self.replica, self.state, self._detail):
+            self.replica, self.state, self._detail = replica, state, detail
             self._wake()
         if replica is not None:
             self._rest_s = 0.0
@@ -106,24 +133,28 @@ class EndpointWatcher:
         self._rest_s = min(max(2 * self._rest_s, first_s), longest_s)
         return self._rest_s * random.uniform(0.75, 1.25)  # noqa: S311
 
-    async def _ask(self) -> tuple[RoutedReplica | None, str]:
-        """Where requests go, or None and why they cannot."""
+    async def _ask(self) -> tuple[RoutedReplica | None, str, str]:
+        """Where requests go and the model's state there; or None and why they cannot."""
+        away = None, "unreachable"
         try:
             key = await self.key.read()
             answer = await self._client.with_key(key).get(f"{self.url}/v1/models", _TIMEOUT_S, _MOST_BYTES)
             if answer.status != 200:
-                return None, await self._refusal(answer, key)
-            names = [model.id for model in (await answer.read(_Models)).data]
+                return *away, await self._refusal(answer, key)
+            models = {model.id: model for model in (await answer.read(_Models)).data}
         except NoKeyError as error:
-            return None, f"the key for {self.url} cannot be read: {error}"
+            return *away, f"the key for {self.url} cannot be read: {error}"
         except NoAnswerError as error:
-            return None, f"{self.url} {error}"
+            return *away, f"{self.url} {error}"
         # A name is sent with every request, and shown to people.
-        usable = [name for name in names[:_SHOWN_NAMES] if name.isprintable() and 0 < len(name) <= _MOST_NAME]
-        if self._model not in names and not len(names) == len(usable) == 1:
-            return None, f"{self.url} does not serve {self._model}" + (f" but {', '.join(usable)}" if usable else "")
-        name = self._model if self._model in names else names[0]
-        return RoutedReplica(self.url, f"{self._model}@{self.url}", name, key=key or ""), ""
+        usable = [name for name in islice(models, _SHOWN_NAMES) if name.isprintable() and 0 < len(name) <= _MOST_NAME]
+        if self._model not in models and not len(models) == len(usable) == 1:
+            return *away, f"{self.url} does not serve {self._model}" + (f" but {', '.join(usable)}" if usable else "")
+        name = self._model if self._model in models else usable[0]
+        if not models[name].here:
+            return *away, f"{self.url} has {name}, which is {models[name].told} there"
+        replica = RoutedReplica(self.url, f"{self._model}@{self.url}", name, key=key or "", elsewhere=True)
+        return replica, models[name].here, ""
 
     async def _refusal(self, answer: EngineAnswer, key: str | None) -> str:
         if answer.status not in (401, 403):

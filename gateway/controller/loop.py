@@ -456,7 +456,8 @@ class Loop:
                 continue
             model.endpoints.append(EndpointWatcher(model.wish.name, endpoint, *watched))
             # Until it is asked with the other key its requests go on.
-            model.endpoints[-1].replica = known.replica if known is not None else None
+            if known is not None:
+                model.endpoints[-1].replica, model.endpoints[-1].state = known.replica, known.state
         for one in before.values():
             await one.close()
 

@@ -34,6 +34,19 @@ from gateway.supervision import Setback
 _SHOWN_AWAY = 3
 # An engine that could not be asked is not asked at each start; what kept it from answering may have passed after so long.
 _ASK_AGAIN_S = 600.0
+# Of several replicas or endpoints the first of these is the model's state.
+_ORDER = (
+    "ready",
+    "verifying",
+    "starting",
+    "unreachable",
+    "backing_off",
+    "asleep",
+    "stopped",
+    "no_plan",
+    "quarantined",
+    "stopping",
+)
 # States from which a model comes back by itself, so that it can be waited for; and those from which a request brings it back.
 _HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
 _LOADABLE = _HOPEFUL | {"asleep", "stopped", "stopping", "no_plan"}
@@ -322,25 +335,8 @@ def _status(model: ManagedModel) -> tuple[str, str]:
     if model.deleting:
         return "stopping", "it is being removed"
     if model.wish.endpoints:
-        away = [endpoint for endpoint in model.endpoints if endpoint.replica is None]
-        why = [endpoint.detail for endpoint in away[:_SHOWN_AWAY]] + (["..."] if len(away) > _SHOWN_AWAY else [])
-        if len(away) < len(model.endpoints):
-            return "ready", "; ".join([f"{len(model.endpoints) - len(away)} of {len(model.endpoints)} endpoints answer", *why])
-        asked = model.endpoints and all(endpoint.asked for endpoint in model.endpoints)
-        return "unreachable" if asked else "starting", "; ".join(why) or "its endpoints are not asked yet"
-    order = (
-        "ready",
-        "verifying",
-        "starting",
-        "unreachable",
-        "backing_off",
-        "asleep",
-        "stopped",
-        "no_plan",
-        "quarantined",
-        "stopping",
-    )
-    best = min(model.replicas, key=lambda replica: order.index(replica.shown.state))
+        return _status_elsewhere(model)
+    best = min(model.replicas, key=lambda replica: _ORDER.index(replica.shown.state))
     detail = best.shown.reason
     if best.shown.state == "ready":
         detail = _lacking(model)
@@ -360,6 +356,19 @@ def _lacking(model: ManagedModel) -> str:
     ]
     serving = sum(replica.shown.state == "ready" for replica in model.replicas)
     return f"{serving} of {len(model.replicas)} copies serve; {away[0].reason}" if away else ""
+
+
+def _status_elsewhere(model: ManagedModel) -> tuple[str, str]:
+    away = [endpoint for endpoint in model.endpoints if endpoint.replica is None]
+    why = [endpoint.detail for endpoint in away[:_SHOWN_AWAY]] + (["..."] if len(away) > _SHOWN_AWAY else [])
+    states = [endpoint.state for endpoint in model.endpoints if endpoint.replica is not None]
+    if states:
+        best = min(states, key=_ORDER.index)
+        words = {"ready": (), "asleep": ("it is loaded there when it is asked",)}
+        there = words.get(best, (f"it is {best.replace('_', ' ')} there",))
+        return best, "; ".join([f"{len(states)} of {len(model.endpoints)} endpoints answer", *there, *why])
+    asked = model.endpoints and all(endpoint.asked for endpoint in model.endpoints)
+    return "unreachable" if asked else "starting", "; ".join(why) or "its endpoints are not asked yet"
 
 
 def capacity(plan: Plan) -> int:
@@ -398,7 +407,9 @@ def route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: flo
         for replica, instance in serving
         if replica.attempt is not None and instance.url and instance.name not in frozen
     ]
-    replicas += [endpoint.replica for endpoint in model.endpoints if endpoint.replica is not None]
+    there = [(endpoint.replica, endpoint.state == "ready") for endpoint in model.endpoints if endpoint.replica is not None]
+    # Where a model is ready nobody waits; where it comes when it is asked, it is asked where none is.
+    replicas += [one for one, ready in there if ready] or [one for one, _ in there]
     attempts = sorted((one.attempt for one in model.replicas if one.attempt is not None), key=lambda one: not one.serves)
     plan = attempts[0].plan if attempts else None
     shown = model.abilities

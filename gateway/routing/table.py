@@ -33,7 +33,7 @@ class RoutedReplica:
     """One engine that answers for a model. `url` is its base without /v1, `served_name` what it calls the model.
 
     `capacity`: how many requests it gets at once; None where that is not known. `key`: what it wants of its callers, "" for nothing. `adapters`: names of adapters, and what the engine calls them. `seed`: a
-    number for the id. `key_line`: the key as a line of a request's head.
+    number for the id. `key_line`: the key as a line of a request's head. `elsewhere`: not ours, and perhaps another gateway.
     """
 
     url: str
@@ -42,6 +42,7 @@ class RoutedReplica:
     capacity: int | None = None
     key: str = field(default="", repr=False)
     adapters: tuple[tuple[str, str], ...] = ()
+    elsewhere: bool = False
     seed: int = field(init=False, repr=False, compare=False)
     key_line: bytes = field(init=False, repr=False, compare=False)
 
@@ -176,6 +177,7 @@ def _model(route: ModelRoute) -> dict[str, Any]:
         "display_name": route.name,
         "created_at": datetime.fromtimestamp(route.created, UTC).isoformat(),
         "state": route.state,
+        "wait_s": route.wait_s,
         "task": route.task,
         **({"parent": route.alias_of, "root": card.adapter} if card.adapter else {}),
         "max_model_len": card.max_model_len,

@@ -114,7 +114,7 @@ def _models(loop: Loop, plane: DataPlane) -> Iterator[Sample]:
     planned: Counter[str] = Counter()
     for name, model in models.items():
         states: Counter[str] = Counter(replica.shown.state for replica in model.replicas)
-        states.update("ready" if endpoint.replica is not None else "unreachable" for endpoint in model.endpoints)
+        states.update(endpoint.state for endpoint in model.endpoints)
         for state, count in states.items():
             yield "fitserve_replicas", (name, state), count
         yield "fitserve_requests_queued", (name,), plane.routes.waiting(name)

@@ -87,7 +87,7 @@ class LiveReplica(TypedDict):
 
 class LiveEndpoint(TypedDict):
     url: str
-    ready: bool
+    state: str
     detail: str
 
 
@@ -181,7 +181,7 @@ def _model(model: ManagedModel, routes: Routes, count: Callable[[str, str], int]
         running=count("fitserve_requests_in_flight", name),
         waiting=count("fitserve_requests_queued", name) + routes.waiting(name),
         replicas=[_replica(replica, routes) for replica in model.replicas],
-        endpoints=[LiveEndpoint(url=one.url, ready=one.replica is not None, detail=one.detail) for one in model.endpoints],
+        endpoints=[LiveEndpoint(url=one.url, state=one.state, detail=one.detail) for one in model.endpoints],
     )
 
 

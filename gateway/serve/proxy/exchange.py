@@ -33,12 +33,12 @@ from gateway.access import rate_limits
 from gateway.access.auth import Key
 from gateway.api.endpoints import Endpoint, Shape
 from gateway.api.protocol import anthropic_error, error_event
-from gateway.errors import Cancelled, EngineUnreachable, FitserveError, NotReady, UpstreamError
+from gateway.errors import Cancelled, EngineUnreachable, FitserveError, LoopDetected, NotReady, UpstreamError
 from gateway.routing.table import Call, RoutedReplica
 from gateway.serve.proxy import request_body
 from gateway.serve.proxy.body_budget import SMALL_BYTES, no_room
 from gateway.serve.proxy.data_plane import DataPlane
-from gateway.serve.proxy.heads import answer_head, request_head, whole_answer
+from gateway.serve.proxy.heads import MOST_HOPS, answer_head, hops, request_head, via_line, whole_answer
 from gateway.serve.proxy.meter import TAIL_BYTES, UNTOLD, TokenUsage, usage
 from gateway.serve.proxy.multipart_form import FormReader
 from gateway.serve.proxy.queue_wait import BufferedAnswer, QueueWait, Writer
@@ -181,6 +181,11 @@ class Exchange:
             request_body.check_tools(self.endpoint, self.body, route)
         self.model, self.received = route.name, len(self.body)
         replica = plane.routes.pick(route, self.call)
+        if b"via" in self.found and hops(self.found) >= MOST_HOPS and any(one.elsewhere for one in route.replicas):
+            raise LoopDetected(
+                f"This request has passed {MOST_HOPS} gateways, and the endpoints of {route.name} lead on: perhaps back here.",
+                hint="Whoever runs them finds the endpoints of each with `fitserve show`.",
+            )
         if self.key.limit is not None:
             self._permit = plane.limiter.admit(self.key, self.endpoint.shape, self.started)
         self._place(replica)
@@ -328,6 +333,8 @@ class Exchange:
         body, described, replica = self.body, self._content_type, self.replica
         if replica is not None:
             described += replica.key_line
+            if replica.elsewhere:
+                described += via_line(hops(self.found))
             name = replica.name_of(self.call.asked) if replica.adapters else replica.served_name
             if name != (self.call.asked or self.call.model):
                 body = request_body.renamed(self.endpoint, self._form, body, name)

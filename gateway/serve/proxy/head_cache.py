@@ -44,7 +44,7 @@ class KnownRequestHead:
     def __init__(self, exchange: ReadRequest, keys: object, data: bytes, places: Places) -> None:
         self.endpoint = exchange.endpoint
         self.found: dict[bytes, bytes] = {
-            name: exchange.found[name] for name in (b"content-type", b"origin") if name in exchange.found
+            name: exchange.found[name] for name in (b"content-type", b"origin", b"via") if name in exchange.found
         }
         self.key = exchange.key
         self.lines = exchange.lines

@@ -20,6 +20,10 @@ Headers = tuple[tuple[bytes, bytes], ...]
 VALUE_BYTES = 512  # of a header that is passed on
 _PLAIN = re.compile(rb"[\x20-\x7e]{0,%d}" % VALUE_BYTES).fullmatch
 _LENGTH = re.compile(rb"[0-9]{1,18}").fullmatch
+# A request that has passed so many gateways of this kind goes to no further one: they may be endpoints of each other.
+MOST_HOPS = 4
+# What gateways of this kind write into `Via` (RFC 9110, section 7.6.3), each once for a request that goes to an engine elsewhere.
+_PSEUDONYM = b"1.1 fitserve"
 _PASSED = (b"accept", b"traceparent", b"tracestate")
 
 
@@ -33,6 +37,16 @@ def request_head(endpoint: Endpoint, prefix: bytes, host: bytes, id_: bytes, bod
 def request_lines(found: dict[bytes, bytes]) -> bytes:
     """Of the client's headers those that go to the engine."""
     return b"".join([b"%b: %b\r\n" % (name, found[name]) for name in _PASSED if name in found and _PLAIN(found[name])])
+
+
+def hops(found: dict[bytes, bytes]) -> int:
+    """How many gateways of this kind a request has passed."""
+    return found.get(b"via", b"").count(_PSEUDONYM)
+
+
+def via_line(passed_by: int) -> bytes:
+    """With this one; nothing else of the client's header goes on."""
+    return b"via: %b\r\n" % b", ".join([_PSEUDONYM] * (passed_by + 1))
 
 
 def upgrade_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

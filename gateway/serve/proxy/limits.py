@@ -56,7 +56,7 @@ REFUSED = 64
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 # The headers that are read here. The first group decides about access or framing, so a second header of the same name is refused.
 _ONCE = frozenset({b"host", b"authorization", b"origin", b"x-api-key", b"content-type", b"content-length", b"expect"})
-_READ = _ONCE | {b"accept", b"traceparent", b"tracestate", b"x-request-id", b"transfer-encoding"}
+_READ = _ONCE | {b"accept", b"traceparent", b"tracestate", b"x-request-id", b"transfer-encoding", b"via"}
 _ESTABLISHED = 1
 _AT_ONCE = struct.pack("ii", 1, 0)
 

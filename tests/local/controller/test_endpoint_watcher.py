@@ -141,7 +141,7 @@ async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(tmp_path: P
     broken = True
     real = EndpointWatcher._ask
 
-    async def ask(self: EndpointWatcher) -> tuple[RoutedReplica | None, str]:
+    async def ask(self: EndpointWatcher) -> tuple[RoutedReplica | None, str, str]:
         if broken and self.url.endswith("/bad"):
             raise RuntimeError("nobody expected \ud800 this")
         return await real(self)
@@ -196,3 +196,102 @@ async def test_a_stored_endpoint_that_is_no_url_is_shown_and_asked_nothing() -> 
             await watcher.close()
     with pytest.raises(NoAnswerError):
         await EngineClient(1).get("/v1/models", HANG_S)
+
+
+def another_gateway(state: Any, wait_s: Any = 0, refusal: bytes = b"") -> Script:
+    """Has one model in that state, and answers inference with 503 where there is a refusal."""
+
+    async def script(call: Call) -> None:
+        if call.head[0].startswith(b"GET"):
+            listed = {"id": "m", "owned_by": "fitserve", "state": state, "wait_s": wait_s}
+            await call.reply(json.dumps({"object": "list", "data": [listed]}).encode())
+        elif refusal:
+            await call.reply(refusal, "503 Service Unavailable", "content-type: application/json\r\nretry-after: 7\r\n")
+        else:
+            await call.reply(b'{"choices": [{"text": "hello"}]}')
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("state", "wait_s", "shown"),
+    [
+        *(("ready", 0, "ready"), ("asleep", 600, "asleep"), ("starting", 0, "starting"), ("no_plan", 600, "asleep")),
+        *(("stopped", 600, "asleep"), ("backing_off", 0, "backing_off")),
+        *(("no_plan", 0, "unreachable"), ("quarantined", 0, "unreachable"), ("unreachable", 0, "unreachable")),
+        *(("stopped", 0, "unreachable"), ("a state of tomorrow", 0, "ready"), (["x"], {}, "ready")),
+    ],
+)
+async def test_a_model_of_another_gateway_is_asked_where_it_answers_or_comes(
+    tmp_path: Path, state: Any, wait_s: Any, shown: str
+) -> None:
+    async with running(tmp_path, healthy) as gateway, Upstream(another_gateway(state, wait_s)) as rear:
+        await gateway.client.post("/admin/models", json={"name": "m", "endpoint": rear.url})
+        view = await gateway.until("m", shown)
+        answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
+        if shown == "unreachable":
+            assert view["detail"] == f"{rear.url} has m, which is {state} there"
+            assert answer.status_code == 503
+            assert view["detail"] in answer.text
+        else:
+            assert answer.status_code == 200
+            there = {"ready": "", "asleep": "; it is loaded there when it is asked"}
+            # Before it was asked it is starting too.
+            said = there.get(shown, f"; it is {shown.replace('_', ' ')} there")
+            await says(gateway, "m", f"1 of 1 endpoints answer{said}")
+        listed = (await gateway.client.get("/v1/models")).json()["data"]
+        assert [one["state"] for one in listed] == [shown]
+
+
+async def test_a_model_that_sleeps_there_is_asked_only_where_none_is_ready(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, healthy) as gateway,
+        Upstream(another_gateway("asleep", 600)) as sleeps,
+        Upstream(another_gateway("ready")) as serves,
+    ):
+
+        def asked(one: Upstream) -> int:
+            return sum(request.startswith(b"POST") for request in one.requests)
+
+        await gateway.client.post("/admin/models", json={"name": "m", "endpoints": [sleeps.url, serves.url]})
+        await says(gateway, "m", "2 of 2 endpoints answer")
+        assert (await gateway.show("m"))["state"] == "ready"
+        for _ in range(10):
+            assert (await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})).status_code == 200
+        assert (asked(sleeps), asked(serves)) == (0, 10)
+        await gateway.client.patch("/admin/models/m", json={"endpoints": [sleeps.url]})
+        await gateway.until("m", "asleep")
+        assert (await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})).status_code == 200
+        assert (asked(sleeps), asked(serves)) == (1, 10)
+
+
+async def test_what_another_gateway_refuses_with_comes_through_whole(tmp_path: Path) -> None:
+    told = b'{"error":{"message":"The model m cannot answer now, it is starting: weights 12 of 40 GiB.","type":"api_error","param":"model","code":"model_not_ready"}}'
+    async with running(tmp_path, healthy) as gateway, Upstream(another_gateway("starting", 0, told)) as rear:
+        await gateway.client.post("/admin/models", json={"name": "m", "endpoint": rear.url})
+        await gateway.until("m", "starting")
+        for body in ({"model": "m", "prompt": "hi"}, {"model": "m", "prompt": "hi", "stream": True}):
+            answer = await gateway.client.post(
+                "/v1/completions", json=body, headers={"x-request-id": "mine", "traceparent": "00-a"}
+            )
+            assert (answer.status_code, answer.headers["retry-after"], answer.content) == (503, "7", told)
+            assert answer.headers["x-request-id"] == "mine"
+            assert b"\r\nx-request-id: mine\r\n" in rear.requests[-1]
+            assert b"\r\ntraceparent: 00-a\r\n" in rear.requests[-1]
+
+
+async def test_a_gateway_that_is_its_own_endpoint_ends_its_requests(tmp_path: Path) -> None:
+    async with running(tmp_path / "a", healthy, access_log=True) as one:
+        await one.client.post("/admin/models", json={"name": "m", "endpoint": f"{one.url}/v1"})
+        await says(one, "m", "it is starting there")
+        for _ in range(3):
+            answer = await one.client.post("/v1/completions", json={"model": "m", "prompt": "hi"}, headers={"via": "1.1 proxy"})
+            assert answer.status_code == 508, answer.text
+            assert answer.json()["error"]["code"] == "loop_detected"
+            assert "endpoints of m" in answer.json()["error"]["message"]
+        ended = (await one.client.get("/metrics")).text
+        # Each was asked once by its client, and four times by the gateway itself.
+        count = sum(
+            float(line.rpartition(" ")[2]) for line in ended.splitlines() if line.startswith("fitserve_requests_total{")
+        )
+        assert count == 3 * 5

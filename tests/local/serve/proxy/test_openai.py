@@ -269,6 +269,7 @@ async def test_models_lists_what_is_wished_in_every_state(gateway: Gateway) -> N
             "display_name": "m",
             "created_at": "2023-11-14T22:13:20+00:00",
             "state": "ready",
+            "wait_s": 0.0,
             "task": "generate",
             "max_model_len": 4096,
             "modalities": {"input": ["text", "image"], "output": ["text"]},

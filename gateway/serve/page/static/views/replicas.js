@@ -51,8 +51,8 @@ function endpointRow() {
     element: h("li", {}, h("div", { class: "row" }, url, chip.element, detail)),
     update(one) {
       text(url, one.url);
-      chip.update(one.ready ? "ready" : "unreachable");
-      text(detail, one.ready ? "" : one.detail);
+      chip.update(one.state);
+      text(detail, one.detail);
     },
   };
 }
