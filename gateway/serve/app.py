@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ from gateway.serve.admin import (
     backup_routes,
     bench_routes,
     calibration_routes,
+    description,
     disk_routes,
     docs,
     event_routes,
@@ -345,6 +346,7 @@ def create_app(
         redirect_slashes=False,
         openapi_url="/admin/openapi.json",
     )
+    app.openapi = cache(partial(description.description, app))  # type: ignore[method-assign]
     routers = (
         gauges.router,
         docs.router,
@@ -369,19 +371,21 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
 
-    @app.get("/version", include_in_schema=False)
-    async def version() -> JSONResponse:
+    @app.get("/version")
+    async def version() -> dict[str, str]:
         """As engines tell theirs, in the same shape."""
-        return JSONResponse({"version": __version__})
+        return {"version": __version__}
 
-    @app.get("/health", include_in_schema=False)
-    @app.get("/healthz", include_in_schema=False)
+    @app.get("/health", response_model=dict[str, str], responses={503: {"model": dict[str, str], "description": "It is not"}})
+    @app.get("/healthz", response_model=dict[str, str], responses={503: {"model": dict[str, str], "description": "It is not"}})
     async def healthz() -> JSONResponse:
         """Inference is answered, and the loop lives. No I/O, so that it stays true while a disk or Docker hangs."""
         status = "no worker" if workers is not None and workers.alive == 0 else "no loop" if gateway.failure else "ok"
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
-    @app.get("/readyz", include_in_schema=False)
+    ready = dict[str, str | list[str]]
+
+    @app.get("/readyz", response_model=ready, responses={503: {"model": ready, "description": "It cannot"}})
     async def readyz() -> JSONResponse:
         """The gateway can do its work: the loop runs, the store and the host answer."""
         loop: Loop = app.state.loop
@@ -463,6 +467,10 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
                 f"There is no {method} {request.url.path[:200]} here.", hint="The API is described at /admin/openapi.json."
             ),
         )
+    if error.status_code != 405:
+        # FastAPI's, for a body that it cannot read at all: no UTF-8, nested too deeply.
+        unread = BadRequest("The request body is not JSON in UTF-8.", hint="GET /admin/openapi.json describes the request.")
+        return await _on_error(request, unread)
     bad = MethodNotAllowed(
         f"{request.url.path[:200]} does not take {method}.", hint="The API is described at /admin/openapi.json."
     )

@@ -14,19 +14,21 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.endpoints import ENDPOINTS
 from gateway.serve.admin.scopes import SCOPES
 from tests.local.serve.admin.test_key_routes import gateway, make, unused
 from tests.support.patience import HANG_S
 from tests.support.running import Running, running
 from tests.support.served import served
 from tests.support.upstream import Call, Upstream
-from tests.unit.test_security import ADMIN, routes
+from tests.unit.test_security import ADMIN, COLUMNS, routes, told_in_documents
 
 # --- S2: keys ---
 
 
 # --- S3: scopes ---
+
+
+API = "an-inference-key-of-this-test"
 
 
 async def knock(one: Running, key: str | None, method: str, path: str) -> int:
@@ -38,25 +40,25 @@ async def knock(one: Running, key: str | None, method: str, path: str) -> int:
 
 @pytest.mark.anyio
 async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> None:
-    async with running(tmp_path, unused, admin_key=ADMIN) as one:
+    """Every cell of the table in docs/api.md is asked of the gateway that runs."""
+    async with running(tmp_path, unused, admin_key=ADMIN, api_key=API) as one:
         one.client.headers["authorization"] = f"Bearer {ADMIN}"
         scopes: tuple[Any, ...] = ("inference", "read", "admin")
-        keys = {None: None} | {scope: await make(one, f"key-{scope}", scopes=[scope]) for scope in scopes}
+        keys: dict[str, list[str | None]] = {scope: [await make(one, f"key-{scope}", scopes=[scope])] for scope in scopes}
+        keys["inference"].append(API)
+        keys["admin"].append(ADMIN)
         del one.client.headers["authorization"]
-        inference = [(endpoint.method, endpoint.path, "inference") for endpoint in ENDPOINTS]
-        inference += [("GET", "/v1/models/x", "inference"), ("POST", "/v1/responses/resp_x/cancel", "inference")]
-        inference += [("GET", "/v1/nowhere", "inference"), ("GET", "/v2/nowhere", "inference")]
-        rows: list[tuple[str, str, str]] = [(method, path, SCOPES.get((method, path), "read")) for method, path in routes()]
-        assert len(rows) > 15
-        # What is no route tells every key that may read so.
-        rows += [*inference, ("GET", "/nowhere", "read"), ("GET", "/admin", "read"), ("PATCH", "/admin/models", "admin")]
-        for method, path, need in rows:
-            for have, key in keys.items():
-                target = path.replace("{name:path}", "x").replace("{name}", "nobody").replace("{number}", "99")
-                got = await knock(one, key, method, target)
-                may = need in ("open", have) or have == "admin"
-                expected = "good" if may else 401 if have is None else 403
-                assert ("good" if got not in (401, 403) else got) == expected, (method, path, have, got)
+        table = told_in_documents()
+        assert len(table) > len(SCOPES)
+        for call, *cells in table:
+            method, _, path = call.partition(" ")
+            target = path.replace("{name}", "nobody").replace("{number}", "99").replace("{id}", "resp_x").replace(" ", "-")
+            for column, told in zip(COLUMNS, cells, strict=True):
+                for key in keys.get(column, [None]):
+                    got = await knock(one, key, method, target)
+                    assert ("yes" if got not in (401, 403) else str(got)) == told, (call, column, got)
+        # What a route does not take is no route.
+        assert [await knock(one, keys[scope][0], "PATCH", "/admin/models") for scope in scopes] == [403, 403, 405]
 
 
 @pytest.mark.anyio

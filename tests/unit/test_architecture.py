@@ -24,7 +24,7 @@ ARROWS = {
     "serve.workers": "tls serve.metrics serve.proxy routing access logging supervision settings api shared_memory",
     "serve.page": "serve.metrics controller routing access",
     "serve.metrics": "serve.admin serve.proxy controller core.speed supervision version api machine store",
-    "serve.admin": "events catalog calibration controller profiles core.planner routing access core.facts core settings store wishes version export",
+    "serve.admin": "api events catalog calibration controller profiles core.planner routing access core.facts core settings store wishes version export",
     "serve.proxy": "routing access api",
     "events": "controller hosts.process access core supervision machine settings store version",
     "tuning": "controller core.planner core.speed core.facts supervision settings store own_program",

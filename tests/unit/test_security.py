@@ -9,12 +9,14 @@ import pytest
 
 from gateway.access.auth import ANYONE, Keys, key_of
 from gateway.access.failed_logins import FailedLogins
+from gateway.api.endpoints import ENDPOINTS
 from gateway.domain.key import SCOPES as KNOWN_SCOPES
 from gateway.domain.key import Grant, digest_of, new_key
 from gateway.errors import FitserveError
 from gateway.serve.admin.scopes import SCOPES
 from gateway.serve.app import create_app
 from gateway.settings import Settings
+from tests.support.paths import ROOT
 
 ADMIN = "an-admin-key-of-this-test"
 
@@ -23,6 +25,40 @@ def routes() -> list[tuple[str, str]]:
     """(method, path) of every route that the application has."""
     door = create_app(Settings())
     return sorted((method, route.path) for route in door.scopes.routes for method in route.methods or ())
+
+
+# Beside the table of endpoints, and what is no route at all: it is refused as if it were one.
+BESIDE = (
+    ("GET", "/v1/models/{id}", "inference"),
+    ("GET", "/v1/responses/{id}", "inference"),
+    ("POST", "/v1/responses/{id}/cancel", "inference"),
+    ("GET", "/v1/anything else", "inference"),
+    ("GET", "/anything else", "read"),
+)
+COLUMNS = ("no key", "inference", "read", "admin")
+
+
+def allowed(need: str, have: str) -> str:
+    """What a caller of that column is told: yes (the route answers), or the status of the refusal."""
+    if need == "open" or have in (need, "admin"):
+        return "yes"
+    return "401" if have == "no key" else "403"
+
+
+def access_table() -> list[tuple[str, ...]]:
+    """(method and path, what each column is told) of every route that the application has, and of inference."""
+    own = [(method, path, SCOPES[method, path]) for method, path in routes() if method != "HEAD"]
+    inference = [(one.method, one.path, "inference") for one in ENDPOINTS]
+    return [
+        (f"{method} {path.replace(':path}', '}')}", *(allowed(need, have) for have in COLUMNS))
+        for method, path, need in (*own, *inference, *BESIDE)
+    ]
+
+
+def told_in_documents() -> list[tuple[str, ...]]:
+    """The same, as docs/api.md has it."""
+    table = (ROOT / "docs/api.md").read_text().partition(f"| call | {' | '.join(COLUMNS)} |\n")[2].partition("\n\n")[0]
+    return [tuple(cell.strip(" `") for cell in line.strip("|").split("|")) for line in table.splitlines()[1:]]
 
 
 HOSTILE = [
@@ -83,6 +119,12 @@ def test_s3_every_route_has_its_one_row_and_every_row_its_route() -> None:
     assert have == set(SCOPES)
     page = {"/", "/page/{version}/{name:path}"}
     assert {path for (_, path), scope in SCOPES.items() if scope == "open"} == {"/health", "/healthz", "/readyz", *page}
+
+
+def test_s3_the_documents_have_every_route_and_what_each_scope_is_told_there() -> None:
+    wanted = access_table()
+    rows = "\n".join(f"| `{call}` | {' | '.join(cells)} |" for call, *cells in wanted)
+    assert told_in_documents() == wanted, f"the table of docs/api.md is to be:\n{rows}"
 
 
 def test_s13_what_changes_something_is_never_a_get_and_never_less_than_admin() -> None:

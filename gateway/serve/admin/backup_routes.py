@@ -10,13 +10,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 
+from gateway.api.error_bodies import errors
+from gateway.errors import StoreError
 from gateway.store.backup import write_backup
 from gateway.version import __version__
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 
 
-@router.get("/backup", response_class=FileResponse)
+@router.get(
+    "/backup",
+    response_class=FileResponse,
+    responses={200: {"content": {"application/gzip": {}}, "description": "A .tar.gz"}, **errors(StoreError)},
+)
 async def backup(request: Request) -> FileResponse:
     """Models, facts, measurements and digests of keys, of one moment, as a .tar.gz for `fitserve restore`. Weights and engines are not in it."""
     data: Path = request.app.state.settings.data

@@ -8,8 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from gateway.api.error_bodies import errors
 from gateway.core.planner.explain import rival_words
 from gateway.domain import Bench, BenchKept, BenchReport, Rival, Value
+from gateway.errors import Conflict, NotFound, StoreError
 
 router = APIRouter(prefix="/admin/models", tags=["admin"])
 
@@ -51,7 +53,7 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
     )
 
 
-@router.post("/{name:path}/bench", status_code=201)
+@router.post("/{name:path}/bench", status_code=201, responses=errors(NotFound, Conflict, StoreError))
 async def keep_bench(request: Request, name: str, body: BenchReport) -> BenchView:
     """Keep what was measured of the model, and learn from it what such plans do here. It has to be of the plan that runs."""
     kept: BenchKept = await request.app.state.tuner.take(name, body)
@@ -59,7 +61,7 @@ async def keep_bench(request: Request, name: str, body: BenchReport) -> BenchVie
     return BenchView(bench=kept.bench, last=kept.last, not_learned=kept.why, rival=rival_view(name, rival))
 
 
-@router.get("/{name:path}/bench")
+@router.get("/{name:path}/bench", responses=errors(NotFound))
 async def list_benches(request: Request, name: str) -> BenchList:
     """What was measured of the model, oldest first."""
     state: Any = request.app.state

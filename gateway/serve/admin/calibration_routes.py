@@ -6,14 +6,16 @@ import asyncio
 
 from fastapi import APIRouter, Request
 
+from gateway.api.error_bodies import errors
 from gateway.calibration.calibrator import Calibrated, Calibrator
 from gateway.controller.loop import Loop
+from gateway.errors import Conflict, HostError, StoreError
 from gateway.store.store import Store
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 
 
-@router.post("/calibrate")
+@router.post("/calibrate", responses=errors(Conflict, HostError, StoreError))
 async def calibrate(request: Request) -> Calibrated:
     """Measure the GPUs that nobody uses; what was found is kept as facts. Takes ten seconds and more, and nothing is started on them meanwhile."""
     loop: Loop = request.app.state.loop

@@ -31,7 +31,7 @@ class EventList(Value):
 @router.get(
     "",
     response_model=EventList,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "A stream, or a list"}},
+    responses={200: {"content": {"text/event-stream": {}}, "description": "A stream, or a list"}},
 )
 async def events(
     request: Request,

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from pydantic import ConfigDict, Field
 
+from gateway.api.error_bodies import errors
 from gateway.controller.loop import Loop
 from gateway.core.facts.scope import gone
 from gateway.domain import Fact, Value
-from gateway.errors import Conflict
+from gateway.errors import Conflict, NotFound, StoreError
 from gateway.profiles import Profiles
 from gateway.store.store import Store
 
 router = APIRouter(prefix="/admin/facts", tags=["facts"])
 _MOST = 10_000
+# SQLite counts its rows so far.
+_MOST_ROWS = 2**63 - 1
 # What is learned here is kept beyond that.
 _MOST_KEPT = 2 * _MOST
 
@@ -59,7 +62,7 @@ async def list_facts(request: Request) -> Response:
     return Response(await asyncio.to_thread(told), media_type="application/json")
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, responses=errors(Conflict, StoreError))
 async def give_facts(request: Request, body: FactsGiven) -> dict[str, int]:
     """Add facts that another gateway learned. Those that are here already are not added twice."""
     store: Store = request.app.state.store
@@ -75,8 +78,8 @@ async def give_facts(request: Request, body: FactsGiven) -> dict[str, int]:
     return {"added": added}
 
 
-@router.delete("/{number}")
-async def drop_fact(request: Request, number: int) -> dict[str, Any]:
+@router.delete("/{number}", responses=errors(NotFound, StoreError))
+async def drop_fact(request: Request, number: Annotated[int, Path(ge=1, le=_MOST_ROWS)]) -> dict[str, Any]:
     """Forget one: what it ruled out may be planned again."""
     store: Store = request.app.state.store
     store.changeable()

@@ -10,8 +10,10 @@ from pydantic import Field
 
 from gateway.access.auth import Keys
 from gateway.access.keyring import Keyring
+from gateway.api.error_bodies import errors
 from gateway.domain import Value
 from gateway.domain.key import FROM_SETTINGS, Grant, Scope
+from gateway.errors import Conflict, NotFound, StoreError
 
 router = APIRouter(prefix="/admin/keys", tags=["keys"])
 
@@ -30,7 +32,7 @@ class KeyMade(KeyView):
     key: str = Field(description="shown now and never again")
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, responses=errors(Conflict, StoreError))
 async def make_key(request: Request, body: Grant) -> KeyMade:
     """Make a key. It is good at once."""
     keyring: Keyring = request.app.state.keyring
@@ -50,7 +52,7 @@ async def list_keys(request: Request) -> KeyList:
     return KeyList(data=(*fixed, *made))
 
 
-@router.delete("/{name}")
+@router.delete("/{name}", responses=errors(NotFound, Conflict, StoreError))
 async def remove_key(request: Request, name: str) -> dict[str, Any]:
     """Revoke one. It is good for nothing from now on; what it asked for until now is finished. `durable`: whether a restart knows that too; where
     the disk does not take it, that is tried again until it does."""

@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 
-from gateway.errors import NotReady
+from gateway.api.error_bodies import errors
+from gateway.errors import Conflict, NotFound
 from gateway.export.engine_start import EngineStart, engine_start
 
 router = APIRouter(prefix="/admin/models", tags=["admin"])
 
 
-@router.get("/{name:path}/launch")
+@router.get("/{name:path}/launch", responses=errors(NotFound, Conflict))
 async def launch(
     request: Request,
     name: str,
@@ -27,7 +28,7 @@ async def launch(
     launcher, model = state.launcher, state.loop.model(name)
     attempts = [one for replica in model.replicas for one in replica.attempts]
     if not attempts:
-        raise NotReady(f"{name} was not started yet, so nobody knows how.", hint=f"`fitserve show {name}` says how far it is.")
+        raise Conflict(f"{name} was not started yet, so nobody knows how.", hint=f"`fitserve show {name}` says how far it is.")
     latest = max(attempts, key=lambda one: (one.state == "ready", one.id))
     container = place == "container" or launcher.host.kind == "docker"
     remote_code = model.wish.policy.allow_remote_code

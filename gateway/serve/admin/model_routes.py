@@ -7,17 +7,18 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import Field, ValidationError
 
+from gateway.api.error_bodies import errors
 from gateway.controller.loop import Loop
 from gateway.controller.managed_model import ManagedModel, ReplicaState, status
 from gateway.core.changes import Difference, of_plans, of_wishes, same_start, starts_anew
 from gateway.core.planner.explain import changes
 from gateway.domain import Abilities, Asleep, Attempt, Decision, Failure, Hardware, Plan, Value, Wish
 from gateway.domain.wish import ModelName
-from gateway.errors import BadModel, BadRequest, Conflict, NoPlan, NotFound
+from gateway.errors import BadFlag, BadModel, BadRequest, Conflict, HostError, NeedsRemoteCode, NoPlan, NotFound, StoreError
 from gateway.profiles import first_problem
 from gateway.serve.admin import bench_routes, launch_routes
 from gateway.serve.admin.bench_routes import RivalView, rival_view
@@ -105,6 +106,7 @@ class ChangeAnswer(Value):
     plan: tuple[Difference, ...]
     commits: dict[str, str] = Field(description="of the new wish, by repository")
     reason: str = Field("", description="why there is no plan for it")
+    decision: Decision | None = Field(None, description="with `dry_run`: the planner's answer to it")
 
 
 class ChangeView(Value):
@@ -120,6 +122,10 @@ class ModelList(Value):
     data: tuple[ModelView, ...]
 
 
+# What planning tells of a model.
+_UNPLANNED = (BadRequest, BadModel, NeedsRemoteCode, BadFlag, NotFound, NoPlan, HostError)
+
+
 class PlanRequest(ModelRequest):
     """As for adding a model; `hardware` names a snapshot to plan for instead of this machine."""
 
@@ -127,7 +133,12 @@ class PlanRequest(ModelRequest):
     hardware: str | None = Field(None, pattern=r"^[\w.-]{1,64}$")
 
 
-@router.post("/models", status_code=202)
+@router.post(
+    "/models",
+    status_code=202,
+    response_model=ModelView,
+    responses={200: {"model": Decision, "description": "With `dry_run`"}, **errors(*_UNPLANNED, Conflict, StoreError)},
+)
 async def add_model(request: Request, body: ModelRequest, dry_run: bool = False) -> Any:
     """Add a model: 202, and the gateway starts working on it. With `dry_run` the plan is returned, and nothing happens."""
     loop: Loop = request.app.state.loop
@@ -149,7 +160,7 @@ async def list_models(request: Request) -> ModelList:
     return ModelList(data=tuple([await _view(request, model, full=False) for model in loop.models.values()]))
 
 
-@router.get("/models/{name:path}/logs")
+@router.get("/models/{name:path}/logs", response_class=PlainTextResponse, responses=errors(NotFound))
 async def logs(
     request: Request,
     name: str,
@@ -178,12 +189,12 @@ async def logs(
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 
 
-@router.get("/models/{name:path}", response_model=ModelView)
+@router.get("/models/{name:path}", response_model=ModelView, responses=errors(NotFound))
 async def show_model(request: Request, name: str) -> Response:
     return await _shown(request, request.app.state.loop.model(name))
 
 
-@router.delete("/models/{name:path}", status_code=202)
+@router.delete("/models/{name:path}", status_code=202, responses=errors(NotFound, Conflict, StoreError))
 async def remove_model(request: Request, name: str, weights: bool = False) -> dict[str, str] | RemovedWeights:
     """Stop its engines and forget it. With `weights` the answer comes when nothing of it runs any more, and its weights are gone, as far as no
     other model needs them."""
@@ -193,7 +204,15 @@ async def remove_model(request: Request, name: str, weights: bool = False) -> di
     return {"name": name, "state": "stopping"}
 
 
-@router.patch("/models/{name:path}", status_code=202)
+@router.patch(
+    "/models/{name:path}",
+    status_code=202,
+    response_model=ChangeAnswer,
+    responses={
+        200: {"model": ChangeAnswer, "description": "Nothing is started anew"},
+        **errors(*_UNPLANNED, Conflict, StoreError),
+    },
+)
 async def change_model(request: Request, name: str, body: dict[str, Any], dry_run: bool = False) -> Response:
     """Change a model: the fields that are given are its new wish (a JSON merge patch, RFC 7396: null takes a field back to its default). What the change
     does is said at once; 202 where engines are brought to it now, 200 where nothing is started anew. With `dry_run` nothing is done."""
@@ -232,31 +251,37 @@ async def change_model(request: Request, name: str, body: dict[str, Any], dry_ru
         if loop.model(name) is not model or model.wish != old:
             raise Conflict(f"The model {name} was changed meanwhile.", hint="Nothing was changed; try again.")
         await loop.change(name, wish, anew=anew)
-    text = answer.model_dump_json().encode()
+    text = answer.model_dump_json(exclude={"decision"}).encode()
     decision = planned.decision if dry_run and planned is not None else b"null"
     return _json(b'%b,"decision":%b}' % (text.removesuffix(b"}"), decision), 202 if anew and not dry_run else 200)
 
 
-@router.post("/models/{name:path}/retry", status_code=202)
+@router.post(
+    "/models/{name:path}/retry", status_code=202, response_model=ModelView, responses=errors(NotFound, Conflict, StoreError)
+)
 async def retry_model(request: Request, name: str) -> Any:
     """Lift quarantine and back-off: what failed until now no longer counts, and the next start is made at once, from the images
     that their names mean then."""
     return await _shown(request, await request.app.state.loop.retry(name), 202)
 
 
-@router.post("/models/{name:path}/stop", status_code=202)
+@router.post(
+    "/models/{name:path}/stop", status_code=202, response_model=ModelView, responses=errors(NotFound, Conflict, StoreError)
+)
 async def stop_model(request: Request, name: str) -> Any:
     """End its engines once they have answered what they work on, and load it no more, also after a restart, until it is started."""
     return await _shown(request, await request.app.state.loop.stop(name), 202)
 
 
-@router.post("/models/{name:path}/start", status_code=202)
+@router.post(
+    "/models/{name:path}/start", status_code=202, response_model=ModelView, responses=errors(NotFound, Conflict, StoreError)
+)
 async def start_model(request: Request, name: str) -> Any:
     """Load a model again that was stopped."""
     return await _shown(request, await request.app.state.loop.start(name), 202)
 
 
-@router.post("/plan", response_model=Decision)
+@router.post("/plan", response_model=Decision, responses=errors(*_UNPLANNED))
 async def make_plan(request: Request, body: PlanRequest) -> Response:
     """What would be done for this model, on this machine or on a snapshot. Nothing is started."""
     loop: Loop = request.app.state.loop

@@ -11,9 +11,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field
 
+from gateway.api.error_bodies import errors
 from gateway.catalog.download import Said, bring
 from gateway.domain import Value
-from gateway.errors import FitserveError
+from gateway.errors import BadModel, BadRequest, FitserveError, StoreError
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 
@@ -28,7 +29,14 @@ class PullRequest(Value):
     )
 
 
-@router.post("/pull")
+@router.post(
+    "/pull",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"application/x-ndjson": {}}, "description": "Lines of JSON"},
+        **errors(BadRequest, BadModel, StoreError),
+    },
+)
 async def pull(request: Request, body: PullRequest) -> StreamingResponse:
     """Download a repository: lines of JSON with the bytes that are here (`done`, `total`; `checking`: that were looked at), and at the end `commit`, or
     `error`. A download that was cut off goes on where it was; one whose client leaves is cut off."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from gateway.api.error_bodies import errors
 from gateway.domain import Value
 from gateway.errors import NotFound
 from gateway.routing.in_flight import InFlight, RequestsInFlight
@@ -23,7 +24,7 @@ async def requests(request: Request) -> RequestsInFlight:
     return await in_flight.requests()
 
 
-@router.delete("/{id:path}")
+@router.delete("/{id:path}", responses=errors(NotFound))
 async def cancel(request: Request, id: str) -> Ended:  # noqa: A002 - the name in the path
     """End every request in flight with this id: its engine is let go of at once, and its client gets an error (403, `cancelled`), in a stream as an event."""
     in_flight: InFlight = request.app.state.in_flight

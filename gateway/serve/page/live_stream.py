@@ -215,7 +215,11 @@ async def _left(receive: types.Receive) -> None:
         pass
 
 
-@router.get("/live", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
+@router.get(
+    "/live",
+    response_class=Response,
+    responses={200: {"content": {"text/event-stream": {}}, "description": "A stream that does not end"}},
+)
 async def live(request: Request) -> Response:
     """The state as the page shows it, as server-sent events: all of it first, then the parts that changed, as JSON by their names: `gateway`, `machine`,
     `models`, `requests`, `points`; and `at`, this machine's time in Unix seconds."""
