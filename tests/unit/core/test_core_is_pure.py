@@ -12,6 +12,7 @@ import gateway.core
 
 CORE = sorted(Path(next(iter(gateway.core.__path__))).glob("**/*.py"))
 LIBRARY = {
+    "bisect",
     "__future__",
     "collections",
     "dataclasses",
