@@ -31,7 +31,7 @@ def test_what_the_gateway_answers_is_described(tmp_path: Path) -> None:
 async def test_a_body_that_nobody_can_read_is_a_bad_request(tmp_path: Path) -> None:
     async with running(tmp_path, lambda spec: pytest.fail(spec.model)) as one:
         for body, kind in RAW:
-            headers = {} if kind is None else {"content-type": kind.encode("latin-1")}
+            headers = [] if kind is None else [(b"content-type", kind.encode("latin-1"))]
             for path in ("/admin/keys", "/admin/plan", "/admin/pull", "/admin/facts"):
                 answer = await one.client.post(path, content=body, headers=headers)
                 assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request"), (path, body[:50], kind)
