@@ -250,7 +250,8 @@ def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, ba
         last = streak[-1]
         cause = f"{last.failure.kind}: {last.failure.message}" if last.failure else "unknown"
         if len(streak) >= replica.policy.max_attempts:
-            return Rest("quarantined", f"{len(streak)} starts failed in a row, the last with {cause}")
+            failed = "its start failed" if len(streak) == 1 else f"{len(streak)} starts failed in a row, the last"
+            return Rest("quarantined", f"{failed} with {cause}")
         if last.failure is not None and last.failure.kind in HOPELESS:
             return Rest("quarantined", f"no other plan helps against {cause} {last.failure.advice}".rstrip())
         # The next plan avoids a GPU that is known to be lost, so there is nothing to wait for.

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from playwright.sync_api import Route
 
 from tests.support.page_gateway import HOSTILE
+from tests.support.upstream import Call, Upstream
 
 NO_PLAN = (
     "vllm 0.33.0: the weights take 812 GiB, and 8 GPUs of 141 GiB leave 790 GiB beside what the engine needs itself. "
     "sglang 0.5.23: the architecture DeepseekV99ForCausalLM is not among the 214 that this version has; the nearest is DeepseekV3ForCausalLM. "
     "Take a form of the model in fewer bits, as org/nowhere-FP4 (418 GiB), or GPUs with 3 GiB more each."
 )
+PROBLEMS = [
+    "The database cannot be written: No space left on device. What runs goes on; nothing is changed until there is room on the disk.",
+    "Docker does not answer: connection refused at /var/run/docker.sock.",
+]
 GONE = {"url": "http://gpu-2:8000/v1", "ready": False, "detail": "no connection: [Errno 111] Connection refused"}
 
 
@@ -96,7 +102,7 @@ def busy_state() -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "at": 1_000_000.0,
-        "gateway": {"version": "0.1.0", "host": "docker", "workers": 1, "problems": ["The disk is full."], "keys": False},
+        "gateway": {"version": "0.1.0", "host": "docker", "workers": 1, "problems": PROBLEMS, "keys": False},
         "models": models,
         "machine": about | {"driver": "580.95.05", "cuda": "13.0", "notes": [], "holders": [], "gpus": gpus},
         "points": flows,
@@ -104,7 +110,14 @@ def busy_state() -> dict[str, Any]:
     }
 
 
-def told(state: dict[str, Any]) -> Callable[[Route], None]:
-    """Answers for the stream."""
-    body = f"data: {json.dumps(state)}\n\n"
-    return lambda route: route.fulfill(body=body, headers={"content-type": "text/event-stream"})
+@contextlib.asynccontextmanager
+async def telling(state: dict[str, Any]) -> AsyncIterator[Callable[[Route], None]]:
+    """What answers for `GET /admin/live`: a stream that tells the state once, and stays open."""
+
+    async def script(call: Call) -> None:
+        await call.start("text/event-stream")
+        await call.chunk(f"data: {json.dumps(state)}\n\n".encode())
+        await call.closed.wait()
+
+    async with Upstream(script) as upstream:
+        yield lambda route: route.continue_(url=upstream.url)

@@ -1,5 +1,6 @@
 // The page: which view the address asks for, and the live state that it shows.
-import { attribute, fill, h, text } from "./dom.js";
+import { attribute, fill, h, keyed, text } from "./dom.js";
+import { plural } from "./format.js";
 import { Live } from "./live.js";
 import { add } from "./views/add.js";
 import { chat } from "./views/chat.js";
@@ -37,8 +38,10 @@ function route() {
 function show() {
   const link = document.getElementById("link");
   const { gateway } = live.state;
-  attribute(link, "data-tone", !live.connected ? "bad" : gateway?.problems.length ? "warn" : "good");
-  text(link, !live.connected ? (gateway ? "Connection lost; trying again" : "Connecting") : gateway.problems.length ? gateway.problems.join(" ") : "Live");
+  const problems = gateway?.problems ?? [];
+  attribute(link, "data-tone", !live.connected ? "bad" : problems.length ? "warn" : "good");
+  text(link, !live.connected ? (gateway ? "Connection lost; trying again" : "Connecting") : problems.length ? plural(problems.length, "problem") : "Live");
+  keyed(document.getElementById("problems"), problems, (problem) => problem, (problem) => ({ element: h("li", {}, problem), update() {} }));
   if (live.connected) view?.update?.(live.state);
 }
 

@@ -81,7 +81,7 @@ export function model({ live }, name, tab = "plan") {
 function describe(now) {
   const names = now.aliases.length ? `also ${now.aliases.join(", ")}` : "";
   const requests = now.running + now.waiting ? `${plural(now.running, "request")} now${now.waiting ? `, ${now.waiting} waiting` : ""}` : "";
-  return [now.source ?? now.endpoints.map((one) => one.url).join(", "), names, now.used_at ? `last asked ${moment(now.used_at)}` : "never asked", requests].filter(Boolean).join(" · ");
+  return [now.source ?? now.endpoints.map((one) => one.url).join(", "), names, requests || (now.used_at ? `last asked ${moment(now.used_at)}` : "never asked")].filter(Boolean).join(" · ");
 }
 
 function planPart(view, { live, name }) {

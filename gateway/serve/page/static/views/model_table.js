@@ -4,6 +4,8 @@ import { duration, plural, tokens } from "../format.js";
 import { progressBar } from "../parts/progress.js";
 import { stateChip } from "../parts/state.js";
 
+const CHANGES = { underway: "It is being changed.", refused: "The last change was given up." };
+
 /** @param {import("../live.js").Live} live */
 export function modelTable(live) {
   const rows = h("ul", { class: "models" });
@@ -36,7 +38,7 @@ function modelRow(live) {
       chip.update(model.deleting ? "stopping" : model.state);
       const bringing = model.replicas.find((one) => one.progress)?.progress ?? null;
       progress.update(bringing);
-      text(detail, model.state === "ready" || bringing ? "" : model.detail);
+      text(detail, [model.state === "ready" || bringing ? "" : model.detail, CHANGES[model.change], model.better && "Another plan should be better."].filter(Boolean).join(" "));
       attribute(detail, "hidden", !detail.textContent);
       text(engine, about(model));
       text(load, model.running || model.waiting ? `${plural(model.running, "request")}${model.waiting ? `, ${model.waiting} waiting` : ""}` : model.state === "ready" ? "idle" : "");

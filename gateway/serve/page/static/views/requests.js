@@ -19,7 +19,7 @@ export function requestsCard(live, only = null) {
       if (!requests) return attribute(element, "hidden", true);
       const rows = requests.data.filter((one) => only === null || one.model === only);
       attribute(element, "hidden", only !== null && !rows.length);
-      text(count, only === null ? requests.data.length + requests.more || "" : "");
+      text(count, only === null && rows.length ? number(rows.length + requests.more) : "");
       attribute(empty, "hidden", rows.length > 0);
       attribute(list, "hidden", !rows.length);
       text(more, requests.more ? `These are the oldest ${number(requests.data.length)}${only === null ? "" : " of all models"}; ${number(requests.more)} more are in flight.` : "");
