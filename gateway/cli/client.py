@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from gateway.errors import BadRequest, FitserveError, NotReady, in_brief
+from gateway.errors import BadRequest, FitserveError, NotReady, Unauthorized, in_brief
 
 if TYPE_CHECKING:
     import httpx
@@ -141,6 +141,8 @@ def _reported_error(status: int, body: bytes) -> FitserveError:
         message, code = str(said["message"]), str(said.get("code"))
     except (ValueError, KeyError, TypeError, AttributeError):
         message, code = f"The gateway answered with status {status}.", FitserveError.code
+    if status == Unauthorized.status:
+        message += " Here it comes from FITSERVE_KEY, or from --key before the command."
     error = FitserveError(message)
     error.code = code
     error.status = status

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 import yaml
@@ -13,7 +15,7 @@ from typer.testing import CliRunner
 from gateway.cli.main import app
 from gateway.domain import LaunchSpec
 from gateway.errors import FitserveError
-from tests.support.documented import Shown, program, shown
+from tests.support.documented import Shown, others, program, shown
 from tests.support.fake_hub import FakeHub, FakeRepo
 from tests.support.model_files import model
 from tests.support.patience import HANG_S
@@ -36,6 +38,14 @@ NOT_HERE = {
     ("add", "m", "SOURCE", "--lora"): "it needs an adapter that fits; tests/e2e/test_adapters.py",
     ("calibrate",): "no GPU is here; tests/local/calibration",
     ("logs", "NAME", "-f"): "it follows until the engine ends; tests/local/cli/test_main.py",
+}
+# Begins of commands of other programs, and where they run. `curl` runs here.
+ELSEWHERE = {
+    ("scripts/serve",): "tests/e2e/test_demo.py runs what it ends with; benchmarks/first_token.py all of it",
+    ("scripts/test",): "it is what runs this test",
+    ("docker", "compose"): "tests/e2e/test_docker.py and tests/unit/serve/metrics/test_counters_dashboard.py",
+    ("systemctl",): "no systemd is here; tests/local/serve/test_systemd.py has the units verified",
+    ("journalctl",): "no systemd is here",
 }
 # They go on until they are told to end.
 ENDLESS = {"serve", "demo", "-f", "--follow"}
@@ -152,6 +162,36 @@ async def _closed(bench: Bench, key: str) -> None:
         bench.environment["FITSERVE_KEY"] = made.json()["key"]
         client.headers["authorization"] = f"Bearer {made.json()['key']}"
     await client.delete(f"/admin/keys/{key}")
+
+
+async def test_what_is_shown_for_curl_answers(tmp_path: Path) -> None:
+    lines = [one for one in others() if one.words[0] == "curl"]
+    assert lines
+    model_folder(tmp_path / "model")
+    async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
+        for one in lines:
+            words = [
+                word.replace("http://127.0.0.1:8080", gateway.url).replace("Qwen/Qwen3-8B", str(tmp_path / "model"))
+                for word in one.words
+            ]
+            process = await asyncio.create_subprocess_exec(
+                *words, "--fail-with-body", "--silent", "--noproxy", "*", stdout=PIPE, stderr=PIPE
+            )
+            assert process.stdout is not None
+            # Events go on until the client leaves.
+            first = await asyncio.wait_for(process.stdout.readline() if "-N" in words else process.stdout.read(), HANG_S)
+            if "-N" in words:
+                process.kill()
+            assert (first != b"", await process.wait() in (0, -SIGKILL)) == (True, True), f"{one}: {first.decode()}"
+
+
+def test_every_other_command_runs_somewhere() -> None:
+    left = {
+        one for one in others() if one.words[0] != "curl" and not any(one.words[: len(begin)] == begin for begin in ELSEWHERE)
+    }
+    assert not left, "\n".join(map(str, left))
+    for begin in ELSEWHERE:
+        assert any(one.words[: len(begin)] == begin for one in others()), begin
 
 
 async def _ready(bench: Bench) -> None:

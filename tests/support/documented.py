@@ -44,6 +44,29 @@ def shown() -> list[Shown]:
     return [Shown(page.name, line, words) for page in PAGES for line, text in _blocks(page) for words in commands(text)]
 
 
+def others() -> list[Shown]:
+    """Every command of another program, in fenced blocks of README.md and docs/: `sh`, or without a language and beginning as `curl` does. Lines that go
+    on are one."""
+    found = []
+    for page in PAGES:
+        language, kept, began = None, "", 0
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            if line.lstrip().startswith("```"):
+                language = line.strip()[3:] if language is None else None
+            elif language is not None and page.name != "CONTRIBUTING.md":
+                began, kept = began if kept else number, kept + line.removesuffix("\\")
+                if line.endswith("\\"):
+                    continue
+                if not _SHOWN.fullmatch(kept) and (language == "sh" or kept.startswith(_PROGRAMS)) and kept.strip():
+                    found.append(Shown(page.name, began, tuple(shlex.split(kept, comments=True))))
+                kept = ""
+    return found
+
+
+# Of other projects, that a block without a language may begin with.
+_PROGRAMS = ("curl ", "docker ", "systemctl ", "pip ", "python ")
+
+
 def mentioned() -> list[Shown]:
     """Every command between backticks, in documents and in our code: what a hint says has to be there."""
     files = [
