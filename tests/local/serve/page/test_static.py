@@ -77,6 +77,54 @@ def test_a_model_is_added_changed_stopped_started_and_deleted(tmp_path: Path, br
         page.expected = ("404",)  # it was gone while its view was open
 
 
+def test_an_engine_that_runs_elsewhere_is_added_with_where_its_key_is(tmp_path: Path, browser: Browser) -> None:
+    with gateway(tmp_path) as one, visit(browser, one.url) as page:
+        tab = page.tab
+        page.go("#/add")
+        tab.get_by_label("An engine that runs elsewhere").check()
+        tab.get_by_label("Base URLs").fill("http://127.0.0.1:9/v1, http://127.0.0.1:19/v1")
+        tab.get_by_label("Name", exact=True).fill("far")
+        # A key itself is refused, and not shown again.
+        tab.get_by_label("Its key").fill("sk-live-0123456789")
+        page.expected = ("400",)
+        tab.get_by_role("button", name="Add").click()
+        page.sees("a key itself is not taken")
+        page.check("add-elsewhere")
+        tab.get_by_label("Its key").fill("file:far")
+        tab.get_by_role("button", name="Add").click()
+        expect(tab.get_by_role("heading", name="far", exact=True)).to_be_visible()
+        wish = one.ask("GET", "/admin/models/far")["wish"]
+        assert (wish["endpoints"], wish["endpoint_key"]) == (["http://127.0.0.1:9/v1", "http://127.0.0.1:19/v1"], "file:far")
+        tab.get_by_role("link", name="Edit").click()
+        expect(tab.get_by_label("Its key")).to_have_value("file:far")
+        expect(tab.get_by_label("Context")).to_have_count(0)
+        tab.get_by_label("Base URLs").fill("http://127.0.0.1:9/v1")
+        tab.get_by_label("Its key").fill("")
+        page.sees("No engine has to be started anew.")
+        tab.get_by_role("button", name="Change").click()
+        tab.get_by_role("dialog").get_by_role("button", name="Change").click()
+        page.sees("far is being changed.")
+        wish = one.ask("GET", "/admin/models/far")["wish"]
+        assert (wish["endpoints"], wish["endpoint_key"]) == (["http://127.0.0.1:9/v1"], None)
+
+
+def test_a_chat_template_is_given_and_taken_back(tmp_path: Path, browser: Browser) -> None:
+    template = "{% for one in messages %}{{ one.content }}\n{% endfor %}"
+    with gateway(tmp_path) as one, visit(browser, one.url) as page:
+        one.add("m", llama(tmp_path / "llama"), chat_template={"text": template, "name": "mine.jinja"})
+        one.until("m", "ready")
+        tab = page.tab
+        page.go("#/models/m/edit")
+        tab.get_by_text("Engine and plan").click()
+        expect(tab.get_by_label("Chat template")).to_have_value(template)
+        tab.get_by_label("Chat template").fill("{{ messages[0].content }}")
+        page.sees("Engines are started anew")
+        tab.get_by_role("button", name="Change").click()
+        tab.get_by_role("dialog").get_by_role("button", name="Change").click()
+        page.sees("m is being changed.")
+        one.until("m", "ready")
+
+
 def test_a_start_that_fails_shows_its_proof_and_what_an_engine_prints_is_text(tmp_path: Path, browser: Browser) -> None:
     with gateway(tmp_path) as one, visit(browser, one.url) as page:
         one.add("bad-model", llama(tmp_path / "model"), policy={"max_attempts": 1})
