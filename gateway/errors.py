@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+# Request timeout, conflict, too many: another try may be answered.
+_PASSING = frozenset({408, 409, 429})
 _LONGEST = 200
 
 
@@ -50,6 +52,11 @@ class FitserveError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the same request meets the same error until somebody changes something, however often it is sent."""
+        return 400 <= self.status < 500 and self.status not in _PASSING
 
     def envelope(self) -> dict[str, Any]:
         """The OpenAI error body."""
@@ -216,6 +223,11 @@ class NotReady(FitserveError):
     type = "service_unavailable"
     code = "model_not_ready"
     exit_code = 3
+
+    @property
+    def lasting(self) -> bool:
+        """Where it will be ready by itself, `retry_after_s` says when to ask again."""
+        return self.retry_after_s is None
 
 
 class UpstreamError(FitserveError):

@@ -9,6 +9,7 @@ EXPOSED = (
     "x-request-id",
     "x-gateway-source",
     "retry-after",
+    "x-should-retry",
     *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
     *(f"anthropic-ratelimit-{of}-{what}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
 )

@@ -219,6 +219,10 @@ def error_headers(error: FitserveError) -> list[tuple[bytes, bytes]]:
         headers.append((b"allow", error.allow.encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if error.lasting:
+        # As Anthropic's API says it. The SDKs of OpenAI and Anthropic ask again or not by it (`_should_retry` in their _base_client.py); without it
+        # Claude Code asks eleven times with a wrong key, for three minutes.
+        headers.append((b"x-should-retry", b"false"))
     return headers
 
 

@@ -26,7 +26,7 @@ from gateway.access.failed_logins import FailedLogins
 from gateway.access.keyring import Keyring
 from gateway.access.origins import EXPOSED, METHODS, Origins
 from gateway.api.endpoints import is_inference
-from gateway.api.protocol import request_id, send_error
+from gateway.api.protocol import error_headers, request_id, send_error
 from gateway.calibration.calibrator import Calibrator
 from gateway.catalog.download import download
 from gateway.catalog.hub import Hub
@@ -376,6 +376,8 @@ def create_app(
         """As engines tell theirs, in the same shape."""
         return {"version": __version__}
 
+    @app.head("/health", include_in_schema=False)
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/health", response_model=dict[str, str], responses={503: {"model": dict[str, str], "description": "It is not"}})
     @app.get("/healthz", response_model=dict[str, str], responses={503: {"model": dict[str, str], "description": "It is not"}})
     async def healthz() -> JSONResponse:
@@ -385,6 +387,7 @@ def create_app(
 
     ready = dict[str, str | list[str]]
 
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", response_model=ready, responses={503: {"model": ready, "description": "It cannot"}})
     async def readyz() -> JSONResponse:
         """The gateway can do its work: the loop runs, the store and the host answer."""
@@ -441,9 +444,8 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, FitserveError):
         raise error
     headers = {"x-gateway-source": "gateway", "x-request-id": request_id(request.scope)}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(error.retry_after_s)
-    return JSONResponse(error.envelope(), error.status, headers)
+    more = {name.decode(): value.decode() for name, value in error_headers(error)}
+    return JSONResponse(error.envelope(), error.status, headers | more)
 
 
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:

@@ -57,6 +57,7 @@ def page_files() -> PageFiles:
     return PageFiles(version, index.encode(), found)
 
 
+@router.head("/")
 @router.get("/")
 async def index(request: Request) -> Response:
     files = page_files()
@@ -67,6 +68,7 @@ async def index(request: Request) -> Response:
     return Response(files.index, media_type=_TYPES[".html"], headers=headers)
 
 
+@router.head("/page/{version}/{name:path}")
 @router.get("/page/{version}/{name:path}")
 async def file(version: str, name: str) -> Response:
     files = page_files()

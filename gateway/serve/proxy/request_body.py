@@ -84,7 +84,7 @@ def check_tools(endpoint: Endpoint, body: Body, route: ModelRoute) -> None:
     raise BadRequest(
         f"The model '{route.name}' cannot call tools here: {route.toolless.rstrip('.')}.",
         hint='Leave out `tools`, or ask a model whose `tools` is not "not proven" in GET /v1/models; where you know the parser of '
-        f"its calls, add it with --flag tool-call-parser=NAME. `fitserve show {route.name}` tells more.",
+        f"its calls, add it with --arg tool-call-parser=NAME. `fitserve show {route.name}` tells more.",
         param="tools",
     )
 

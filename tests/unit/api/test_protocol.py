@@ -22,7 +22,17 @@ from gateway.api.protocol import (
     send_error,
     with_model,
 )
-from gateway.errors import BadRequest, MethodNotAllowed, NotReady, Unauthorized
+from gateway.errors import (
+    BadRequest,
+    FitserveError,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotReady,
+    RateLimited,
+    TooSlow,
+    Unauthorized,
+    UpstreamError,
+)
 
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -182,7 +192,7 @@ def test_an_answer_is_one_http_message() -> None:
     words = answer(405, b"{}", "id-1", error_headers(error))
     assert words == (
         b"HTTP/1.1 405 Method Not Allowed\r\ncontent-type: application/json\r\ncontent-length: 2\r\nx-request-id: id-1\r\n"
-        b"x-gateway-source: gateway\r\nallow: GET\r\n\r\n{}"
+        b"x-gateway-source: gateway\r\nallow: GET\r\nx-should-retry: false\r\n\r\n{}"
     )
 
 
@@ -218,6 +228,24 @@ async def test_an_error_is_sent_as_envelope_with_its_headers() -> None:
             "code": "model_not_ready",
         }
     }
+
+
+LASTING: dict[FitserveError, bool] = {
+    Unauthorized("No."): True,
+    ModelNotFound("No."): True,
+    BadRequest("No."): True,
+    NotReady("Its plan is refused."): True,
+    NotReady("It starts.", retry_after_s=10): False,
+    RateLimited("Enough.", retry_after_s=10): False,
+    TooSlow("Too slow."): False,
+    UpstreamError("It broke off."): False,
+    FitserveError("Nobody expected this."): False,
+}
+
+
+@pytest.mark.parametrize("error", LASTING, ids=lambda error: f"{error.status} {error}")
+def test_sdks_ask_again_only_where_that_may_help(error: FitserveError) -> None:
+    assert ((b"x-should-retry", b"false") in error_headers(error)) is LASTING[error]
 
 
 @pytest.mark.anyio

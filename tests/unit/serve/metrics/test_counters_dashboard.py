@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -26,7 +28,7 @@ def panels() -> list[str]:
     return [target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel.get("targets", ())]
 
 
-def rules() -> list[dict[str, str]]:
+def rules() -> list[dict[str, Any]]:
     return list(yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"])
 
 
@@ -77,7 +79,13 @@ def test_a_summary_has_a_sum_and_a_count_and_no_more() -> None:
         render([(f"{name}_bucket", ("m", "0", "+Inf"), 3)])
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here")
+promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None and not os.environ.get("REQUIRE_PROMTOOL"),
+    reason="promtool is not here; scripts/docker-up brings it",
+)
+
+
+@promtool
 def test_the_expressions_are_promql(tmp_path: Path) -> None:
     made = [one.replace("$__rate_interval", "1m").replace("$model", ".*") for one in expressions()]
     groups = [{"name": "all", "rules": [{"record": f"r{number}", "expr": one} for number, one in enumerate(made)]}]
@@ -86,3 +94,53 @@ def test_the_expressions_are_promql(tmp_path: Path) -> None:
     for checked in (file, ALERTS):
         done = subprocess.run(["promtool", "check", "rules", str(checked)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Minutes from the start, by alert: the series that there are then (a value for each minute), and the labels with which it fires.
+WHEN: dict[str, list[tuple[dict[str, str], int, list[dict[str, str]]]]] = {
+    "EngineKeepsFailing": [
+        ({'fitserve_failures_total{model="m",kind="oom"}': "_ _ 1 2 3"}, 4, [{"model": "m", "kind": "oom"}]),
+        ({'fitserve_failures_total{model="m",kind="oom"}': "_ _ 1 2 2"}, 4, []),
+        ({'fitserve_failures_total{model="m",kind="oom"}': "7x60"}, 60, []),
+        # The gateway was started anew.
+        ({'fitserve_failures_total{model="m",kind="oom"}': "7x40 1 2 3x10"}, 45, [{"model": "m", "kind": "oom"}]),
+        ({'fitserve_failures_total{model="m",kind="oom"}': "_ 1 2 3x40"}, 43, []),
+    ],
+    "GpuErrors": [
+        ({'fitserve_gpu_errors_total{gpu="g",xid="31"}': "_ 6"}, 1, [{"gpu": "g", "xid": "31"}]),
+        ({'fitserve_gpu_errors_total{gpu="g",xid="31"}': "_ 5"}, 1, []),
+    ],
+    "ModelNotServed": [
+        ({'fitserve_replicas{model="m",state="quarantined"}': "1x9"}, 4, []),
+        ({'fitserve_replicas{model="m",state="quarantined"}': "1x9"}, 6, [{"model": "m"}]),
+        ({f'fitserve_replicas{{model="m",state="{state}"}}': "1x9" for state in ("quarantined", "ready")}, 6, []),
+    ],
+    "RequestsFail": [
+        ({'fitserve_upstream_errors_total{model="m"}': "0+1x20", 'fitserve_requests_total{model="m"}': "0+10x20"}, 12, [{"model": "m"}]),
+        ({'fitserve_upstream_errors_total{model="m"}': "0+1x20", 'fitserve_requests_total{model="m"}': "0+30x20"}, 12, []),
+    ],
+}  # fmt: skip
+
+
+@promtool
+@pytest.mark.parametrize("alert", WHEN)
+def test_an_alert_fires_when_the_page_says_so(alert: str, tmp_path: Path) -> None:
+    known = {rule["alert"]: rule for rule in rules()}
+    cases = []
+    for series_of, minute, fires in WHEN[alert]:
+        wanted = [{"exp_labels": {**labels, **known[alert]["labels"]}} for labels in fires]
+        cases.append(
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series_of.items()],
+                "alert_rule_test": [{"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": wanted}],
+            }
+        )
+    # Whether it fires, not what it says.
+    without_words = [{name: value for name, value in known[alert].items() if name != "annotations"}]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "all", "rules": without_words}]}))
+    (tmp_path / "cases.yml").write_text(json.dumps({"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": cases}))
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "cases.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
