@@ -3,12 +3,14 @@
     python benchmarks/planning.py [--rounds 10]
 
 Prints one line a figure: what was reached, and what is to be reached. Decisions and the matrix are CPU time of this process, the
-best of the rounds for each model, with nothing of the model cached; the command is told in wall and in CPU time.
+best of the rounds for each model, with nothing of the model cached, and the garbage collector set as `fitserve plan` and the gateway's
+process for plans set it; the command is told in wall and in CPU time.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -23,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from gateway.__main__ import _OBJECTS  # noqa: E402
 from gateway.core.attention.vllm_attention import choose_backend  # noqa: E402
 from gateway.core.layers.build import _blueprint, _schemes  # noqa: E402
 from gateway.core.model.spec import read_model  # noqa: E402
@@ -82,6 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
+    gc.set_threshold(_OBJECTS)
     profiles = Profiles()
     engines = profiles.engines(ENGINES, device="cuda")
     rules = profiles.rules(engines)

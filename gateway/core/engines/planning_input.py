@@ -52,6 +52,7 @@ class PlanningInput:
     clocks: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
     _room: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
     _between: dict[tuple[int, ...], list[tuple[Gpu, Gpu, Link | None]]] = field(default_factory=dict, repr=False, compare=False)
+    _apart: dict[tuple[int, ...], tuple[int, int] | None] = field(default_factory=dict, repr=False, compare=False)
 
     def under(self, env: Mapping[str, str]) -> PlanningInput:
         """For an engine with these variables, the gateway's among them."""
@@ -78,6 +79,14 @@ class PlanningInput:
             links = self.links
             self._between[key] = [(a, b, links.get(frozenset((a.index, b.index)))) for a, b in combinations(group, 2)]
         return self._between[key]
+
+    def apart(self, group: tuple[Gpu, ...]) -> tuple[int, int] | None:
+        """The first two of these GPUs for which neither NVLink nor working peer-to-peer access was read, by their indices."""
+        key = tuple(gpu.index for gpu in group)
+        if key not in self._apart:
+            found = ((a.index, b.index) for a, b, link in self.between(group) if link is None or not (link.nvlinks or link.p2p))
+            self._apart[key] = next(found, None)
+        return self._apart[key]
 
     @cached_property
     def model(self) -> ModelRef:

@@ -59,7 +59,14 @@ def fullest(built: BuiltModel, layers: tuple[int, ...], whole: frozenset[str]) -
     if len(layers) == 1:
         return built
     parts = range(len(layers))
-    found = dealt(built, layers, max(parts, key=lambda part: _size(built, layers, part, whole)), whole)
+    depth = sum(layers)
+    if all(len(layer.numbers) == depth for layer in built.linears if layer.name.startswith(_STACKS)):
+        # All layers alike: of the stages between none has more than the longest.
+        between = max(parts[1:-1], key=lambda part: layers[part], default=0)
+        largest = sorted({0, between, parts[-1]})
+    else:
+        largest = list(parts)
+    found = dealt(built, layers, max(largest, key=lambda part: _size(built, layers, part, whole)), whole)
     most = (max(_there(group, layers, part, whole) for part in parts) for group in built.attention)
     return replace(found, attention=tuple(_of(group, count) for group, count in zip(built.attention, most, strict=True)))
 
@@ -75,7 +82,7 @@ def dealt(built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozense
     for layer in built.linears:
         numbers = _numbers(layer, layers, part, whole)
         if numbers:
-            linears.append(replace(layer, count=len(numbers), numbers=numbers))
+            linears.append(Linear(**{**vars(layer), "count": len(numbers), "numbers": numbers}))
     tied = _tied(built)
     for tensor in built.others:
         if tensor.shard != "vocab" and (tensor.name.startswith(_STACKS) or not built.known):

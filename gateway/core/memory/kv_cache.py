@@ -25,7 +25,9 @@ class KvCache(Protocol):
 
 def longest(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest length up to `limit` that fits; 0 when not even one token does. What fits, fits shorter too."""
-    low, high = 0, limit
+    if fits(limit):
+        return limit
+    low, high = 0, limit - 1
     while low < high:
         middle = (low + high + 1) // 2
         if fits(middle):

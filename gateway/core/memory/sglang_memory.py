@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
 from pydantic import Field
 
@@ -117,6 +118,7 @@ def multimodal(rules: MemoryRules, model: ModelTraits) -> bool:
     return named and model.architecture not in rules.text_only
 
 
+@lru_cache(maxsize=32)
 def prefill_graph_sizes(largest: int) -> tuple[int, ...]:
     """The token counts that get a prefill graph (srt/server_args.py:1397, srt/arg_groups/cuda_graph_hook.py:480)."""
     steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, largest + 1, 512))

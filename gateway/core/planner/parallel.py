@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import combinations
+from operator import neg
 
 from gateway.core.engines.planning_input import available_bytes, room_bytes
 from gateway.core.layers.built_model import BuiltModel, padded_vocab, per_rank
-from gateway.domain import Gpu, Hardware, Link, ModelSpec
+from gateway.domain import Gpu, Hardware, ModelSpec
 
 # Groups are compared one by one, and 12 GPUs have at most 924 of one size.
 _CONSIDERED = 12
@@ -55,25 +57,30 @@ def best_group(hardware: Hardware, tp: int, claims: Mapping[str, int]) -> tuple[
     A group has room when its fullest GPU has at least half of what the best group could offer: links between GPUs
     that are in use are worth less than memory.
     """
-    links = {pair: link.nvlinks or 0 for link in hardware.links for pair in ((link.a, link.b), (link.b, link.a))}
+    # Groups are many: what is asked of each is made of plain numbers, and counted without a step of Python for each.
+    links = Counter({pair: link.nvlinks or 0 for link in hardware.links for pair in ((link.a, link.b), (link.b, link.a))})
     kinds: dict[tuple[str, str | None, int | None], list[Gpu]] = {}
     for gpu in hardware.gpus:
         kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(gpu)
-    room = {gpu.uuid: available_bytes(gpu, claims) for gpu in hardware.gpus}
+    room = {gpu.index: available_bytes(gpu, claims) for gpu in hardware.gpus}
     groups = [
         group
         for alike in kinds.values()
-        for group in combinations(sorted(alike, key=lambda gpu: (-room[gpu.uuid], gpu.index))[: max(_CONSIDERED, tp)], tp)
+        for group in combinations(
+            sorted((gpu.index for gpu in alike), key=lambda index: (-room[index], index))[: max(_CONSIDERED, tp)], tp
+        )
     ]
-    most = max((min(room[gpu.uuid] for gpu in group) for group in groups), default=0)
+    by_index = {gpu.index: gpu for gpu in hardware.gpus}
+    least = [min(map(room.__getitem__, group)) for group in groups]
+    most = max(least, default=0)
 
-    def preference(group: tuple[Gpu, ...]) -> tuple[bool, int, int, list[int]]:
-        nvlinks = sum(links.get(pair, 0) for pair in combinations([gpu.index for gpu in group], 2))
-        least = min(room[gpu.uuid] for gpu in group)
-        return 2 * least >= most, nvlinks, least, sorted((-gpu.index for gpu in group), reverse=True)
+    def preference(place: int) -> tuple[bool, int, int, list[int]]:
+        group = groups[place]
+        nvlinks = sum(map(links.__getitem__, combinations(group, 2)))
+        return 2 * least[place] >= most, nvlinks, least[place], sorted(map(neg, group), reverse=True)
 
-    best = max(groups, key=preference, default=None)
-    return None if best is None else tuple(sorted(best, key=lambda gpu: gpu.index))
+    best = max(range(len(groups)), key=preference, default=None)
+    return None if best is None else tuple(by_index[index] for index in sorted(groups[best]))
 
 
 def freed(machine: Hardware, held: Mapping[str, int]) -> Hardware:
@@ -104,14 +111,6 @@ def spare_groups(hardware: Hardware, size: int, budget_bytes: int, claims: Mappi
             kind = (gpu.name, gpu.capability, gpu.total_bytes)
             kinds[kind] = kinds.get(kind, 0) + 1
     return sum(count // size for count in kinds.values()) if size else 0
-
-
-def peers_without_p2p(pairs: Iterable[tuple[Gpu, Gpu, Link | None]]) -> tuple[int, int] | None:
-    """The first pair of a group for which neither NVLink nor working peer-to-peer access was read."""
-    for a, b, link in pairs:
-        if link is None or not (link.nvlinks or link.p2p):
-            return a.index, b.index
-    return None
 
 
 def dealt_layers(layers: int, shares: Sequence[float], most: Sequence[float]) -> tuple[int, ...] | None:

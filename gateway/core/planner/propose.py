@@ -17,7 +17,6 @@ from gateway.core.lora import served
 from gateway.core.lora.size import bytes_on_rank
 from gateway.core.planner.copies import copies
 from gateway.core.planner.flags import spelled
-from gateway.core.planner.parallel import peers_without_p2p
 from gateway.core.planner.sizes import Batch, Sizes
 from gateway.core.variables import NO_PROXY, STAGES
 from gateway.domain import (
@@ -385,7 +384,7 @@ def _overrides(candidate: Candidate) -> Choice[str]:
 def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool]:
     if "disable-custom-all-reduce" in candidate.args:
         return BoolChoice(value=not candidate.args["disable-custom-all-reduce"], reason="set by the user", source="user")
-    pair = peers_without_p2p(candidate.given.between(candidate.group))
+    pair = candidate.given.apart(candidate.group)
     fact = silent.get(CUSTOM) or silent.get(P2P)
     if pair is None and fact is not None:
         return BoolChoice(

@@ -12,7 +12,7 @@ from gateway.core.engines.planning_input import PlanningInput, available_bytes
 from gateway.core.layers.build import build
 from gateway.core.model.spec import read_model
 from gateway.core.planner import parallel
-from gateway.core.planner.parallel import best_group, dealt_layers, peers_without_p2p
+from gateway.core.planner.parallel import best_group, dealt_layers
 from gateway.domain import Gpu, Hardware, Link, ModelSpec
 from gateway.errors import BadModel
 from tests.support.makers import wish
@@ -97,7 +97,7 @@ def host(free: list[int], links: list[tuple[int, int, int]] = [], **fields: Any)
 
 def unproven(hardware: Hardware, gpus: slice) -> tuple[int, int] | None:
     given = PlanningInput(published("llama-3.1-8b"), hardware, wish())
-    return peers_without_p2p(given.between(hardware.gpus[gpus]))
+    return given.apart(hardware.gpus[gpus])
 
 
 def chosen(hardware: Hardware, tp: int, claims: dict[str, int] | None = None) -> list[int] | None:
