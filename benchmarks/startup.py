@@ -82,7 +82,7 @@ def main() -> None:
         served = [serve_once(Path(folder) / "data", rest_s=3) for _ in range(rounds)]
         plans = [plan_once(Path(folder) / "model") for _ in range(rounds)]
     line("process start to /healthz", [took for took, _ in served], "s", 1.0)
-    line("idle resident memory", [resident for _, resident in served], "MiB", 90)
+    line("idle resident memory", [resident for _, resident in served], "MiB", 95)
     line("`fitserve plan` of a local folder", plans, "s", 0.6)
 
 
