@@ -9,7 +9,7 @@ from tests.support.paths import ROOT
 # What several modules do together, by the folder of the lowest of them.
 TOGETHER = """
 local/controller/test_faults.py local/controller/test_gpu_loss.py local/controller/test_proof.py
-local/controller/test_images.py local/controller/test_start_phases.py local/controller/test_unexpected_errors.py local/serve/proxy/test_endpoint_sdks.py local/serve/proxy/test_hostile_bytes.py
+local/controller/test_images.py local/controller/test_start_phases.py local/controller/test_unexpected_errors.py local/serve/proxy/test_app_requests.py local/serve/proxy/test_endpoint_sdks.py local/serve/proxy/test_hostile_bytes.py
 local/serve/proxy/test_hostile_engine.py local/serve/proxy/test_openai.py local/serve/proxy/test_openai_clients.py
 local/serve/proxy/test_sdks.py local/test_boot_storm.py local/test_documented.py local/test_proxy_benchmark.py local/test_security.py local/test_seed_scenarios.py local/test_sharing.py
 unit/core/kernels/test_sglang_kernels.py unit/core/planner/test_launch.py unit/core/planner/test_plan_json.py

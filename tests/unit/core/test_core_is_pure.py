@@ -24,6 +24,7 @@ LIBRARY = {
     "itertools",
     "json",
     "math",
+    "operator",
 }
 LIBRARY |= {"re", "string", "typing", "pydantic"}
 OURS = ("gateway.domain", "gateway.errors", "gateway.core")
