@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from operator import neg
 
 from gateway.core.engines.planning_input import available_bytes, room_bytes
 from gateway.core.layers.built_model import BuiltModel, padded_vocab, per_rank
@@ -77,7 +76,7 @@ def best_group(hardware: Hardware, tp: int, claims: Mapping[str, int]) -> tuple[
     def preference(place: int) -> tuple[bool, int, int, list[int]]:
         group = groups[place]
         nvlinks = sum(map(links.__getitem__, combinations(group, 2)))
-        return 2 * least[place] >= most, nvlinks, least[place], sorted(map(neg, group), reverse=True)
+        return 2 * least[place] >= most, nvlinks, least[place], sorted(map(int.__neg__, group), reverse=True)
 
     best = max(range(len(groups)), key=preference, default=None)
     return None if best is None else tuple(by_index[index] for index in sorted(groups[best]))

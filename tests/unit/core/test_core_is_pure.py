@@ -14,6 +14,7 @@ CORE = sorted(Path(next(iter(gateway.core.__path__))).glob("**/*.py"))
 LIBRARY = {
     "bisect",
     "__future__",
+    "bisect",
     "collections",
     "dataclasses",
     "difflib",
@@ -24,7 +25,6 @@ LIBRARY = {
     "itertools",
     "json",
     "math",
-    "operator",
 }
 LIBRARY |= {"re", "string", "typing", "pydantic"}
 OURS = ("gateway.domain", "gateway.errors", "gateway.core")
