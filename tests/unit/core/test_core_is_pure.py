@@ -14,7 +14,6 @@ CORE = sorted(Path(next(iter(gateway.core.__path__))).glob("**/*.py"))
 LIBRARY = {
     "bisect",
     "__future__",
-    "bisect",
     "collections",
     "dataclasses",
     "difflib",
