@@ -41,7 +41,7 @@ function modelRow(live) {
       text(detail, [model.state === "ready" || bringing ? "" : model.detail, CHANGES[model.change], model.better && "Another plan should be better."].filter(Boolean).join(" "));
       attribute(detail, "hidden", !detail.textContent);
       text(engine, about(model));
-      text(load, model.running || model.waiting ? `${plural(model.running, "request")}${model.waiting ? `, ${model.waiting} waiting` : ""}` : model.state === "ready" ? "idle" : "");
+      text(load, [model.running && plural(model.running, "request"), model.waiting && `${model.waiting} waiting`].filter(Boolean).join(", ") || (model.state === "ready" ? "idle" : ""));
       const since = Math.min(...model.replicas.map((one) => one.ready_at ?? Infinity));
       text(age, model.state === "ready" && Number.isFinite(since) ? `up ${duration(live.now() - since)}` : "");
     },
