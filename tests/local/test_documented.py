@@ -46,6 +46,10 @@ ELSEWHERE = {
     ("docker", "compose"): "tests/e2e/test_docker.py and tests/unit/serve/metrics/test_counters_dashboard.py",
     ("systemctl",): "no systemd is here; tests/local/serve/test_systemd.py has the units verified",
     ("journalctl",): "no systemd is here",
+    (
+        "OPENAI_API_BASE_URL=http://127.0.0.1:8080/v1",
+    ): "Open WebUI; tests/local/serve/proxy/test_app_requests.py sends what it sent",
+    ("ANTHROPIC_BASE_URL=http://HOST:8080",): "Claude Code; as Open WebUI",
 }
 # They go on until they are told to end.
 ENDLESS = {"serve", "demo", "-f", "--follow"}
