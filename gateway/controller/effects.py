@@ -210,18 +210,18 @@ class Effects:
         take: Offer,
         asking: Collection[str],
         room: RoomNow,
-        held: Callable[[ManagedModel], dict[str, int]],
+        held: Callable[[ManagedModel, ReplicaState], dict[str, int]],
         ports: Callable[[], Collection[int]],
     ) -> None:
-        """Start the model's plan anew with less KV cache, in place of what serves, once that has answered its requests. Where no such plan
+        """Start a replica's plan anew with less KV cache, in place of what serves, once that has answered its requests. Where no such plan
         is found nothing changes."""
-        replica, old = model.replicas[0], model.replicas[0].attempt
+        replica, old = model.replicas[take.replica], model.replicas[take.replica].attempt
         if old is None:
             return
         log.warning("gives KV cache", model=replica.model, to=sorted(asking), words=take.words)
         try:
             async with self.planning:
-                new = await self._smaller(model, old, take, asking, room(), held(model))
+                new = await self._smaller(model, old, take, asking, room(), held(model, replica))
             if new is None or new.memory.promised_bytes > take.keeps:
                 raise NoPlan("no plan of it is smaller")
             replica.left_at = time.monotonic()

@@ -118,8 +118,9 @@ class Fleet:
         others = {name: model for name, model in self.models.items() if model is not asking and not model.deleting}
         held = {name: self._returning(model.replicas, _promised(model.replicas, {})) for name, model in others.items()}
         holders = tuple(Holding(model=name, gives=gives) for name, gives in sorted(held.items()) if gives)
-        found = [(place, offer) for model in others.values() for place, offer in enumerate(self._surplus(model))]
-        # First of those that give most, so that few are asked; the second of each model only where the first of all are too little.
+        givers = ((model, index) for model in others.values() for index in range(len(model.replicas)))
+        found = [(place, offer) for model, index in givers for place, offer in enumerate(self._surplus(model, index))]
+        # First of those that give most, so that few are asked; the second of each copy only where the first of all are too little.
         found.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
         caps = {name: _last_cap(model) for name, model in others.items()}
         # Nobody leaves for a model that nobody asks for.
@@ -154,26 +155,27 @@ class Fleet:
         own = wish.policy.keep_alive
         return self._keep_alive if own is None else own
 
-    def _surplus(self, model: ManagedModel) -> tuple[Offer, ...]:
-        """What a model could give of its KV cache now."""
+    def _surplus(self, model: ManagedModel, index: int) -> tuple[Offer, ...]:
+        """What a replica of a model could give of its KV cache now."""
         if (
-            len(model.replicas) != 1
+            index >= len(model.replicas)
             or model.trial is not None
             or model.unsettled
             or model.leaving is not None
             or model.keeps_until > time.monotonic()
         ):
             return ()
-        attempt = model.replicas[0].attempt
-        return surplus(attempt.plan, model.wish) if attempt is not None and attempt.asleep is None else ()
+        attempt = model.replicas[index].attempt
+        return surplus(attempt.plan, model.wish, index) if attempt is not None and attempt.asleep is None else ()
 
     def asked_of(self, model: ManagedModel, take: Offer, asking: str) -> tuple[Offer, set[str]]:
-        """What a model gives at once, for whom: each time it gives it is started anew, so all that wait for it have theirs together."""
-        waiting = [(one.model, other) for one in self.replicas() for other in one.takes if other.model == model.wish.name]
+        """What a replica gives at once, for whom: each time it gives it is started anew, so all that wait for it have theirs together."""
+        taken = ((one.model, other) for one in self.replicas() for other in one.takes if other.model == model.wish.name)
+        waiting = [(name, other) for name, other in taken if other.replica == take.replica]
         # What was to be had beside it was counted on by each of them.
         twice = sum(other.beside for _, other in waiting) - max((other.beside for _, other in waiting), default=0)
         count = sum(max(other.gives.values()) for _, other in waiting) + twice
-        most = next((one for one in self._surplus(model) if one.keeps <= take.keeps), take)
+        most = next((one for one in self._surplus(model, take.replica) if one.keeps <= take.keeps), take)
         return part(most, count), {asking, *(name for name, _ in waiting)}
 
     def beside(self, wish: Wish) -> Wish:

@@ -425,14 +425,20 @@ class Loop:
         if model is not None and take.how != "surplus":
             gone = all(one.attempt is None or (take.how == "sleep" and one.asleep) for one in model.replicas)
             return model.leaving is None and gone and not any(one.busy for one in model.replicas)
-        if model is None or model.deleting or len(model.replicas) != 1:
+        if model is None or model.deleting or take.replica >= len(model.replicas):
             return True
-        replica, attempt = model.replicas[0], model.replicas[0].attempt
+        replica, attempt = model.replicas[take.replica], model.replicas[take.replica].attempt
         if attempt is None or attempt.state != "ready" or replica.busy:
             return attempt is None and not replica.busy
         if (attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps) or model.keeps_until > time.monotonic():
             return True
-        if model.trial is None and not model.unsettled and not self._gate.measures(attempt.plan.gpus):
+        # One of its copies after the other: the rest serves meanwhile.
+        away = any(
+            one.left_at is not None or (one.made_room and one.attempt is not None)
+            for one in model.replicas
+            if one is not replica
+        )
+        if model.trial is None and not model.unsettled and not away and not self._gate.measures(attempt.plan.gpus):
             self._steps.shrink(model, *self._fleet.asked_of(model, take, asking))
         return False
 

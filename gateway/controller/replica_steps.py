@@ -75,7 +75,7 @@ class ReplicaSteps:
 
     def shrink(self, model: ManagedModel, take: Offer, asking: Collection[str]) -> None:
         """Have a model that serves give what it offered to those that ask, once nothing else is done for it."""
-        replica = model.replicas[0]
+        replica = model.replicas[take.replica]
         if not replica.busy:
             room = partial(self._fleet.room, model, replica)
             effect = self._effects.shrink(model, take, asking, room, self._fleet.held, self._fleet.ports)

@@ -157,6 +157,7 @@ class Offer(Value):
     model: str
     how: Literal["surplus", "sleep", "stop"]
     gives: dict[str, int] = Field(description="bytes that come back, by the UUID of a GPU")
+    replica: int = Field(0, description="of a surplus: the copy of the model that gives it, while the others serve")
     keeps: int = Field(0, description="of a surplus: bytes of each GPU that the model then may take")
     tokens: int = Field(0, description="of a surplus: tokens of KV cache that stay")
     of_tokens: int = Field(0, description="of a surplus: tokens of KV cache that there are")

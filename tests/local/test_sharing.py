@@ -133,3 +133,42 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
         second = await gateway.show("second")
         assert promised(before) - promised(after) < 1.2 * promised(second), "no more than is needed"
         assert after["plan"]["max_model_len"]["value"] >= 32768
+
+
+async def test_of_two_copies_one_gives_on_its_own_gpu_and_the_other_serves_meanwhile(tmp_path: Path) -> None:
+    def script(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model)
+
+    here = machine("2x3090")
+    total = {gpu.uuid: gpu.total_bytes or 0 for gpu in here.gpus}
+    async with running(tmp_path, script, hardware=here) as gateway:
+        source = model_folder(tmp_path / "model", **SMALL)
+        await gateway.add("pair", source, engines=["vllm==0.26.0"], gpus=1, replicas=2)
+        await gateway.until("pair", "ready")
+        going, answered = True, 0
+
+        async def ask() -> None:
+            nonlocal answered
+            while going:
+                answer = await gateway.client.post("/v1/completions", json={"model": "pair", "prompt": "a", "max_tokens": 2})
+                assert answer.status_code == 200, answer.text
+                answered += 1
+
+        client = asyncio.create_task(ask())
+        await gateway.add("second", source, engines=["vllm==0.26.0"], gpus=1, replicas=1)
+        second = await gateway.until("second", "ready")
+        pair = await gateway.until("pair", "ready")
+        going = False
+        await client
+        assert answered
+        taken: dict[str, int] = {}
+        for view in (pair, second):
+            for replica in view["replicas"]:
+                (uuid,) = replica["gpus"]
+                taken[uuid] = taken.get(uuid, 0) + replica["memory_bytes"]
+        assert len(taken) == 2
+        assert all(count <= total[uuid] for uuid, count in taken.items())
+        gave = [one for one in pair["attempts"] if one["state"] == "stopped"]
+        assert len(gave) == 1, "one copy was started anew, and the other was left alone"
+        assert pair["replicas"][gave[0]["replica"]]["gpus"] == second["replicas"][0]["gpus"]
+        assert [one["failure"] for view in (pair, second) for one in view["attempts"]] == [None] * 4

@@ -1,6 +1,6 @@
 """What of its KV cache a model could give to others, and for how long it does without. Pure.
 
-surplus(plan, wish) -> offers: first what is beyond its need, then all but what its wish asks for
+surplus(plan, wish, replica) -> offers: first what is beyond its need, then all but what its wish asks for
 part(offer, bytes) -> the same offer, of so much
 without(offer, plan, models) -> the cap of the model that gives it
 kept(attempts, others) -> the cap that the model keeps to
@@ -23,7 +23,7 @@ _LEAST, _LEAST_SHARE = 512 * MIB, 25
 _STEP = 100
 
 
-def surplus(plan: Plan, wish: Wish) -> tuple[Offer, ...]:
+def surplus(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...]:
     """Smallest first. Never less than one whole context stays, of the length that was wished for or that is of use, nor less than the wished
     requests at once need. Nothing where the user set the size, or pinned the model: to give is to be started anew."""
     memory, own = plan.memory, {name.replace("_", "-") for name in wish.args}
@@ -44,6 +44,7 @@ def surplus(plan: Plan, wish: Wish) -> tuple[Offer, ...]:
             model=wish.name,
             how="surplus",
             gives=dict.fromkeys(plan.gpus, count),
+            replica=replica,
             keeps=memory.promised_bytes - count,
             tokens=math.floor((memory.kv_bytes - count - memory.gpu_bytes // _STEP) * memory.kv_tokens / memory.kv_bytes),
             of_tokens=memory.kv_tokens,
@@ -77,7 +78,7 @@ def without(offer: Offer, plan: Plan, models: Iterable[str]) -> Cap:
 def _words(offer: Offer) -> str:
     stays, there = (f"{tokens / offer.context:.1f}".removesuffix(".0") for tokens in (offer.tokens, offer.of_tokens))
     return (
-        f"{offer.model} gives {gib(max(offer.gives.values()))} of KV cache, room for {stays} of {there} requests of "
+        f"{offer.model}{f' (copy {offer.replica + 1})' if offer.replica else ''} gives {gib(max(offer.gives.values()))} of KV cache, room for {stays} of {there} requests of "
         f"{offer.context:,} tokens stays"
     )
 
