@@ -129,6 +129,13 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
 
 
 def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
+    import httpx
+
+    if isinstance(error, httpx.ReadTimeout):
+        return NotReady(
+            f"The gateway at {client.base_url} has not answered for {client.timeout.read:.0f} s.",
+            hint="It may still do what was asked: see `fitserve list` before you try again.",
+        )
     return NotReady(
         f"No gateway answers at {client.base_url} ({in_brief(error)}).",
         hint="Start one with `fitserve serve`, or set FITSERVE_URL.",

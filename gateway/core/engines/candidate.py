@@ -121,7 +121,8 @@ class Candidate:
             "quantization": variant.quantization or "as stored",
         }
         scope |= {"capability": group[0].capability} if group and group[0].capability else {}
-        scope |= {"layers": ",".join(map(str, variant.layers))} if variant.layers else {}
+        # What is known of one deal of the layers says nothing of another.
+        scope |= {"layers": ",".join(map(str, variant.layers)) or "as dealt by the engine"} if variant.pp > 1 else {}
         return scope | ({"env": words(env)} if (env := self.given.wish.env) else {})
 
 

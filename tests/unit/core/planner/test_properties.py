@@ -232,6 +232,18 @@ def test_a_context_that_the_engine_named_is_kept(spec: ModelSpec, hardware: Hard
     unharmed(spec, before, after, held)
 
 
+def test_what_is_known_of_one_deal_of_the_layers_says_nothing_of_another() -> None:
+    spec = read_model("m", None, PUBLISHED["qwen3-vl-30b-a3b"], None, None, (), None)
+    hardware, ref = PROFILES.hardware("3090+4090"), "vllm==0.33.0"
+    before = planned(spec, hardware, ref)
+    even, uneven = before.plans[:2]
+    assert even.scope["layers"] != uneven.scope["layers"]
+    fact = Fact(kind="max_context", scope=even.scope, value=4096, grade="failed", source="it said so")
+    after = planned(spec, hardware, ref, (fact,))
+    assert uneven.fingerprint in {plan.fingerprint for plan in after.plans}
+    assert even.fingerprint not in {plan.fingerprint for plan in after.plans}
+
+
 @several(25)
 @given(specs(), REAL, REFS, st.data())
 def test_a_kernel_that_fails_is_in_no_plan(spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject) -> None:
