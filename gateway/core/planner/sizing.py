@@ -174,7 +174,10 @@ def _within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     if used > bounds.bytes:
         learned = rules.used_bytes(footprint, estimate) < used
         needed = "were needed here" if learned else "are needed"
-        reason = f"{gib(used)} {needed} beside the KV cache, and {gib(bounds.bytes)} are to be had ({bounds.words})"
+        had = f"and {gib(bounds.bytes)} are to be had ({bounds.words})"
+        if gib(used) == gib(bounds.bytes):
+            had = f"{math.ceil((used - bounds.bytes) / MIB)} MiB more than are to be had ({bounds.words})"
+        reason = f"{gib(used)} {needed} beside the KV cache, {had}"
         raise Refused("no_memory", reason, "fact" if learned else "memory model", evidence=evidence)
     # On a CPU never left out: without a size the engine takes nearly all memory, even for a model that keeps no cache.
     on_cpu = candidate.engine.device == "cpu"
@@ -283,7 +286,9 @@ def _context(
         raise Refused("no_memory", reason, source, cache=limit >= least, evidence=evidence)
     if fits >= limit:
         own = f"the model's own limit is {spec.max_position}" if limit == spec.max_position else "the most that was asked for"
-        return IntChoice(value=context, reason=own, source="config.json"), ()
+        over = f"A context of {wish.max_context} tokens was asked for, and the model's own limit is {spec.max_position}."
+        beyond = wish.max_context is not None and wish.max_context > spec.max_position
+        return IntChoice(value=context, reason=own, source="config.json"), (over,) if beyond else ()
     reason = f"the largest that fits into {gib(kv_bytes)} of KV cache"
     if source != "memory model":
         reason = "the largest that the engine itself said fits"

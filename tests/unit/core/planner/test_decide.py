@@ -71,6 +71,24 @@ def test_min_context_is_a_hard_limit_and_max_context_a_cap() -> None:
     assert plan("8xh100", max_context=4096).max_model_len.value == 4096
 
 
+def test_a_context_beyond_the_models_own_limit_is_answered_with_that() -> None:
+    best = plan("8xh100", max_context=10**7)
+    assert best.max_model_len.value == 131072
+    assert "A context of 10000000 tokens was asked for, and the model's own limit is 131072." in best.warnings
+
+
+def test_what_is_hardly_too_little_is_said_by_the_difference() -> None:
+    def said(share: float) -> str:
+        some = planned("2x3090", tensor_parallel=1, args={"gpu-memory-utilization": share})
+        return "; ".join(reason for one in some.rejected for reason in one.reasons)
+
+    low, high = 0.01, 0.9
+    while high - low > 1e-6:
+        share = (low + high) / 2
+        low, high = (share, high) if "to be had" in said(share) else (low, share)
+    assert "beside the KV cache, 1 MiB more than are to be had" in said(low)
+
+
 def test_user_flags_win_over_the_planner() -> None:
     best = plan("8xh100", args={"--max-num-seqs": 7, "max_model_len": "9000", "dtype": "half"})
     assert (best.max_num_seqs.value, best.max_num_seqs.source) == (7, "user")
