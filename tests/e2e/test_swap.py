@@ -63,7 +63,7 @@ def test_two_models_take_turns_in_ram_that_holds_one_of_them(
             assert added.returncode == 0, added.stderr
             assert gateway.cli("add", "reader", str(minilm), "--engine", ENGINE).returncode == 0
             # Nobody leaves for a model that nobody asks for.
-            assert "writer holds" in gateway.until("reader", "no_plan")["detail"]
+            assert "writer holds" in gateway.until("reader", "stopped")["detail"]
             for _ in range(ROUNDS):
                 answer = client.embeddings.create(model="reader", input=sentences, encoding_format="float")
                 cat, kitten, bank = [item.embedding for item in answer.data]

@@ -79,7 +79,7 @@ async def test_engines_on_a_cpu_take_turns_in_its_ram(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, hardware=small) as gateway:
         for name in "ab":
             await gateway.add(name, model_folder(tmp_path / "model"), args=args)
-            await gateway.until(name, "ready" if name == "a" else "no_plan")
+            await gateway.until(name, "ready" if name == "a" else "stopped")
         assert "a holds 3." in (await gateway.show("b"))["detail"]
         assert "FITSERVE_RAM_BYTES" in (await gateway.show("b"))["detail"]
         for name in "baba":
