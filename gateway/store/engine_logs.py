@@ -44,7 +44,11 @@ class LogCopy:
 
 
 async def read_log(path: Path, *, tail: int | None, follow: Callable[[], bool] | None) -> AsyncGenerator[bytes, None]:
-    """The log in pieces: all of it, or its last `tail` lines; then what comes, as long as `follow()` says so."""
+    """The log in pieces: all of it, or its last `tail` lines; then what comes, as long as `follow()` says so, from its first line on where there is none yet."""
+    while not await asyncio.to_thread(path.exists):
+        if follow is None or not follow():
+            return
+        await asyncio.sleep(_POLL_S)
     try:
         file = path.open("rb")
     except FileNotFoundError:

@@ -68,7 +68,12 @@ def test_a_model_is_added_changed_stopped_started_and_deleted(tmp_path: Path, br
         expect(dialog).to_have_count(0)
         tab.get_by_role("button", name="Stop").click()
         dialog.get_by_role("button", name="Stop").click()
+        # The log goes on with the next start by itself.
+        tab.get_by_role("link", name="Log", exact=True).click()
+        page.sees("The engine has ended.")
         tab.get_by_role("button", name="Start", exact=True).click()
+        expect(tab.get_by_text("The engine has ended.").filter(visible=True)).to_have_count(0)
+        tab.get_by_role("link", name="Starts").click()
         page.sees("Start 3")
         tab.get_by_role("button", name="Delete").click()
         page.check("delete-confirm")

@@ -128,10 +128,18 @@ function logPart(view, { name }) {
   const asked = Number(location.hash.split("/")[4]) || null;
   const choice = h("select", { id: "start", "aria-label": "Log of", change: () => log.read(Number(choice.value) || null) });
   const log = logView(name, h("div", { class: "filter" }, choice));
-  fill(choice, h("option", { value: "" }, "the newest start"), [...view.attempts].reverse().map((one) => h("option", { value: one.id }, `start ${one.id}, ${one.failure ? "failed" : one.state}`)));
-  choice.value = asked ?? "";
-  log.read(asked);
-  return { element: h("section", { class: "card", "aria-label": "Log" }, log.element), refresh: () => {}, close: log.close };
+  let newest;
+  const refresh = ({ attempts }) => {
+    const chosen = newest === undefined ? (asked ?? "") : choice.value;
+    fill(choice, h("option", { value: "" }, "the newest start"), [...attempts].reverse().map((one) => h("option", { value: one.id }, `start ${one.id}, ${one.failure ? "failed" : one.state}`)));
+    choice.value = chosen;
+    // What has begun meanwhile is the newest start now.
+    const last = attempts.at(-1)?.id ?? null;
+    if (newest === undefined || (!choice.value && last !== newest)) log.read(Number(choice.value) || null);
+    newest = last;
+  };
+  refresh(view);
+  return { element: h("section", { class: "card", "aria-label": "Log" }, log.element), refresh, close: log.close };
 }
 
 function chatPart(view, { live, name }) {
