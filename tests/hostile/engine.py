@@ -22,9 +22,12 @@ ALLOWED = {
     b"x-request-id",
     b"traceparent",
     b"tracestate",
+    b"via",
     b"user-agent",
     b"connection",
 }
+# Nothing of what a client wrote there goes on but how often our own name stood in it.
+VIA = re.compile(rb"1\.1 fitserve(?:, 1\.1 fitserve)*")
 REPEATED = {b"accept", b"traceparent", b"tracestate"}
 BODY = b'{"id": "c-%08x", "object": "chat.completion", "created": 1, "model": "m", "choices": []}'
 EVENTS = b"data: {}\n\ndata: [DONE]\n\n"
@@ -99,7 +102,14 @@ class LoggedEngine:
         names = [name.lower() for name, _, _ in lines]
         lengths = [value for name, _, value in lines if name.lower() == b"content-length"]
         once = [name for name in names if name not in REPEATED]
-        if set(names) - ALLOWED or len(set(once)) != len(once) or len(lengths) != 1 or not lengths[0].isdigit():
+        passed_by = all(VIA.fullmatch(value) for name, _, value in lines if name.lower() == b"via")
+        if (
+            set(names) - ALLOWED
+            or len(set(once)) != len(once)
+            or len(lengths) != 1
+            or not lengths[0].isdigit()
+            or not passed_by
+        ):
             self.wrong.append(f"headers that are not ours: {head!r}")
             return None
         return int(lengths[0])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.e2e.conftest import wait_for
 from tests.support.browser import visit
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.model_files import model
@@ -43,5 +44,6 @@ def test_a_model_of_the_hub_goes_to_its_newer_commit_when_that_is_wanted(
         page.sees("name is being updated.")
         tab.get_by_role("link", name="Starts").click()
         page.sees("Start 2")
+        # What served goes on until the other one does.
+        wait_for("the newer commit", lambda: one.ask("GET", "/admin/models/name")["wish"]["commits"] == {"org/name": moved})
         one.until("name", "ready")
-        assert one.ask("GET", "/admin/models/name")["wish"]["commits"] == {"org/name": moved}
