@@ -122,6 +122,7 @@ def test_a_chat_template_is_given_and_taken_back(tmp_path: Path, browser: Browse
         page.go("#/models/m/edit")
         tab.get_by_text("Engine and plan").click()
         expect(tab.get_by_label("Chat template")).to_have_value(template)
+        page.check("edit-all")
         tab.get_by_label("Chat template").fill("{{ messages[0].content }}")
         page.sees("Engines are started anew")
         tab.get_by_role("button", name="Change").click()
