@@ -21,6 +21,7 @@ from tests.support.model_files import model
 from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
+from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -79,7 +80,8 @@ def reason(one: Shown) -> str | None:
 class Bench:
     """A gateway, and what the words of documents stand for on it."""
 
-    def __init__(self, gateway: Running, folder: Path) -> None:
+    def __init__(self, gateway: Running, elsewhere: str, folder: Path) -> None:
+        """elsewhere: the URL of an engine that the gateway did not start."""
         self.gateway = gateway
         self.folder = folder
         self.made = 0
@@ -93,7 +95,7 @@ class Bench:
             "engine.log": str(folder / "engine.log"),
             "FILE": str(folder / "template.jinja"),
             "fitserve.tar.gz": str(folder / "fitserve.tar.gz"),
-            "http://host:8000/v1": f"{gateway.url}/v1",
+            "http://host:8000/v1": elsewhere,
         }
 
     def typed(self, one: Shown) -> list[str]:
@@ -116,6 +118,10 @@ class Bench:
         return words
 
 
+async def lists_one_model(call: Call) -> None:
+    await call.reply(b'{"object": "list", "data": [{"id": "one"}]}')
+
+
 async def test_what_is_documented_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert program()
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -132,8 +138,11 @@ async def test_what_is_documented_runs(tmp_path: Path, monkeypatch: pytest.Monke
         return EngineScript(model=spec.model)
 
     with FakeHub({"org/name": FakeRepo(model())}) as hub:
-        async with running(tmp_path, healthy, hf_endpoint=hub.url(), models_dir=tmp_path / "cache") as gateway:
-            bench = Bench(gateway, tmp_path)
+        async with (
+            running(tmp_path, healthy, hf_endpoint=hub.url(), models_dir=tmp_path / "cache") as gateway,
+            Upstream(lists_one_model) as engine,
+        ):
+            bench = Bench(gateway, engine.url, tmp_path)
             failed = [said async for said in _run(bench)]
     assert not failed, "\n".join(failed)
 
