@@ -100,8 +100,10 @@ def _trial(model: ManagedModel) -> TrialNow | None:
     if not trial.seeks:
         return TrialNow(trial.index, trial.generation, "others" if trial.attempt is not None else "stops")
     if trial.no_room and trial.attempt is None:
-        failure = next((one.failure for one in reversed(trial.history) if one.failure is not None), None)
-        if failure is not None:
+        # Its engines had room, and failed: what serves does not leave for another try. After a restart they are in the replica's history.
+        past = [*model.replicas[trial.index].history, *trial.history]
+        own = (one.failure for one in reversed(past) if one.generation == trial.generation)
+        if (failure := next((one for one in own if one is not None), None)) is not None:
             return TrialNow(trial.index, trial.generation, "failed", f"{failure.kind}: {failure.message}")
         return TrialNow(trial.index, trial.generation, "no_room")
     if trial.attempt is not None:

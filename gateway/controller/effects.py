@@ -116,10 +116,7 @@ class Effects:
 
     async def _fits_beside(self, model: ManagedModel, planned: Planned, room: RoomNow, instead: RoomNow) -> bool:
         if room().claims == instead().claims:
-            return True  # what serves has no GPU
-        tried = (attempt for one in model.all_replicas for attempt in one.history)
-        if planned.plan is None and any(one.generation == model.wanted and one.failure for one in tried):
-            return True  # its engines had room, and failed: what serves does not leave for another try
+            return True  # what serves holds nothing that plans are made of
         other = await self._decide(model, instead)
         if other.takes or other.plan is None:
             # In its place others may give, or an engine may allow what the rules refuse.

@@ -106,7 +106,7 @@ class Fleet:
         like = next((one.attempt.plan for one in alike if one.attempt is not None), None)
         if like is None:
             sharing = self.sharing(model, wish, asking)
-            if_asked = () if model.unsettled else tuple(self._leaves(model, [*self.models]))
+            if_asked = () if model.unsettled else tuple(self._leaves(self._held(model), [*self.models]))
             return Room(self.beside(wish), claims, sharing if not aside else sharing._replace(offers=()), if_asked=if_asked)
         # Copies are alike: each takes as many GPUs as the first.
         named = isinstance(wish.gpus, tuple)
@@ -115,8 +115,8 @@ class Fleet:
 
     def sharing(self, asking: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None) -> Sharing:
         """How a replica of a model, or a model that is not here yet, shares the GPUs with the others. wish: that it would be planned by."""
-        others = {name: model for name, model in self.models.items() if model is not asking and not model.deleting}
-        held = {name: self._returning(model.replicas, _promised(model.replicas, {})) for name, model in others.items()}
+        held = self._held(asking)
+        others = {name: self.models[name] for name in held}
         holders = tuple(Holding(model=name, gives=gives) for name, gives in sorted(held.items()) if gives)
         givers = ((model, index) for model in others.values() for index in range(len(model.replicas)))
         found = [(place, offer) for model, index in givers for place, offer in enumerate(self._surplus(model, index))]
@@ -127,19 +127,22 @@ class Fleet:
         asks = asking is None or asking.asks
         if asking is not None:
             asking.offered = frozenset(self.may_leave) if asks else frozenset()
-        leaves = self._leaves(asking, self.may_leave) if asks else []
+        leaves = self._leaves(held, self.may_leave) if asks else []
         past = _attempts(asking, replica) if asking is not None else []
         home = past[-1].plan.gpus if past else ()
         return Sharing(kept(past, caps), (*(offer for _, offer in found), *leaves), holders, home, self.leaves(wish))
 
-    def _leaves(self, asking: ManagedModel | None, may: Iterable[str]) -> list[Offer]:
-        """What the others give by leaving. may: those that leave while they serve, in this order; who is pinned never does."""
-        others = {name: model for name, model in self.models.items() if model is not asking}
-        held = {name: self._returning(model.replicas, _promised(model.replicas, {})) for name, model in others.items()}
-        awake = [(name, others[name]) for name in may if held.get(name) and not others[name].wish.policy.pinned]
-        asleep = [name for name, model in others.items() if held.get(name) and model.asleep and not model.leaving]
-        engines = [(name, model.serving if model.sleeps else [], held[name]) for name, model in awake]
-        return leaving(engines, [(name, held[name]) for name in asleep])
+    def _held(self, asking: ManagedModel | None) -> dict[str, dict[str, int]]:
+        """What each of the other models has of the GPUs, and of RAM; those that are being removed are not asked for any of it."""
+        others = (model for model in self.models.values() if model is not asking and not model.deleting)
+        return {model.wish.name: self._returning(model.replicas, _promised(model.replicas, {})) for model in others}
+
+    def _leaves(self, held: Mapping[str, Mapping[str, int]], may: Iterable[str]) -> list[Offer]:
+        """What the others give by leaving. held: what each has. may: those that leave while they serve, in this order; who is pinned never does."""
+        others = {name: self.models[name] for name, gives in held.items() if gives}
+        awake = [(name, others[name]) for name in may if name in others and not others[name].wish.policy.pinned]
+        asleep = [(name, held[name]) for name, model in others.items() if model.asleep and not model.leaving]
+        return leaving([(name, model.serving if model.sleeps else [], held[name]) for name, model in awake], asleep)
 
     def leaves(self, wish: Wish) -> str:
         """Why a model may have to leave its GPUs for a while; "" where it does not."""
