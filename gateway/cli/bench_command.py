@@ -12,7 +12,7 @@ import typer
 from gateway.cli.client import address, call, text
 from gateway.cli.options import Json
 from gateway.cli.present import print_paragraph, status_text, table
-from gateway.cli.terminal import say, told
+from gateway.cli.terminal import say
 from gateway.errors import NotReady
 
 # What /metrics tells of requests that ended; a request without a model reached no engine.
@@ -95,9 +95,8 @@ def _others(before: int, own: int) -> str:
 
 def _show(kept: Any, expected: Any) -> None:
     bench, last = kept["bench"], kept["last"] or {}
-    told(
-        f"{bench['model']}: prompts of {bench['prompt']:,} tokens, answers of {bench['answer']:,}, {bench['engine'] or 'an endpoint'}",
-        err=False,
+    print_paragraph(
+        f"{bench['model']}: prompts of {bench['prompt']:,} tokens, answers of {bench['answer']:,}, {bench['engine'] or 'an endpoint'}"
     )
     rows: list[tuple[object, ...]] = []
 

@@ -94,7 +94,7 @@ def update(
             if as_json:
                 say(json.dumps(answer, indent=2))
             else:
-                told(f"{name}: nothing newer: {', '.join(before.values()) or 'its source is a folder'}", err=False)
+                print_paragraph(f"{name}: nothing newer: {', '.join(before.values()) or 'its source is a folder'}")
             return
         if not as_json:
             moved = [(repo, before.get(repo, "-"), commit) for repo, commit in after.items() if before.get(repo) != commit]
@@ -126,11 +126,11 @@ def _change(name: str, patch: dict[str, Any], *, dry_run: bool, wait: bool, as_j
         if answer["reason"]:
             print_paragraph(f"No plan: {answer['reason']}")
         elif not answer["wish"]:
-            told(f"{name}: nothing is otherwise", err=False)
+            print_paragraph(f"{name}: nothing is otherwise")
         elif not answer["anew"]:
-            told(f"{name}: no engine has to be started anew", err=False)
+            print_paragraph(f"{name}: no engine has to be started anew")
         elif not dry_run:
-            told(f"{name}: being changed; `fitserve show {name}` tells how far it is", err=False)
+            print_paragraph(f"{name}: being changed; `fitserve show {name}` tells how far it is")
     if dry_run and answer["reason"]:
         raise typer.Exit(3)
     if wait and not dry_run:

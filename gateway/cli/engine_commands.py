@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from gateway.cli.client import call
 from gateway.cli.options import Json, absolute, usage
-from gateway.cli.present import table
+from gateway.cli.present import print_paragraph, table
 from gateway.cli.terminal import say, told
 from gateway.domain.visible import visible_line
 from gateway.errors import Conflict, NotFound, NotReady
@@ -55,10 +54,10 @@ def engine_install(
         wanted = like(near, engine.partition("==")[2])
     if python is not None:
         take(wanted, python, settings)
-        told(f"{engine} runs from {python}, as it is there", err=False)
+        print_paragraph(f"{engine} runs from {python}, as it is there")
         return
-    folder = install(wanted, profiles, settings, partial(told, err=False), wheels.absolute() if wheels is not None else None)
-    told(f"{engine} is installed in {folder}", err=False)
+    folder = install(wanted, profiles, settings, print_paragraph, wheels.absolute() if wheels is not None else None)
+    print_paragraph(f"{engine} is installed in {folder}")
 
 
 @app.command("learn")
@@ -89,10 +88,9 @@ def engine_learn(
     profile, identity, path = asyncio.run(
         learn(inquirer(image=image, python=python), near, ref, settings.data / "learned", _LEARN_S)
     )
-    told(f"{engine}: {len(profile.flags)} flags, {len(profile.architectures)} architectures, by {identity}", err=False)
-    told(
-        f"Where its own code is not asked, the rules of {profile.guessed_from} stand for it, as a guess. Kept in {path}",
-        err=False,
+    print_paragraph(f"{engine}: {len(profile.flags)} flags, {len(profile.architectures)} architectures, by {identity}")
+    print_paragraph(
+        f"Where its own code is not asked, the rules of {profile.guessed_from} stand for it, as a guess. Kept in {path}"
     )
 
 
@@ -150,9 +148,8 @@ def engine_warm(
             )
         )
         return
-    told(
-        f"{engine} answered after {took_s:g} s{where}; what it compiled is kept. Run this again to see how long a warm start takes.",
-        err=False,
+    print_paragraph(
+        f"{engine} answered after {took_s:g} s{where}; what it compiled is kept. Run this again to see how long a warm start takes."
     )
 
 
@@ -212,7 +209,7 @@ def engine_rm(engine: Annotated[str, typer.Argument(help="KIND==VERSION that is 
     (folder / COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     Caches(data).remove(folder)
-    told(f"{engine} is removed, with what it compiled" + (f"; the environment of {python} stays" if python else ""), err=False)
+    print_paragraph(f"{engine} is removed, with what it compiled" + (f"; the environment of {python} stays" if python else ""))
 
 
 @app.command("gaps")
@@ -227,9 +224,9 @@ def engine_gaps(as_json: Json = False) -> None:
         say(json.dumps([gap.model_dump(mode="json") for gap in gaps], indent=2))
         return
     if not gaps:
-        told("No engine that was asked contradicts the rules. `fitserve plan MODEL --check` asks one.", err=False)
+        print_paragraph("No engine that was asked contradicts the rules. `fitserve plan MODEL --check` asks one.")
         return
-    told(f"fitserve {__version__}: {len(gaps)} differences between its rules and engines that were asked", err=False)
+    print_paragraph(f"fitserve {__version__}: {len(gaps)} differences between its rules and engines that were asked")
     for gap in gaps:
         rules = "its rules" if gap.rules == gap.engine else f"the rules of {gap.rules}"
         where = f"compute capability {gap.capability}" if gap.capability else "a CPU"

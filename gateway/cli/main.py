@@ -262,7 +262,8 @@ def diagnose(
     if as_json:
         say(json.dumps(report(found), indent=2))
     else:
-        told("\n".join(lines(found)), err=False)
+        for line in lines(found):
+            print_paragraph(line)
     if not found.healthy:
         raise typer.Exit(4 if found.healthy is None else 1)
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from gateway.cli.terminal import say, squeezed, told, wrapped
+from gateway.cli.terminal import say, squeezed, wrapped
 from gateway.cli.terminal import width as _width
 from gateway.domain.units import words as size
 from gateway.domain.visible import visible_line
@@ -241,25 +241,25 @@ def show_model(view: Any, numbers: dict[str, int]) -> None:
     from gateway.core.planner import explain
     from gateway.domain import Plan, Rejected
 
-    told(f"{view['name']}: {status_text(view)}", err=False)
+    print_paragraph(f"{view['name']}: {status_text(view)}")
     if change := view["change"]:
         state = "Being changed" if change["state"] == "underway" else "The last change was given up"
         print_paragraph(f"{state}: {change['detail']}")
         show_differences(change["wish"])
     for name, commit in view["wish"]["commits"].items():
-        told(f"{name} is pinned to commit {commit}", err=False)
+        print_paragraph(f"{name} is pinned to commit {commit}")
     for endpoint in view["wish"]["endpoints"]:
-        told(f"runs at {endpoint}", err=False)
+        print_paragraph(f"runs at {endpoint}")
     if key := view["wish"]["endpoint_key"]:
-        told(f"its key is {key}", err=False)
+        print_paragraph(f"its key is {key}")
     wished, taken = view["wish"]["gpus"], [uuid for one in view["replicas"] for uuid in one["gpus"]]
     if isinstance(wished, list):
-        told(f"may take {_gpus(wished, numbers)}", err=False)
+        print_paragraph(f"may take {_gpus(wished, numbers)}")
     if taken:
-        told(f"planned on {_gpus(taken, numbers)}", err=False)
+        print_paragraph(f"planned on {_gpus(taken, numbers)}")
     if stays := residence_text(view, time.time()):
         priority = view["wish"]["policy"]["priority"]
-        told(f"stays loaded: {stays}" + (f"; priority {priority}" if priority else ""), err=False)
+        print_paragraph(f"stays loaded: {stays}" + (f"; priority {priority}" if priority else ""))
     if view["plan"]:
         show_plan(Plan.model_validate(view["plan"]))
     if view["abilities"]:
@@ -332,7 +332,8 @@ def show_disk(found: Any) -> None:
         say("")
         table(("ENGINE", "BYTES", "COMPILED", "LAST USED", "NEEDED BY"), engines)
     unfinished = f", {size(found['unfinished_bytes'])} of unfinished downloads" if found["unfinished_bytes"] else ""
-    told(f"\n{found['cache']}: {size(found['cache_bytes'])}{unfinished}; {size(found['free_bytes'])} are free", err=False)
+    say("")
+    print_paragraph(f"{found['cache']}: {size(found['cache_bytes'])}{unfinished}; {size(found['free_bytes'])} are free")
     if found["unused_bytes"]:
         print_paragraph(
             f"{size(found['unused_bytes'])} of revisions that no model of this gateway needs: `fitserve rm NAME --weights` removes those of a model "

@@ -33,12 +33,12 @@ def say(text: str = "", *, err: bool = False) -> None:
     typer.echo(visible(text), err=err)
 
 
-def told(text: str, *, err: bool = True) -> None:
-    """Print sentences for people. A terminal's lines end between words; what is no terminal gets each line whole."""
-    columns = width() if not err else max(20, shutil.get_terminal_size().columns) if sys.stderr.isatty() else None
-    if columns is not None:
+def told(text: str) -> None:
+    """Print sentences for people to standard error. A terminal's lines end between words; what is no terminal gets each line whole."""
+    if sys.stderr.isatty():
+        columns = max(20, shutil.get_terminal_size().columns)
         text = "\n".join("\n".join(wrapped(line, columns)) for line in text.splitlines())
-    say(text, err=err)
+    say(text, err=True)
 
 
 def pour(pieces: Iterable[bytes], *, raw: bool = False) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from gateway.cli.client import call
 from gateway.cli.options import Json
-from gateway.cli.present import show_differences
+from gateway.cli.present import print_paragraph, show_differences
 from gateway.cli.terminal import say, told
 from gateway.errors import FitserveError
 
@@ -56,7 +56,7 @@ def apply(
             if row["differences"]:
                 show_differences(row["differences"])
         if not rows and not failed:
-            told(f"{len(found.wishes)} models are as {file} has them", err=False)
+            print_paragraph(f"{len(found.wishes)} models are as {file} has them")
     if failed:
         raise typer.Exit(1)
 

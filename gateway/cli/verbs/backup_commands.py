@@ -13,7 +13,8 @@ import typer
 
 from gateway.cli.client import stream
 from gateway.cli.options import Json
-from gateway.cli.terminal import say, told
+from gateway.cli.present import print_paragraph
+from gateway.cli.terminal import say
 from gateway.domain.units import words as size
 from gateway.errors import BadRequest, NotReady
 from gateway.version import __version__
@@ -80,9 +81,8 @@ def restore(
         say(json.dumps({**back._asdict(), "aside": aside, "data": str(data)}, indent=2))
         return
     made = datetime.fromtimestamp(back.made_at, tz=UTC).astimezone().strftime("%F %T")
-    told(
-        f"{data}: {back.models} models, {back.keys} keys and {back.facts} facts of {made}, by fitserve {back.fitserve}",
-        err=False,
+    print_paragraph(
+        f"{data}: {back.models} models, {back.keys} keys and {back.facts} facts of {made}, by fitserve {back.fitserve}"
     )
     if back.aside is not None:
-        told(f"What was there is in {back.aside}", err=False)
+        print_paragraph(f"What was there is in {back.aside}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.cli.client import lines, reported
+from gateway.cli.present import print_paragraph
 from gateway.cli.terminal import Flow, Talk, lines_typed, say, told
 from gateway.errors import FitserveError
 
@@ -37,7 +38,7 @@ class Chat:
                 case "/?" | "/help":
                     say(_HELP)
                 case text if text.startswith("/") and len(text.split()) == 1:
-                    told(f"There is no command {text}. {_HELP}", err=False)
+                    print_paragraph(f"There is no command {text}. {_HELP}")
                 case _:
                     try:
                         self.answer(line)

@@ -9,7 +9,8 @@ import typer
 
 from gateway.cli.client import call, lines, reported
 from gateway.cli.options import Json, Revision, absolute
-from gateway.cli.terminal import bar, say, told
+from gateway.cli.present import print_paragraph
+from gateway.cli.terminal import bar, say
 from gateway.domain.units import words as size
 from gateway.errors import BadRequest, NotReady
 
@@ -32,7 +33,7 @@ def pull(
     if as_json:
         say(json.dumps({"source": source, "commit": last["commit"], "bytes": last["total"]}, indent=2))
     else:
-        told(f"{source}: {size(last['total'])} are here, at commit {last['commit']}", err=False)
+        print_paragraph(f"{source}: {size(last['total'])} are here, at commit {last['commit']}")
 
 
 def pulled(source: str, revision: str | None) -> Any:
