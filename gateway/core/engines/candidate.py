@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Protocol
 
 from gateway.core.engines.evidence import Evidence
-from gateway.core.engines.planning_input import HEADROOM, PlanningInput, driver_bytes
+from gateway.core.engines.planning_input import GroupMemory, PlanningInput
 from gateway.core.engines.variant import Variant
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
@@ -55,24 +55,14 @@ class Candidate:
         return self.variant.rank(self.dtype.value, self.group[0].capability if self.group else None)
 
     @cached_property
-    def gpu_bytes(self) -> int:
-        """What the smallest device has."""
-        return min((gpu.total_bytes or 0 for gpu in self.group), default=self.given.hardware.ram_total_bytes)
+    def devices(self) -> GroupMemory:
+        """What its GPUs have."""
+        return self.given.memory_of(self.group)
 
     @property
     def usable_bytes(self) -> int:
         """What an engine may take of each GPU."""
-        return min(free for free, _ in self.room)
-
-    @cached_property
-    def seen_bytes(self) -> int:
-        """What CUDA says that the smallest of them has, which is less than NVML says."""
-        return min((size - driver_bytes(gpu) for gpu in self.group if (size := gpu.total_bytes)), default=0)
-
-    @cached_property
-    def room(self) -> list[tuple[int, int]]:
-        """Of each GPU what an engine may take, and all that it has."""
-        return [(self.given.available(gpu) - HEADROOM, gpu.total_bytes or self.gpu_bytes) for gpu in self.group]
+        return min(free for free, _ in self.devices.room)
 
     @cached_property
     def through_host(self) -> bool:
@@ -85,6 +75,8 @@ class Candidate:
     @cached_property
     def stage(self) -> BuiltModel:
         """What one rank's stage has of the model; all of it without pipeline parallelism."""
+        if self.variant.pp == 1:
+            return self.built
         layers = self.variant.layers or layers_of(self.built, self.engine, self.variant.pp)
         whole = repeated(self.engine, self.given.spec.architecture)
         return fullest(self.built, layers, whole) if self.whole is None else dealt(self.built, layers, self.part, whole)
@@ -126,7 +118,7 @@ class Candidate:
         return scope | ({"env": words(env)} if (env := self.given.wish.env) else {})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity: what follows from one is remembered
 class Footprint:
     """A candidate with what one rank of it holds, keeps and computes: all that its memory follows from."""
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.core.chat.inputs import inputs
 from gateway.core.chat.parsers import ParserTable, Writing
@@ -27,6 +27,15 @@ _DRIVER = 640 * MIB
 _DRIVER_SHARE = 50
 # Free bytes left alone on each GPU: what other processes and the driver may take between our look and the start.
 HEADROOM = 256 * MIB
+
+
+class GroupMemory(NamedTuple):
+    """Bytes of the GPUs of a group. least: what the smallest has, of a CPU its RAM. seen: what CUDA says that the smallest of them has, which is
+    less than NVML says. room: of each what an engine may take, and all that it has."""
+
+    least: int
+    seen: int
+    room: list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ class PlanningInput:
     adapters: tuple[Adapter, ...] = ()
     # What was timed once, by work and GPUs: the Clocks of core/planner/copies.py.
     clocks: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
-    _room: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+    _groups: dict[tuple[int, ...], GroupMemory] = field(default_factory=dict, repr=False, compare=False)
     _between: dict[tuple[int, ...], list[tuple[Gpu, Gpu, Link | None]]] = field(default_factory=dict, repr=False, compare=False)
     _apart: dict[tuple[int, ...], tuple[int, int] | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -66,11 +75,20 @@ class PlanningInput:
         """How two GPUs reach each other, by their indices."""
         return {frozenset((link.a, link.b)): link for link in self.hardware.links}
 
-    def available(self, gpu: Gpu) -> int:
-        """`available_bytes`, counted once."""
-        if gpu.uuid not in self._room:
-            self._room[gpu.uuid] = available_bytes(gpu, self.claims)
-        return self._room[gpu.uuid]
+    @cached_property
+    def rooms(self) -> list[tuple[Gpu, int]]:
+        """Each GPU, with its `available_bytes`."""
+        return [(gpu, available_bytes(gpu, self.claims)) for gpu in self.hardware.gpus]
+
+    def memory_of(self, group: tuple[Gpu, ...]) -> GroupMemory:
+        """What these GPUs have, looked up once for all engine versions."""
+        key = tuple([gpu.index for gpu in group])
+        if key not in self._groups:
+            least = min((gpu.total_bytes or 0 for gpu in group), default=self.hardware.ram_total_bytes)
+            seen = min((size - driver_bytes(gpu) for gpu in group if (size := gpu.total_bytes)), default=0)
+            room = [(available_bytes(gpu, self.claims) - HEADROOM, gpu.total_bytes or least) for gpu in group]
+            self._groups[key] = GroupMemory(least, seen, room)
+        return self._groups[key]
 
     def between(self, group: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:
         """How each two of these GPUs reach each other, looked up once for all engine versions; None: nobody read it."""

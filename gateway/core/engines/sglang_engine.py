@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from gateway.core.attention.sglang_attention import server_attention
@@ -111,7 +112,7 @@ class SglangRules:
         return candidate.engine.default_seqs, "the engine's default", candidate.source
 
     def default_tokens(self, candidate: Candidate) -> Default:
-        model, gpu_mib = model_of(candidate.given.spec), candidate.gpu_bytes / MIB
+        model, gpu_mib = model_of(candidate.given.spec), candidate.devices.least / MIB
         chosen = static_memory(self._memory_rules(candidate), gpu_mib, model, tp=candidate.variant.tp)
         return chosen.chunked_prefill, "the engine's default for GPUs of this size", candidate.source
 
@@ -149,7 +150,7 @@ class SglangRules:
         held, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
         kv = max(0, budget_bytes - reserved - begins - held)
         return Memory(
-            gpu_bytes=footprint.candidate.gpu_bytes,
+            gpu_bytes=footprint.candidate.devices.least,
             budget_bytes=budget_bytes,
             weights_bytes=held,
             activation_bytes=reserved,
@@ -165,12 +166,13 @@ class SglangRules:
     def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
         return memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
 
+    @lru_cache(maxsize=16)  # noqa: B019 - asked for each budget that is tried; rules live as long as the process
     def _static(self, footprint: Footprint) -> StaticMemory:
         """What SGLang itself would choose on these GPUs, or said that it chooses."""
         candidate, load = footprint.candidate, footprint.load
         forecast = static_memory(
             self._memory_rules(candidate),
-            candidate.gpu_bytes / MIB,
+            candidate.devices.least / MIB,
             model_of(candidate.given.spec),
             tp=load.rank.tp,
             pp=load.rank.pp,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from gateway.core.attention.vllm_attention import layer_attention
@@ -168,7 +169,7 @@ class VllmRules:
         candidate = footprint.candidate
         if candidate.engine.device == "cpu":
             return self._of_ram(footprint, context)
-        seen = candidate.seen_bytes
+        seen = candidate.devices.seen
         if "gpu-memory-utilization" in candidate.args:
             share = float(candidate.args["gpu-memory-utilization"])
             found = ((available_bytes(gpu, candidate.given.claims), gpu.total_bytes or seen) for gpu in candidate.group)
@@ -198,10 +199,10 @@ class VllmRules:
             "to these GPUs finds no room."
         )
         flags: dict[str, Scalar] = {"gpu-memory-utilization": share}
-        return Budget(round(candidate.seen_bytes * share), flags, f"utilization {share:.2f}", warning)
+        return Budget(round(candidate.devices.seen * share), flags, f"utilization {share:.2f}", warning)
 
     def narrowed(self, footprint: Footprint, budget: Budget, count: int, *, about: bool = False) -> Budget:
-        seen = footprint.candidate.seen_bytes
+        seen = footprint.candidate.devices.seen
         steps = count * 100 / max(1, seen)
         share = min(float(budget.flags["gpu-memory-utilization"]), (round(steps) if about else math.ceil(steps)) / 100)
         return Budget(round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
@@ -209,8 +210,8 @@ class VllmRules:
     def _share(self, footprint: Footprint, most: float) -> float:
         """The part of each GPU that is free beside what the engine takes beside its share, in hundredths; `most` at most."""
         candidate, beside = footprint.candidate, _beside(footprint)
-        room = min((free - beside) * 100 // total for free, total in candidate.room)
-        spared = math.ceil(_spared(candidate) * 100 / max(1, candidate.seen_bytes))
+        room = min((free - beside) * 100 // total for free, total in candidate.devices.room)
+        spared = math.ceil(_spared(candidate) * 100 / max(1, candidate.devices.seen))
         return max(0.0, (min(math.floor(most * 100), room) - spared) / 100)
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
@@ -221,7 +222,7 @@ class VllmRules:
             footprint.cache,
             footprint.load,
             weights_bytes=footprint.weights_bytes,
-            device_bytes=candidate.gpu_bytes,
+            device_bytes=candidate.devices.least,
             budget_bytes=budget_bytes,
             beside_bytes=_beside(footprint) if candidate.engine.device == "cuda" else 0,
             graphs_in_budget=_counts_graphs(candidate),
@@ -280,6 +281,7 @@ def _big(candidate: Candidate, least_gib: int) -> bool:
     return (candidate.group[0].total_bytes or 0) >= least_gib * GIB and "a100" not in name and "gb10" not in name
 
 
+@lru_cache(maxsize=16)  # asked for each budget that is tried
 def _beside(footprint: Footprint) -> int:
     """What the engine takes of each GPU beside its share, with what starts of this version on this kind of GPU have shown."""
     candidate = footprint.candidate

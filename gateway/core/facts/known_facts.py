@@ -39,6 +39,8 @@ class KnownFacts:
 
     def holding(self, kind: str, about: Mapping[str, str | None]) -> Iterator[Fact]:
         """The facts of this kind whose whole scope is true of `about`."""
+        if kind not in self._scopes:
+            return iter(())
         found: list[tuple[int, Fact]] = []
         for names, facts in self._scopes.get(kind, {}).items():
             found += facts.get(tuple(map(about.get, names)), ())

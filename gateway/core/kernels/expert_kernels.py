@@ -160,10 +160,9 @@ def _taken(
     method: ExpertMethod, backend: ExpertBackend, name: str, shape: MoeShape, subject: Subject, refused: tuple[Refusal, ...]
 ) -> MoeChoice:
     padded = _padded(backend.pads, shape, subject)
-    hidden, intermediate = padded or (shape.hidden, shape.intermediate)
-    grown = replace(shape, hidden=hidden, intermediate=intermediate)
+    grown = replace(shape, hidden=padded[0], intermediate=padded[1]) if padded else shape
     crashes = []
-    for label, product in (("w13", grown.w13), ("w2", grown.w2)):
+    for label, product in (("w13", grown.w13), ("w2", grown.w2)) if backend.runs else ():
         there = replace(subject, layer=product, experts=grown)
         why = [reason for reason in (check.refusal(there) for check in backend.runs) if reason]
         crashes += [(label, f"{label}: K={product.k}, N={product.n}: {'; '.join(why)}")] if why else []

@@ -37,8 +37,7 @@ def layers_of(built: BuiltModel, engine: Engine, stages: int) -> tuple[int, ...]
     """
     if stages == 1:
         return (1,)
-    layers = max((layer.numbers[-1] + 1 for layer in built.linears if layer.name.startswith(_STACKS)), default=stages)
-    each, over = divmod(layers, stages)
+    each, over = divmod(_depth(built) or stages, stages)
     end = stages if engine.kind == "sglang" else stages - 1
     return tuple(each + (end - over <= stage < end) for stage in range(stages))
 
@@ -59,16 +58,14 @@ def fullest(built: BuiltModel, layers: tuple[int, ...], whole: frozenset[str]) -
     if len(layers) == 1:
         return built
     parts = range(len(layers))
-    depth = sum(layers)
-    if all(len(layer.numbers) == depth for layer in built.linears if layer.name.startswith(_STACKS)):
+    if all(len(numbers) == sum(layers) for numbers, _ in _bits(built)[0]):
         # All layers alike: of the stages between none has more than the longest.
-        between = max(parts[1:-1], key=lambda part: layers[part], default=0)
+        between = max(parts[1:-1], key=layers.__getitem__, default=0)
         largest = sorted({0, between, parts[-1]})
     else:
         largest = list(parts)
-    found = dealt(built, layers, max(largest, key=lambda part: _size(built, layers, part, whole)), whole)
-    most = (max(_there(group, layers, part, whole) for part in parts) for group in built.attention)
-    return replace(found, attention=tuple(_of(group, count) for group, count in zip(built.attention, most, strict=True)))
+    part = max(largest, key=lambda part: _size(built, layers, part, whole))
+    return _part(built, layers, part, whole, [_most(group, layers) for group in built.attention])
 
 
 @lru_cache(maxsize=256)
@@ -78,6 +75,13 @@ def dealt(built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozense
     The embedding is on the first stage, and on the last too where the head is tied to it; head and last norm are on the last; what sees or
     hears is on the first. `whole` is what each stage has (`repeated`). Of a model of which only the tensors are known a stage has its share.
     """
+    return _part(built, layers, part, whole, [_there(group, layers, part, whole) for group in built.attention])
+
+
+def _part(
+    built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozenset[str], attending: Sequence[int]
+) -> BuiltModel:
+    """attending: how many layers it has of each kind of attention."""
     linears, others = [], []
     for layer in built.linears:
         numbers = _numbers(layer, layers, part, whole)
@@ -90,7 +94,7 @@ def dealt(built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozense
             others.append(changed)
         elif _at_end(tensor, layers, part, whole, tied):
             others.append(tensor)
-    attention = tuple(_of(group, _there(group, layers, part, whole)) for group in built.attention)
+    attention = tuple([_of(group, count) for group, count in zip(built.attention, attending, strict=True)])
     return replace(built, linears=tuple(linears), others=tuple(others), attention=attention)
 
 
@@ -122,6 +126,15 @@ def _there(group: AttentionGroup, layers: Sequence[int], part: int, whole: froze
     return len(_within(group.numbers, layers, part)) if group.numbers else _share(group.layers, layers, part)
 
 
+def _most(group: AttentionGroup, layers: Sequence[int]) -> int:
+    """How many layers of this kind any stage has at most."""
+    if group.kind == "vision":
+        return group.layers
+    longest = max(range(len(layers)), key=layers.__getitem__)
+    parts = range(len(layers)) if group.numbers else (longest,)
+    return max(_there(group, layers, part, frozenset()) for part in parts)
+
+
 def _within(numbers: Sequence[int], layers: Sequence[int], part: int) -> Sequence[int]:
     start = sum(layers[:part])
     return numbers[bisect_left(numbers, start) : bisect_left(numbers, start + layers[part])]
@@ -139,16 +152,33 @@ def _of(group: AttentionGroup, layers: int) -> AttentionGroup:
 
 def _size(built: BuiltModel, layers: Sequence[int], part: int, whole: frozenset[str]) -> float:
     """Bits of the stage's weights, as nearly as it takes to compare stages."""
+    stacked, towers = _bits(built)
+    size = towers if part == 0 or "towers" in whole else 0
+    for numbers, bits in stacked:
+        size += bits * len(_within(numbers, layers, part))
     tied = _tied(built)
-    linears = sum(
-        len(_numbers(layer, layers, part, whole))
-        * max(1, layer.experts)
-        * layer.k
-        * layer.n
-        * getattr(layer.scheme, "bits", 16)
-        for layer in built.linears
-    )
-    held = (tensor for tensor in built.others if not tensor.name.startswith(_STACKS))
-    return linears + sum(
-        16 * tensor.count * prod(tensor.shape) for tensor in held if _at_end(tensor, layers, part, whole, tied)
-    )
+    for tensor in built.others:
+        if not tensor.name.startswith(_STACKS) and _at_end(tensor, layers, part, whole, tied):
+            size += 16 * tensor.count * prod(tensor.shape)
+    return size
+
+
+@lru_cache(maxsize=64)
+def _depth(built: BuiltModel) -> int:
+    """How many layers it has; 0: nobody knows."""
+    return max((layer.numbers[-1] + 1 for layer in built.linears if layer.name.startswith(_STACKS)), default=0)
+
+
+@lru_cache(maxsize=64)
+def _bits(built: BuiltModel) -> tuple[tuple[tuple[Sequence[int], float], ...], float]:
+    """Of weights: those that the same layers have, of one such layer, with which these are; and those of all towers."""
+    stacked: dict[Sequence[int], float] = {}
+    towers = 0.0
+    for layer in built.linears:
+        each = max(1, layer.experts) * layer.k * layer.n * getattr(layer.scheme, "bits", 16)
+        if layer.name.startswith(_STACKS):
+            numbers = tuple(layer.numbers)
+            stacked[numbers] = stacked.get(numbers, 0) + each
+        else:
+            towers += each * len(layer.numbers)
+    return tuple(stacked.items()), towers

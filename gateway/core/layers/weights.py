@@ -71,7 +71,9 @@ def _plain(built: BuiltModel, rank: Rank, traits: frozenset[str]) -> int | None:
 def _held(built: BuiltModel, rank: Rank, traits: Collection[str], padded: Mapping[Linear, tuple[int, int]]) -> int | None:
     attending = [group.kv_heads for group in built.attention if group.kv_heads and group.kind not in ("recurrent", "vision")]
     kv_heads = min(attending, default=1)
-    total = sum(other_bytes(tensor, rank.tp, rank.dtype, None if built.known else kv_heads) for tensor in built.others)
+    total = 0
+    for tensor in built.others:
+        total += other_bytes(tensor, rank.tp, rank.dtype, None if built.known else kv_heads)
     for layer in built.linears:
         size = linear_bytes(layer, rank, traits, padded.get(layer))
         if size is None:

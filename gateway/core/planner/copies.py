@@ -37,7 +37,7 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
 
     if wish.replicas:
         return IntChoice(value=wish.replicas, reason="as asked for", source="user"), speed(wish.replicas)
-    alone, most = speed(1), spare_groups(given.hardware, size, memory.budget_bytes, given.claims)
+    alone, most = speed(1), spare_groups(given, size, memory.budget_bytes)
     most = min(most, wish.gpus // size) if isinstance(wish.gpus, int) and size else most
     one = IntChoice(value=1, reason="one copy; other GPUs stay free" if most > 1 else "one copy", source="planner")
     if most < 2 or alone is None or (many := speed(most)) is None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from gateway.core.engines.planning_input import available_bytes, room_bytes
+from gateway.core.engines.planning_input import PlanningInput, available_bytes, room_bytes
 from gateway.core.layers.built_model import BuiltModel, padded_vocab, per_rank
 from gateway.domain import Gpu, Hardware, ModelSpec
 
@@ -102,11 +102,11 @@ def rooms(hardware: Hardware, claims: Mapping[str, int]) -> dict[str, int]:
     return {gpu.uuid: room_bytes(gpu, claims) for gpu in hardware.gpus}
 
 
-def spare_groups(hardware: Hardware, size: int, budget_bytes: int, claims: Mapping[str, int]) -> int:
+def spare_groups(given: PlanningInput, size: int, budget_bytes: int) -> int:
     """How many groups of `size` alike GPUs have this much room on each."""
     kinds: dict[tuple[str, str | None, int | None], int] = {}
-    for gpu in hardware.gpus:
-        if available_bytes(gpu, claims) >= budget_bytes:
+    for gpu, room in given.rooms:
+        if room >= budget_bytes:
             kind = (gpu.name, gpu.capability, gpu.total_bytes)
             kinds[kind] = kinds.get(kind, 0) + 1
     return sum(count // size for count in kinds.values()) if size else 0

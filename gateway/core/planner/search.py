@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from gateway.core.engines.candidate import Candidate, EngineRules
 from gateway.core.engines.evidence import Evidence
@@ -277,26 +278,26 @@ class Search:
         """One variant through all gates. Raises Refused, whose evidence is what was computed until then."""
         bare = self._laid_out(variant)
         batch = batch_of(bare)
-        asked = question(bare, batch, self._environment(variant))
-        answer = self.given.answers.get(asked)
+        asked = partial(question, bare, batch, self._environment(variant))
+        answer = self.given.answers.get(asked()) if self.given.answers else None
         refusal: Refused | None = None
         try:
             candidate = self._forecast(bare)
         except Refused as error:
             if answer is None:
-                raise error.open(asked) from None
+                raise error.open(asked()) from None
             candidate, refusal = bare, error
         if answer is not None:
-            self.gaps += gaps(asked, candidate, refusal, answer)
+            self.gaps += gaps(asked(), candidate, refusal, answer)
         if answer is not None and not answer.refused:
             return self._sized(replace(candidate, evidence=evidence_of(answer, candidate.evidence)), batch)
         try:
-            plan: Plan = self._sized(candidate, batch).evolve(question=asked)
+            plan: Plan = self._sized(candidate, batch).evolve(question=asked())
         except Refused as error:
             # What was guessed of sizes refuses nothing that the engine was not asked about.
             unsure = bool(self.given.spec.guessed) or error.verdict == "unsupported_quantization"
             if answer is None and (unsure or error.verdict in _KERNEL_VERDICTS):
-                raise error.open(asked) from None
+                raise error.open(asked()) from None
             if answer is None or error.verdict not in _KERNEL_VERDICTS:
                 raise
             raise error.said(answer) from None

@@ -34,7 +34,7 @@ class MadeUpRules(VllmRules):
         return 8, "as many as it was made for", candidate.source
 
     def budget(self, footprint: Footprint, context: int) -> Budget:
-        half = footprint.candidate.gpu_bytes // 2
+        half = footprint.candidate.devices.least // 2
         return Budget(half, {"gpu-memory-utilization": 0.5}, "one half")
 
     def most(self, footprint: Footprint, usual: Budget) -> None:
