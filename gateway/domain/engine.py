@@ -107,6 +107,10 @@ class Engine(Value):
     no_lora: tuple[str, ...] = Field((), description="architectures that it has, and serves no adapters for")
     no_stages: tuple[str, ...] = Field((), description="architectures that it has, and cannot share by stages of a pipeline")
     no_tied_stages: tuple[str, ...] = Field((), description="the same, where the output head is tied to the embedding")
+    no_layer_input_stages: tuple[str, ...] = Field(
+        (),
+        description="the same, where each layer has an input of its own, or reads the KV cache of an earlier one (Gemma 4 E2B and E4B)",
+    )
     every_stage: dict[Literal["embedding", "head", "towers"], tuple[str, ...]] = Field(
         {},
         description="architectures of which each stage of a pipeline has the embedding, the output head, or what sees and hears; of "

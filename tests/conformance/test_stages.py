@@ -19,7 +19,7 @@ from gateway.core.planner.decide import decide
 from gateway.core.variables import STAGES
 from gateway.domain import ModelSpec
 from gateway.profiles import Profiles
-from tests.conformance import sglang_stage_questions, stage_questions
+from tests.conformance import pipeline_questions, sglang_pipeline_questions, sglang_stage_questions, stage_questions
 from tests.conformance.golden import engine_of, pairs
 from tests.conformance.layer_cases import case
 from tests.conformance.stage_cases import CAPABILITIES, Stages
@@ -32,14 +32,19 @@ ASKED = [
     for module, versions in ((stage_questions, VLLM), (sglang_stage_questions, SGLANG))
     for version in versions
 ]
+CLASSES = [
+    (module, version)
+    for module, versions in ((pipeline_questions, VLLM), (sglang_pipeline_questions, SGLANG))
+    for version in versions
+]
 # Of the bytes of weights: norms stand on one stage only. SGLang's own layers are rounded elsewhere too.
 EXACT = {"vllm": 0.0001, "sglang": 0.001}
 # Whole, these differ as much: test_sglang_whole_models.py.
 WHOLE = {"gemma-4-31b none", "qwen3.5-9b none", "qwen3.6-35b-a3b none", "gpt-oss-20b mxfp4"}
 # What an engine says of a model that it would serve without stages.
-ABOUT_STAGES = ("ipeline", "pp_group", "PPMissingLayer", "KV sharing target", "No model architectures")
-# Of layers that read another layer's cache the planner does not know on which stage that is.
-KNOWN = {"gemma-4-e4b"}
+ABOUT_STAGES = ("ipeline", "pp_group", "PPMissingLayer", "KV sharing target", "per-layer-input", "No model architectures")
+# These versions lack the class, and transformers' own has the second embedding on every stage.
+STAND_INS = {("vllm", "0.18.0", "gemma-4-e4b"), ("sglang", "0.5.10.post1", "gemma-4-e4b")}
 # vLLM 0.18.0 has no layers for the attention of its tower, as later versions do.
 TOWERS_UNSEEN = {"mistral-small-3.2-24b"}
 
@@ -73,7 +78,9 @@ def differences(module: ModuleType, version: str) -> list[str]:
             wrong += [f"{one}: {answer['refused']}"] if mine and about_stages(one, answer["refused"]) else []
         elif mine is None:
             wrong += [] if headless(one, answer) else [f"{one}: {answer}, and the planner makes no stages of it"]
-        elif one.model not in KNOWN and f"{one.model} {one.quant}" not in (WHOLE if kind == "sglang" else ()):
+        elif (kind, version, one.model) not in STAND_INS and f"{one.model} {one.quant}" not in (
+            WHOLE if kind == "sglang" else ()
+        ):
             for part, (own, said) in enumerate(zip(mine, answer, strict=True)):
                 unseen = kind == "sglang" or one.model in TOWERS_UNSEEN
                 theirs: Any = [said if kind == "sglang" else said[0], own[1] if unseen else said[1]]
@@ -85,7 +92,7 @@ def differences(module: ModuleType, version: str) -> list[str]:
 def about_stages(one: Stages, words: str) -> bool:
     if "does not match num_hidden_layers" in words:
         return bool(sum(one.layers) == spec_of(one).config["num_hidden_layers"])
-    return one.model not in KNOWN and any(word in words for word in ABOUT_STAGES)
+    return any(word in words for word in ABOUT_STAGES)
 
 
 def headless(one: Stages, weights: list[int]) -> bool:
@@ -97,6 +104,23 @@ def headless(one: Stages, weights: list[int]) -> bool:
 @pytest.mark.parametrize(("module", "version"), ASKED, ids=lambda part: part if isinstance(part, str) else engine_of(part))
 def test_each_stage_holds_what_the_engine_gives_it(module: ModuleType, version: str) -> None:
     assert differences(module, version) == []
+
+
+@pytest.mark.parametrize(("module", "version"), CLASSES, ids=lambda part: part if isinstance(part, str) else engine_of(part))
+def test_no_class_without_stages_is_planned_with_stages(module: ModuleType, version: str) -> None:
+    """All that the version has were asked, not only those of tests/models; what has stages and is not planned with them was refused otherwise."""
+    engine = PROFILES.engine(f"{engine_of(module)}=={version}")
+    told = dict(pairs(module, version, module.CAPABILITIES[0]))
+    assert sum(answer is True for answer in told.values()) >= 50
+    refused = {
+        spec_of(one).architecture
+        for asker, asked_of in ASKED
+        if (engine_of(asker), asked_of) == (engine.kind, version)
+        for one, answer in pairs(asker, version, CAPABILITIES[0])
+        if isinstance(answer, dict)
+    }
+    without = {architecture for architecture, answer in told.items() if answer is False}
+    assert without <= set(engine.no_stages) <= without | refused
 
 
 def test_plans_for_unlike_gpus_deal_layers_out_in_ways_that_engines_were_asked_about() -> None:

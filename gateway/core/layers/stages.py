@@ -22,6 +22,8 @@ _STACKS = ("model.layers.", "language_model.model.layers.")
 _LAST_NORMS = ("model.norm", "language_model.model.norm")
 # In `Engine.every_stage`, instead of names.
 ALL = "*"
+# Of models whose layers have inputs of their own. All that are published let later layers read the KV caches of earlier ones too.
+_LAYER_INPUTS = "embed_tokens_per_layer.weight"
 _HEADS = ("lm_head.weight", "lm_head.bias")
 
 
@@ -47,9 +49,14 @@ def repeated(engine: Engine, architecture: str) -> frozenset[str]:
     return frozenset(part for part, names in engine.every_stage.items() if architecture in names or ALL in names)
 
 
-def unshared(built: BuiltModel, engine: Engine, architecture: str) -> bool:
-    """Whether the engine cannot make stages of the model."""
-    return architecture in engine.no_stages or (architecture in engine.no_tied_stages and _tied(built))
+def unshared(built: BuiltModel, engine: Engine, architecture: str) -> str:
+    """Which field of the engine says that it cannot make stages of the model; "": none does."""
+    if architecture in engine.no_stages:
+        return "no_stages"
+    if architecture in engine.no_tied_stages and _tied(built):
+        return "no_tied_stages"
+    inputs = any(tensor.name.endswith(_LAYER_INPUTS) for tensor in built.others)
+    return "no_layer_input_stages" if inputs and architecture in engine.no_layer_input_stages else ""
 
 
 @lru_cache(maxsize=256)
@@ -78,9 +85,7 @@ def dealt(built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozense
     return _part(built, layers, part, whole, [_there(group, layers, part, whole) for group in built.attention])
 
 
-def _part(
-    built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozenset[str], attending: Sequence[int]
-) -> BuiltModel:
+def _part(built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozenset[str], attending: Sequence[int]) -> BuiltModel:
     """attending: how many layers it has of each kind of attention."""
     linears, others = [], []
     for layer in built.linears:

@@ -251,9 +251,9 @@ def gate_devices(
     layers = sum(group.layers for group in given.spec.attention if group.kind != "vision")
     if pp > layers:
         raise Refused("illegal_parallelism", f"{layers} layers cannot be shared by {pp} stages", "vllm/distributed/utils.py")
-    if pp > 1 and unshared(built, engine, given.spec.architecture):
+    if pp > 1 and (field := unshared(built, engine, given.spec.architecture)):
         reason = f"{engine.ref} cannot share {given.spec.architecture} by stages of a pipeline"
-        raise Refused("illegal_parallelism", reason, engine.sources.get("no_stages", f"profile {engine.ref}"))
+        raise Refused("illegal_parallelism", reason, engine.sources.get(field, f"profile {engine.ref}"))
     group = groups.best(tp * pp) or (groups.unlike(pp) if tp == 1 else None)
     if group is None:
         raise Refused("no_device", f"there are no {tp * pp} GPUs of one kind", "probe")

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.core.layers.build import build
 from gateway.core.layers.built_model import BuiltModel
-from gateway.core.layers.stages import dealt, layers_of, repeated, stage
+from gateway.core.layers.stages import dealt, layers_of, repeated, stage, unshared
 from gateway.core.layers.weights import weights_bytes
 from gateway.core.model.rank import Rank
 from gateway.profiles import Profiles
@@ -85,3 +85,14 @@ def test_what_sees_is_on_the_first_stage_unless_the_engine_repeats_it() -> None:
 
 def test_every_kind_of_layer_of_a_hybrid_is_dealt_out() -> None:
     assert {group.kind: group.layers for group in fullest("qwen3-next-80b-a3b", 2).attention} == {"recurrent": 18, "full": 6}
+
+
+@pytest.mark.parametrize("version", VLLM[1:])
+def test_layers_that_read_the_inputs_of_the_first_stage_are_not_shared(version: str) -> None:
+    """Gemma 4 E4B, whose class makes stages of the 31B, which has none of that."""
+    engine = PROFILES.engine(f"vllm=={version}")
+    small, large = published("gemma-4-e4b"), published("gemma-4-31b")
+    assert small.architecture == large.architecture
+    assert unshared(build(small), engine, small.architecture) == "no_layer_input_stages"
+    assert "kv_sharing_target" in engine.sources["no_layer_input_stages"]
+    assert unshared(build(large), engine, large.architecture) == ""
