@@ -134,17 +134,19 @@ class Inquirer:
     async def _lines(self, engine: EngineRef, asked: bytes, limit_s: float) -> tuple[list[bytes], HostError | None]:
         """What was said until the limit, or until something went wrong."""
         found: list[bytes] = []
+        problem: HostError | None = None
         try:
             async with asyncio.timeout(limit_s), self._turn, contextlib.aclosing(self._host.inquire(engine, asked)) as lines:
                 async for line in lines:
                     found.append(line)
                     if len(found) > _MOST_LINES:
-                        return found, _nonsense(engine, BadAnswer("its lines have no end"))
+                        problem = _nonsense(engine, BadAnswer("its lines have no end"))
+                        break
         except TimeoutError:
-            return found, None
+            pass  # also while the host removed what was asked: what was wrong stays wrong
         except HostError as error:
-            return found, error
-        return found, None
+            problem = problem or error
+        return found, problem
 
 
 def _nonsense(engine: EngineRef, error: BadAnswer) -> HostError:

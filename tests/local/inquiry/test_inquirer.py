@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from gateway.checking import Forecast, checked, model_files
 from gateway.core.planner.asked import open_questions
 from gateway.core.planner.decide import decide
 from gateway.domain import Decision, EngineAnswer, EngineRef, Question
+from gateway.errors import HostError
 from gateway.hosts.process import procfs
 from gateway.hosts.process.environment import COMPLETE
 from gateway.hosts.process.host import ProcessHost
@@ -46,6 +47,28 @@ def install(tmp_path: Path) -> Callable[[str], Inquirer]:
 
 def ask(inquirer: Inquirer, limit_s: float = HANG_S) -> object:
     return asyncio.run(inquirer.answers(REF, None, MODEL, [QUESTION], limit_s))
+
+
+class _Floods:
+    """A host whose engine has no end of lines, and that the limit reaches while it removes the engine."""
+
+    async def resolve(self, engine: EngineRef) -> EngineRef:
+        return engine
+
+    async def identity(self, engine: EngineRef) -> str:
+        return str(engine)
+
+    async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"{}"
+        finally:
+            raise TimeoutError
+
+
+def test_what_was_wrong_is_told_though_the_removal_takes_longer_than_the_limit(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="its lines have no end"):
+        ask(Inquirer(_Floods(), AnswerCache(tmp_path)))
 
 
 def test_an_engine_that_hangs_costs_the_limit_and_leaves_no_process(install: Callable[[str], Inquirer], tmp_path: Path) -> None:

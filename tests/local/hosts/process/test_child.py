@@ -1,0 +1,28 @@
+"""gateway.hosts.process.child: whoever leaves is not kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.hosts.process.child import lines_of
+from tests.support.patience import HANG_S
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_who_leaves_a_flood_that_waits_to_be_read_has_left(tmp_path: Path) -> None:
+    async with asyncio.timeout(HANG_S):
+        flood: Any = lines_of(("yes",), b"", cwd=tmp_path, env=os.environ)
+        async with aclosing(flood) as lines:
+            assert await anext(lines) == b"y"
+            child = lines.ag_frame.f_locals["child"]
+            # asyncio reads no more until somebody has taken what it has.
+            while not child.stdout._paused:
+                await asyncio.sleep(0)
+        assert child.returncode is not None
