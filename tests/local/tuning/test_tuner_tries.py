@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from gateway.domain import LaunchSpec
 from gateway.tuning import tuner
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, Clock
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -129,20 +130,25 @@ async def test_where_the_other_one_fails_the_old_one_comes_back(tmp_path: Path) 
         assert await answers(gateway)
 
 
-async def test_nothing_is_tried_while_requests_run(tmp_path: Path) -> None:
-    async with tuned(tmp_path, paced(SLOW, FAST), auto_tune_quiet_s=0.4) as gateway:
+async def test_nothing_is_tried_while_a_request_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, hold, paces = Clock(), tmp_path / "hold", paced(SLOW, FAST)
+    monkeypatch.setattr(tuner, "time", clock)
+    async with tuned(tmp_path, lambda spec: replace(paces(spec), hold=hold)) as gateway:
         await added(gateway, tmp_path)
-        asking = True
-
-        async def ask() -> None:
-            while asking:
-                assert await answers(gateway)
-
-        busy = asyncio.ensure_future(ask())
-        await asyncio.sleep(2)
-        assert len((await gateway.show("m"))["attempts"]) == 1
-        asking = False
-        await busy
+        hold.touch()
+        body = {"model": "m", "prompt": "hi", "max_tokens": 2, "stream": True}
+        async with gateway.client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            assert (await anext(lines)).startswith("data: {")
+            for _ in range(10):
+                clock.now, looks = clock.now + HANG_S, clock.looks
+                async with asyncio.timeout(HANG_S):
+                    while clock.looks < looks + 3:
+                        await asyncio.sleep(0.02)
+            assert len((await gateway.show("m"))["attempts"]) == 1
+            monkeypatch.setattr(tuner, "time", time)
+            hold.unlink()
+            assert [line async for line in lines if line][-1] == "data: [DONE]"
         await attempts(gateway, "stopped", "ready")
 
 
