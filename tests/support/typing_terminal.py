@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import pty
 import select
-import subprocess
-import sys
 import termios
 import time
 from types import TracebackType
 
-from tests.support.paths import ROOT
+from tests.support.forked import Forked
 from tests.support.patience import HANG_S
 
 
@@ -23,14 +21,8 @@ class TypingTerminal:
         termios.tcsetwinsize(self._theirs, (24, columns))
         keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
         keep.pop("COLUMNS", None)
-        self.process = subprocess.Popen(
-            ["setsid", "--ctty", sys.executable, "-m", "gateway.__main__", *arguments],
-            cwd=ROOT,
-            env={**keep, "TERM": "xterm", **environment},
-            stdin=self._theirs,
-            stdout=self._theirs,
-            stderr=self._theirs,
-        )
+        streams = (self._theirs, self._theirs, self._theirs)
+        self.process = Forked("gateway.__main__", arguments, {**keep, "TERM": "xterm", **environment}, streams, terminal=True)
         os.close(self._theirs)
         self.seen = ""
 
@@ -55,7 +47,7 @@ class TypingTerminal:
         """The exit code, once all is read."""
         while self._read():
             pass
-        return self.process.wait(HANG_S)
+        return self.process.wait()
 
     def _read(self) -> bool:
         began = time.monotonic()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from gateway.settings import load_settings
 from gateway.store.data_folder import lock
 from gateway.store.recovery import open_store
 from gateway.store.store import measured_facts
+from tests.support import forked
 from tests.support.dataplane import refused_url
 from tests.support.fake_cuda import fake_cuda
 from tests.support.makers import machine
@@ -107,8 +106,7 @@ def test_a_gateway_that_is_named_has_to_answer(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_machine_without_gpus_ends_in_words(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gateway.__main__", "calibrate"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forked.run(["calibrate"], os.environ)
     assert (done.returncode, "no GPU here" in done.stderr) == (1, True)
     assert not measured_facts(tmp_path / "data/fitserve.db")
 

@@ -18,8 +18,8 @@ from gateway.inquiry.gap_book import GapBook
 from gateway.settings import Settings
 from tests.conformance.layer_cases import QUANTS
 from tests.local.inquiry.test_gap_book import GAP
+from tests.support import forked
 from tests.support.makers import machine
-from tests.support.paths import ROOT
 from tests.support.published import config
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -31,10 +31,7 @@ DATA = tempfile.TemporaryDirectory(prefix="fitserve-")
 def fitserve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
     keep["FITSERVE_DATA_DIR"] = DATA.name
-    command = [sys.executable, "-m", "gateway.__main__", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env={**keep, **environment}, capture_output=True, text=True, timeout=60, check=False
-    )
+    return forked.run(arguments, {**keep, **environment})
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,10 +15,9 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from tests.local.cli.test_main import fitserve
+from tests.support import forked
 from tests.support.fake_hub import FakeHub, FakeRepo
 from tests.support.model_files import model
-from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.typing_terminal import TypingTerminal
@@ -37,11 +35,7 @@ def script(spec: LaunchSpec, **does: object) -> EngineScript:
 
 
 def piped(url: str, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway.__main__", "run", *arguments]
-    environment = {**os.environ, "FITSERVE_URL": url}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, input=text, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
+    return forked.run(["run", *arguments], {**os.environ, "FITSERVE_URL": url}, text)
 
 
 async def threaded(call: Callable[..., T], *arguments: object, **named: object) -> T:

@@ -1,0 +1,8 @@
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def planning() -> None:
+    """Here the process that plans is what is tested."""

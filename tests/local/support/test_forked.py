@@ -1,0 +1,72 @@
+"""Forked processes are as those that begin with a new interpreter: what they print, how they end, what they find."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.forked import Forked, run, started
+from tests.support.paths import ROOT
+from tests.support.typing_terminal import TypingTerminal
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["pss"], ["plan", "/nowhere"], ["plan", ".", "--hardware", "cpu"], ["ps"]])
+def test_a_command_does_the_same_as_in_an_interpreter_of_its_own(tmp_path: Path, arguments: list[str]) -> None:
+    environment = {**os.environ, "FITSERVE_DATA_DIR": str(tmp_path), "FITSERVE_PORT": "1", "COLUMNS": "60"}
+    command = [sys.executable, "-m", "gateway.__main__", *arguments]
+    alone = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    forked = run(arguments, environment)
+    assert (forked.returncode, forked.stdout, forked.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+    assert alone.stdout or alone.stderr
+
+
+def test_it_is_its_own_process_with_the_environment_that_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text(
+        "import json, os, sys\n"
+        "json.dump([dict(os.environ), os.getcwd(), sys.argv[1:], sys.stdin.read(), os.getsid(0) == os.getpid(), __name__], sys.stdout)\n"
+        "print('é', file=sys.stderr)\nsys.exit(7)\n"
+    )
+    said, told = tmp_path / "said", tmp_path / "told"
+    (tmp_path / "given").write_text("ü")
+    with (tmp_path / "given").open("rb") as given, said.open("wb") as out, told.open("wb") as err:
+        streams = (given.fileno(), out.fileno(), err.fileno())
+        # The folder is where Python looks first, as with -m.
+        assert Forked("shown", ["a", "b"], {"ONE": "1"}, streams, folder=tmp_path).wait() == 7
+    assert json.loads(said.read_text()) == [{"ONE": "1"}, str(tmp_path), ["a", "b"], "ü", True, "__main__"]
+    assert told.read_text() == "é\n"
+
+
+def test_a_signal_that_ends_it_is_told() -> None:
+    ours, theirs = pty.openpty()
+    process = Forked("gateway.planning.plan_program", (), os.environ, (theirs, theirs, theirs))
+    os.close(theirs)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait() == process.wait() == -signal.SIGTERM
+    process.kill()
+    os.close(ours)
+
+
+def test_a_terminal_is_its_own() -> None:
+    with TypingTerminal("--help") as terminal:
+        assert terminal.ended() == 0
+        assert "\r\n" in terminal.seen
+
+
+@pytest.mark.anyio
+async def test_a_program_ends_with_its_input_and_when_it_is_killed() -> None:
+    first, second = await started("gateway.planning.plan_program", {}), await started("gateway.planning.plan_program", {})
+    assert (first.returncode, second.returncode) == (None, None)
+    first.stdin.write_eof()
+    assert await first.wait() == first.returncode == 0
+    assert await first.stdout.read() == b""
+    second.kill()
+    assert await second.wait() == -signal.SIGKILL
+    await asyncio.wait_for(second.stdin.wait_closed(), 60)

@@ -1,0 +1,108 @@
+"""Runs as a process of its own without threads: imports what modules of `gateway` import, then forks a process for each that is asked for.
+
+A request on the socket of its first argument: JSON (module, arguments, environment, folder, terminal), with four descriptors: standard
+input, output and error, and where it tells the pid of the new process, and its exit status as subprocess does once it has ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import termios
+import time
+from typing import Any, TextIO
+
+# Nothing that reads its environment when it is imported, as the library of the Hub does.
+IMPORTED = ("gateway.planning.plan_program", "gateway.cli.verbs.registered", "gateway.cli.main", "gateway.__main__")
+MOST_BYTES = 1 << 20
+
+
+def main() -> None:
+    server = socket.socket(fileno=int(sys.argv[1]))
+    for name in IMPORTED:
+        importlib.import_module(name)
+    assert "huggingface_hub" not in sys.modules
+    gc.collect()
+    gc.freeze()
+    asked = serve(server)
+    if asked is not None:
+        sys.modules.pop(asked, None)
+        runpy.run_module(asked, run_name="__main__", alter_sys=True)
+
+
+def serve(server: socket.socket) -> str | None:
+    """In the server None, when nobody can ask any more; in a forked process the module that it is to be."""
+    woken, wakes = socket.socketpair()
+    woken.setblocking(False)
+    wakes.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes.fileno())
+    running: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([server, woken], [], [])
+        if woken in ready:
+            woken.recv(4096)
+            tell_of_ended(running)
+        if server not in ready:
+            continue
+        message, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, 4)
+        if not message:
+            return None
+        *streams, report = descriptors
+        if pid := os.fork():
+            running[pid] = socket.socket(fileno=report)
+            running[pid].send(b"%d" % pid)
+            for descriptor in streams:
+                os.close(descriptor)
+            continue
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(report)
+        for one in (server, woken, wakes, *running.values()):
+            one.close()
+        return become(json.loads(message), streams)
+
+
+def tell_of_ended(running: dict[int, socket.socket]) -> None:
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        with running.pop(pid) as report:
+            report.send(b"%d" % os.waitstatus_to_exitcode(status))
+
+
+def become(asked: dict[str, Any], streams: list[int]) -> str:
+    """As after exec: session, standard streams, environment, folder, arguments."""
+    os.setsid()
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    if asked["terminal"]:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    time.tzset()
+    sys.stdin = stream(0, "r", "strict")
+    sys.stdout = stream(1, "w", "strict")
+    sys.stderr = stream(2, "w", "backslashreplace")
+    sys.path[0] = asked["folder"]
+    sys.argv[1:] = asked["arguments"]
+    return str(asked["module"])
+
+
+def stream(number: int, mode: str, errors: str) -> TextIO:
+    return open(number, mode, encoding="utf-8", errors=errors, buffering=1 if number == 2 else -1, closefd=False)  # type: ignore[return-value]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Commands and programs of `gateway` as processes that need not import it anew, which takes a second of processor time each.
+
+They are forked from one process for the whole run of tests (fork_server.py), which has imported the gateway and done nothing else. Where
+the start of the process itself is what is tested, it is started as users start it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from tests.support.paths import ROOT
+from tests.support.patience import HANG_S
+
+
+class Forked:
+    """A running process. Its standard streams are the descriptors that it was given; theirs who asked for it are their own to close."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        streams: tuple[int, int, int],
+        *,
+        folder: Path = ROOT,
+        terminal: bool = False,
+    ) -> None:
+        self.report, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fields = {"module": module, "arguments": [*arguments], "environment": {**environment}, "folder": str(folder)}
+        with report, _asking:
+            socket.send_fds(_server(), [json.dumps({**fields, "terminal": terminal}).encode()], [*streams, report.fileno()])
+        self.report.settimeout(HANG_S)
+        self.pid = int(self.report.recv(64))
+        self._code: int | None = None
+
+    def wait(self, timeout_s: float = HANG_S) -> int:
+        """The exit code; below 0, the signal that ended it. Raises TimeoutError."""
+        if self._code is None:
+            self.report.settimeout(timeout_s)
+            self._code = int(self.report.recv(64))
+            self.report.close()
+        return self._code
+
+    def kill(self) -> None:
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def run(
+    arguments: Sequence[str], environment: Mapping[str, str], text: str = "", timeout_s: float = HANG_S
+) -> subprocess.CompletedProcess[str]:
+    """The command `fitserve` with these arguments and this environment, and with `text` on its standard input."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as told:
+        given.write(text.encode())
+        given.seek(0)
+        command = Forked("gateway.__main__", arguments, environment, (given.fileno(), said.fileno(), told.fileno()))
+        try:
+            code = command.wait(timeout_s)
+        except TimeoutError:
+            command.kill()
+            raise
+        return subprocess.CompletedProcess(["fitserve", *arguments], code, _whole(said), _whole(told))
+
+
+def _whole(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
+
+
+class ForkedProgram:
+    """What `gateway.own_program.started` gives of a program, as far as who keeps one needs it."""
+
+    def __init__(self, process: Forked, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader) -> None:
+        self.pid, self.stdin, self.stdout = process.pid, stdin, stdout
+        self._process = process
+        self._ended = asyncio.ensure_future(self._watch())
+
+    @property
+    def returncode(self) -> int | None:
+        if not self._ended.done():
+            return None
+        self.stdin.close()
+        return self._ended.result()
+
+    async def wait(self) -> int:
+        await asyncio.shield(self._ended)
+        self.stdin.close()
+        return self._ended.result()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def _watch(self) -> int:
+        with self._process.report as report:
+            report.setblocking(False)
+            return int(await asyncio.get_running_loop().sock_recv(report, 64))
+
+
+async def started(program: str, variables: Mapping[str, str], *, errors: bool = False) -> ForkedProgram:
+    """In the place of `gateway.own_program.started`."""
+    assert not errors
+    ours, theirs = socket.socketpair()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+    with theirs:
+        process = Forked(program, (), {**environment, **variables}, (theirs.fileno(), theirs.fileno(), 2))
+    stdout, stdin = await asyncio.open_connection(sock=ours)
+    return ForkedProgram(process, stdin, stdout)
+
+
+_asking = threading.Lock()
+
+
+@cache
+def _server() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
+            cwd=ROOT,
+            env=environment | {"MALLOC_ARENA_MAX": "2"},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    atexit.register(_end, ours, process)
+    return ours
+
+
+def _end(server: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    server.close()
+    process.wait()
