@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gateway.domain import EngineRef, LaunchSpec
+from tests.contract.process_harness import free_port
 from tests.support.fake_engine import parse
 from tests.support.memory_host import MemoryHost, World
 from tests.support.scripted_engine import EngineScript
@@ -31,7 +32,7 @@ class MemoryHarness:
             env={},
             gpus=(),
             shm_bytes=0,
-            port=port or self.world.free_port(),
+            port=port or free_port(),
         )
 
     def restart(self) -> MemoryHost:

@@ -248,10 +248,15 @@ def address(server: socket.socket) -> str:
     return f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+_REFUSING: list[socket.socket] = []
+
+
 def refused_url() -> str:
-    """An address that refuses connections: bound and closed again."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return address(server)
+    """An address that refuses connections: bound for as long as this process lives, so that nobody else listens there."""
+    one = socket.socket()
+    one.bind(("127.0.0.1", 0))
+    _REFUSING.append(one)
+    return address(one)
 
 
 async def answers(call: Call) -> None:

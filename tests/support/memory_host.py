@@ -11,7 +11,6 @@ real host keeps across a restart of the gateway is the `World`; a new MemoryHost
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
@@ -21,6 +20,7 @@ from typing import Literal
 from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.host import MAX_LINE
+from tests.contract.process_harness import free_port
 from tests.support.scripted_engine import DEAF, EngineScript, FakeEngine
 
 Method = Literal["prepare", "start", "list", "stop", "follow", "allocate_port"]
@@ -153,12 +153,6 @@ class World:
         if faults := self._faults.get(method):
             raise faults.pop(0)
 
-    def free_port(self) -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            return port
-
     async def close(self) -> None:
         """End every engine at once."""
         for engine in (*self.engines.values(), *self.logs.values()):
@@ -237,7 +231,7 @@ class MemoryHost:
 
     async def allocate_port(self) -> int:
         self.world.check("allocate_port")
-        return self.world.free_port()
+        return free_port()
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
         resolved: EngineRef = engine.evolve(digest=engine.digest or self.world.images.get(engine.image or ""))

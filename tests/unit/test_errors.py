@@ -11,17 +11,14 @@ import pytest
 from gateway.errors import in_brief, no_model
 
 
-def closed_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def test_a_refused_connection_is_told_without_numbers() -> None:
-    with pytest.raises(OSError, match="Connect call failed") as of_asyncio:
-        asyncio.run(asyncio.open_connection("127.0.0.1", closed_port()))
-    with pytest.raises(httpx.ConnectError) as of_httpx:
-        httpx.get(f"http://127.0.0.1:{closed_port()}", trust_env=False)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        with pytest.raises(OSError, match="Connect call failed") as of_asyncio:
+            asyncio.run(asyncio.open_connection("127.0.0.1", port))
+        with pytest.raises(httpx.ConnectError) as of_httpx:
+            httpx.get(f"http://127.0.0.1:{port}", trust_env=False)
     assert in_brief(of_asyncio.value) == in_brief(of_httpx.value) == "Connection refused"
 
 

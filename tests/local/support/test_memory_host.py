@@ -10,6 +10,7 @@ import pytest
 from gateway.domain import EngineRef, LaunchSpec
 from gateway.errors import HostError
 from gateway.hosts.host import Host
+from tests.contract.process_harness import free_port
 from tests.support.memory_host import MemoryHost, World
 from tests.support.patience import HANG_S
 from tests.support.scripted_engine import EngineScript
@@ -36,7 +37,7 @@ def make_spec(world: World, **changes: object) -> LaunchSpec:
         env={},
         gpus=(),
         shm_bytes=0,
-        port=world.free_port(),
+        port=free_port(),
     )
     changed: LaunchSpec = spec.evolve(**changes)
     return changed

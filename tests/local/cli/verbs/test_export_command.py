@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.contract.process_harness import free_port
 from tests.local.cli.test_main import fitserve
 from tests.support import fake_engine
 from tests.support.patience import HANG_S
@@ -32,9 +32,7 @@ async def test_the_command_line_starts_the_engine_by_itself(tmp_path: Path) -> N
         folder = model_folder(tmp_path / "model")
         await gateway.add("m", folder, env={"OMP_NUM_THREADS": "3"})
         await gateway.until("m", "ready")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
 
         async def export(*arguments: str) -> str:
             done = await asyncio.to_thread(fitserve, "export", "m", *arguments, "--port", str(port), FITSERVE_URL=gateway.url)
