@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from gateway.api.endpoints import Shape
 from gateway.errors import FitserveError
-from gateway.serve.proxy.body_budget import SMALL_BYTES, no_room
+from gateway.serve.proxy.bodies.body_budget import SMALL_BYTES, no_room
 from gateway.serve.proxy.data_plane import DataPlane
 
 log = logging.getLogger("uvicorn.error")

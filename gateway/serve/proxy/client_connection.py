@@ -23,21 +23,18 @@ import math
 from collections import deque
 from typing import Any, ClassVar
 
-import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from gateway.access.auth import Key
-from gateway.api import endpoints
 from gateway.api.endpoints import Shape
-from gateway.api.protocol import answer, dump, envelope, error_headers, known_id, new_id, too_large
-from gateway.errors import BadRequest, Busy, FitserveError, TooSlow
+from gateway.api.protocol import answer, dump, envelope, error_headers, new_id
+from gateway.errors import FitserveError
 from gateway.routing.table import models_answer
-from gateway.serve.proxy import head_cache, limits
+from gateway.serve.proxy import head_cache, limits, refusals
 from gateway.serve.proxy.asgi_request import AsgiRequest
 from gateway.serve.proxy.data_plane import DataPlane
 from gateway.serve.proxy.exchange import Exchange
-from gateway.serve.proxy.heads import head_without_upgrade, request_lines, upgrade_of
+from gateway.serve.proxy.request_reader import RequestReader
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +48,8 @@ class ClientConnection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
-        *(
-            "_current",
-            "_deadline",
-            "_discarding",
-            "_holds_up",
-            "_ignores_upgrade",
-            "_in_body",
-            "_in_head",
-            "_incoming",
-            "_last_words",
-        ),
-        *("_loop", "_parser", "_received", "_repeat", "_size", "_stall", "_turns", "_unread", "_wire"),
-        *("address", "app_state", "config", "headers", "plane", "server_state", "transport", "url"),
+        *("_current", "_holds_up", "_last_words", "_loop", "_reader", "_repeat", "_stall", "_turns"),
+        *("address", "app_state", "config", "deadline", "discarding", "plane", "server_state", "transport", "unread"),
     )
     shared: ClassVar[DataPlane]
 
@@ -80,31 +66,17 @@ class ClientConnection(asyncio.Protocol):
         self.app_state = app_state
         self.transport: asyncio.Transport
         self._loop = _loop or asyncio.get_running_loop()
-        self._parser = self._new_parser()
-        self.url = b""
-        self.headers: list[tuple[bytes, bytes]] = []
+        self._reader = RequestReader(self)
         self._current: Exchange | AsgiRequest | None = None  # the request that has its turn
-        self._incoming: Exchange | AsgiRequest | None = None  # the request that is being read
         self._repeat: head_cache.KnownRequestHead | None = None  # the head of the request before
         self._turns: deque[Exchange | AsgiRequest] = deque()
         self._last_words = b""  # a refusal, to be written after the answers that are due
-        self._deadline = math.inf
+        self.deadline = math.inf
         self._stall: limits.Stall | None = None
-        self._in_head = self._in_body = False
-        self._size = 0  # bytes so far of the head or body that comes in
-        self._wire = 0  # bytes of the reads that bring the body alone, with its chunks' heads and trailers; -1: none was yet
-        self._received = 0  # bytes of this read, and of the reads before that the head came in; of all that is discarded
-        self._discarding = False  # what still comes is discarded
-        self._ignores_upgrade = False
+        self.discarding = False  # what still comes is discarded
         self._holds_up = False  # the body that comes in has to wait: for room, for a replica, or for who reads it
-        self._unread = False  # nothing is read, for the body or for a turn
+        self.unread = False  # nothing is read, for the body or for a turn
         self.address = ""
-
-    def _new_parser(self) -> httptools.HttpRequestParser:
-        parser = httptools.HttpRequestParser(self)
-        # An answer with `connection: close` does not end the reading of what came with its request.
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return parser
 
     # --- the transport's side ---
 
@@ -114,69 +86,36 @@ class ClientConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if isinstance(peer, tuple) else ""
         self.plane.opened(self, self._loop)
-        self._deadline = self._loop.time() + limits.FIRST_BYTE_S
+        self.deadline = self._loop.time() + limits.FIRST_BYTE_S
         if not self.plane.connection_limiter.admit(self.address):
             if self.plane.connection_limiter.flooded():
                 transport.abort()
             else:
-                self._hang_up(Busy("The gateway has too many connections.", hint="Try again in a second.", retry_after_s=1))
+                self.hang_up(refusals.too_many_connections())
 
     def connection_lost(self, _: Exception | None) -> None:
         self.plane.connection_limiter.left(self.address)
         self.plane.connections.discard(self)
         self.server_state.connections.discard(self)
-        self._deadline = math.inf
-        for request in (self._current, self._incoming, *self._turns):
+        for request in (self._current, self._reader.incoming, *self._turns):
             if request is not None:
                 request.leave()
-        self._current = self._incoming = None
+        self._current = None
         self._turns.clear()
-        self._parser = None  # type: ignore[assignment]  # it holds this connection
+        self._reader.close()
 
     def data_received(self, data: bytes) -> None:
-        waiting = not (self._in_head or self._in_body or self._discarding or self._busy())
+        reader = self._reader
+        waiting = not (reader.in_head or reader.in_body or self.discarding or self._busy())
         if waiting and self._repeats(data):
             return
-        if self._discarding:
-            self._throw_away(len(data))
+        if self.discarding:
+            reader.throw_away(len(data))
             return
-        was_in_head = self._in_head
-        self._received = len(data) + (self._received if was_in_head else 0)
-        if not self._parse(data):
-            return
-        if self._in_head:
-            if not was_in_head:
-                self._size = 0
-                self._deadline = self._loop.time() + limits.HEAD_S
-            self._size += len(data) if was_in_head else 0
-            if self._size > limits.HEAD_BYTES:
-                self._hang_up(limits.head_too_large())
-        elif self._in_body:
-            self._body_received(len(data))
-        elif waiting and isinstance(self._current, Exchange):
+        if reader.read(data) and waiting and isinstance(self._current, Exchange):
             self._repeat = head_cache.remember(data, self._current, self.plane.keys.table)
-        if self._turns:
+        if self._turns and not self.discarding:
             self._steer()
-
-    def _throw_away(self, count: int) -> None:
-        """A refused client sends on: as much as it announced is read, so that it comes to read its refusal, and little more."""
-        self._received += count
-        announced = next((int(value) for name, value in self.headers if name == b"content-length" and value.isdigit()), 0)
-        if self._received > announced + limits.DISCARDED_BYTES and self.transport.is_reading():
-            self.transport.pause_reading()  # until its time is over
-
-    def _body_received(self, count: int) -> None:
-        """A read of `count` bytes ended within a body."""
-        first = self._wire < 0
-        if not self._unread:
-            latest = self._loop.time() + limits.BODY_S
-            self._deadline = latest if first else min(self._deadline + count / limits.LEAST_BYTES_S, latest)
-        self._wire = 0 if first else self._wire + count
-        if self._wire > limits.most_on_the_wire(self._size):
-            self._hang_up(limits.framing_too_large())
-            self.transport.pause_reading()  # no honest client goes on like this
-        elif self._incoming is not None:
-            self._read_on(self._incoming)
 
     def _repeats(self, data: bytes) -> bool:
         """Whether `data` was a request with the head of the request before; that head need not be read again."""
@@ -186,33 +125,12 @@ class ClientConnection(asyncio.Protocol):
         body = repeat.body(data)
         if body is None or len(body) > self.plane.limits.body_bytes:
             return False
-        self._deadline = math.inf
+        self.deadline = math.inf
         exchange = self._current = Exchange(
             self.plane, self, repeat.endpoint, repeat.found, repeat.key, new_id(), True, True, repeat.lines, body, whole=True
         )
         self._run(exchange)
         return True
-
-    def _parse(self, data: bytes) -> bool:
-        """Whether what comes next is still for this parser."""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            if self._ignores_upgrade:
-                self._read_again(data[upgrade.args[0] :])
-            return False
-        except httptools.HttpParserError as error:
-            log.debug("not HTTP: %r", error)
-            if self._discarding:  # the same bytes may have been refused already, for what came before the garbage
-                pass
-            elif isinstance(error.__context__, MemoryError):
-                self._hang_up(
-                    Busy("The gateway has no memory for this request.", hint="Try again in a second.", retry_after_s=1)
-                )
-            else:
-                hint = "Check the client, and what is between it and here."
-                self._hang_up(BadRequest("What was sent is not an HTTP request.", hint=hint))
-        return not self._discarding
 
     @property
     def write_paused(self) -> bool:
@@ -231,104 +149,24 @@ class ClientConnection(asyncio.Protocol):
         if self._current is not None:
             self._current.resume()
 
-    # --- the parser's side ---
+    # --- requests, as they come in: as fast as there is room, and as they are taken ---
 
-    def on_message_begin(self) -> None:
-        self.url = b""
-        self.headers = []
-        self._in_head = True
+    @property
+    def ahead(self) -> int:
+        """How many requests wait for their turn."""
+        return len(self._turns)
 
-    def on_url(self, url: bytes) -> None:
-        self.url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else a trailer, which nobody here reads
-            self.headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        if self._discarding:
-            return
-        self._in_head = False
-        self._in_body = True
-        self._size, self._wire = 0, -1
-        self._incoming = None
-        method = self._parser.get_method()
-        upgrade = upgrade_of(self.headers) if self._parser.should_upgrade() and method != b"CONNECT" else None
-        self._ignores_upgrade = upgrade is not None and upgrade != b"websocket"
-        if self._ignores_upgrade:
-            return
-        endpoint = endpoints.USUAL.get((method, self.url))
-        shape: Shape = "openai" if endpoint is None else endpoint.shape
-        id_ = None
-        request: Exchange | AsgiRequest
-        try:
-            if upgrade is not None:
-                raise BadRequest("There are no websockets here.", hint='Ask with "stream": true for events as they come.')
-            if len(self._turns) >= limits.PIPELINED:
-                raise BadRequest("Too many requests wait on this connection.", hint="Use more connections.")
-            version = self._parser.get_http_version()
-            found = limits.read_head(self.url, self.headers, version, self._received)
-            id_ = known_id(found.get(b"x-request-id")) or new_id()
-            if int(found.get(b"content-length", b"0")) > self.plane.limits.body_bytes:
-                raise too_large(self.plane.limits.body_bytes)
-            keep = version == "1.1" and self._parser.should_keep_alive() and not self.plane.leaving
-            if endpoint is None:
-                path, query = endpoints.split(self.url)
-                if endpoints.is_inference(path) and not self._preflight(method):
-                    shape = endpoints.shape_of(path)
-                    key = self._admit(found)
-                    endpoint = endpoints.find(path, query, method.decode())
-            else:
-                key = self._admit(found)
-            if endpoint is None:
-                expects = found.get(b"expect", b"").lower() == b"100-continue"
-                request = AsgiRequest(self, method, self.url, version, self.headers, id_, expects=expects, keep=keep)
-            else:
-                request = Exchange(self.plane, self, endpoint, found, key, id_, keep, version != "1.0", request_lines(found))
-        except FitserveError as error:
-            self._hang_up(error, shape, id_)
-            return
-        self._incoming = request
+    def arrived(self, request: Exchange | AsgiRequest) -> None:
+        """The head of a request is complete."""
         if self._busy():
             self._turns.append(request)
         else:
             self._begin(request)
 
-    def _read_again(self, rest: bytes) -> None:
-        """The request asked for a protocol that is not spoken here, as Java's HTTP client does (h2c). It is read as if it had not;
-        the parser has left the body alone."""
-        head = head_without_upgrade(self._parser.get_method(), self.url, self._parser.get_http_version(), self.headers)
-        self._parser = self._new_parser()
-        self.data_received(head + rest)
-
-    def _preflight(self, method: bytes) -> bool:
-        """Whether a browser asks what a page may do. It sends no key with that, and the application answers for all paths."""
-        asks = any(name == b"access-control-request-method" for name, _ in self.headers)
-        return method == b"OPTIONS" and self.plane.origins is not None and asks
-
-    def _admit(self, found: dict[bytes, bytes]) -> Key:
-        if b"x-api-key" in found and b"authorization" not in found:
-            found[b"authorization"] = b"Bearer " + found[b"x-api-key"]
-        return self.plane.keys.who(found, "inference", self.address)
-
-    def on_body(self, data: bytes) -> None:
-        request = self._incoming
-        if self._discarding or request is None:
-            return
-        self._size += len(data)
-        try:
-            if self._size > self.plane.limits.body_bytes:
-                raise too_large(self.plane.limits.body_bytes)
-            request.more(data)
-        except FitserveError as error:
-            self._hang_up(error, request.shape, request.id)
-
-    def on_message_complete(self) -> None:
-        if self._discarding or self._ignores_upgrade:
-            return
-        self._in_body = self._holds_up = False
-        self._deadline = math.inf
-        request, self._incoming = self._incoming, None
+    def completed(self, request: Exchange | AsgiRequest | None) -> None:
+        """All of a request was read. None: of one that nobody waits for any more."""
+        self._holds_up = False
+        self.deadline = math.inf
         if request is None:
             return
         request.complete()
@@ -336,12 +174,10 @@ class ClientConnection(asyncio.Protocol):
             request.keep_body()
         elif isinstance(request, Exchange) and request.state == "reading":
             self._run(request)
-        if self._unread:
+        if self.unread:
             self._steer()
 
-    # --- bodies: as fast as there is room, and as they are taken ---
-
-    def _read_on(self, request: Exchange | AsgiRequest) -> None:
+    def read_on(self, request: Exchange | AsgiRequest) -> None:
         """More of the body is to come: the request goes on as soon as it can."""
         try:
             if request is not self._current:
@@ -353,11 +189,11 @@ class ClientConnection(asyncio.Protocol):
             elif not request.has_room():
                 self.pause_upload()
         except FitserveError as error:
-            self._hang_up(error, request.shape, request.id)
+            self.hang_up(error, request.shape, request.id)
 
     def pause_upload(self) -> None:
         """Whoever takes the body is slow, or there is no room: the client is read as slowly."""
-        if self._in_body:
+        if self._reader.in_body:
             self._holds_up = True
             self._steer()
 
@@ -369,19 +205,19 @@ class ClientConnection(asyncio.Protocol):
     def _steer(self) -> None:
         """Reads, or does not. What is not read has no time either."""
         # Who takes no answer asks nothing more; but for a body, which many clients send before they read.
-        unread = self._holds_up or bool(self._turns) or (self.write_paused and not self._in_body and not self._discarding)
-        if unread == self._unread or self.transport.is_closing():
+        unread = self._holds_up or bool(self._turns) or (self.write_paused and not self._reader.in_body and not self.discarding)
+        if unread == self.unread or self.transport.is_closing():
             return
-        self._unread = unread
+        self.unread = unread
         if unread:
             self.transport.pause_reading()
-            self._deadline = math.inf
+            self.deadline = math.inf
         else:
             self.transport.resume_reading()
-            if self._in_body or self._in_head:
-                self._deadline = self._loop.time() + (limits.BODY_S if self._in_body else limits.HEAD_S)
+            if self._reader.in_body or self._reader.in_head:
+                self.deadline = self._loop.time() + (limits.BODY_S if self._reader.in_body else limits.HEAD_S)
             elif not self._busy():
-                self._deadline = self._loop.time() + self.plane.keep_alive_s
+                self.deadline = self._loop.time() + self.plane.keep_alive_s
 
     # --- answers, in turn ---
 
@@ -394,9 +230,13 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(request, AsgiRequest):
             request.start()
         elif request.whole:
-            self._loop.call_soon(self._run, request)
+            self._loop.call_soon(self._run_in_turn, request)
         elif b"expect" in request.found and request.found[b"expect"].lower() == b"100-continue":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _run_in_turn(self, exchange: Exchange) -> None:
+        if exchange is self._current:  # else somebody has ended it meanwhile
+            self._run(exchange)
 
     def _run(self, exchange: Exchange) -> None:
         """Enough of the body of `exchange`, whose turn it is, is here."""
@@ -410,10 +250,10 @@ class ClientConnection(asyncio.Protocol):
             else:
                 exchange.start()
         except FitserveError as error:
-            self.refuse(exchange, error)
+            exchange.fail(error)
         except Exception:
             log.exception("%s: a bug in the data plane", exchange.id)
-            self.refuse(exchange, FitserveError("The gateway failed at this request.", hint="Its log says why."))
+            exchange.fail(refusals.failed())
 
     def refuse(self, exchange: Exchange, error: FitserveError) -> None:
         """Answers with an error of the gateway's own. Only for an exchange whose answer has not started."""
@@ -441,25 +281,25 @@ class ClientConnection(asyncio.Protocol):
         """Whose turn is it?"""
         if self._turns:
             self._begin(self._turns.popleft())
-            if self._unread:
+            if self.unread:
                 self._steer()
         elif self._last_words:
             self.transport.write(self._last_words)
             self._close(discard=True)
-        elif not self._in_head and not self._in_body:
-            self._deadline = self._loop.time() + self.plane.keep_alive_s
+        elif not self._reader.in_head and not self._reader.in_body:
+            self.deadline = self._loop.time() + self.plane.keep_alive_s
 
-    def _hang_up(self, error: FitserveError, shape: Shape = "openai", id_: str | None = None) -> None:
+    def hang_up(self, error: FitserveError, shape: Shape = "openai", id_: str | None = None) -> None:
         """Refuses the request that comes in, once those before it are answered. Nothing more is read."""
-        self._discarding = True
-        self._deadline = math.inf
+        self.discarding = True
+        self.deadline = math.inf
         id_ = id_ or new_id()
         self.plane.meter.turned_away(error, id_, self.address)
         refusal = self._refusal(error, shape, id_, keep=False)
-        if self._parser.get_method() == b"HEAD":
+        if self._reader.method == b"HEAD":
             # The length is told and the body is not sent.
             refusal = refusal[: refusal.find(b"\r\n\r\n") + 4]
-        incoming, self._incoming = self._incoming, None
+        incoming, self._reader.incoming = self._reader.incoming, None
         if incoming is not None:
             started = incoming.status
             incoming.leave()
@@ -478,8 +318,8 @@ class ClientConnection(asyncio.Protocol):
 
     def give_up(self, request: Exchange | AsgiRequest, error: FitserveError) -> None:
         """The request that comes in is refused, wherever it stands."""
-        if request is self._incoming:
-            self._hang_up(error, request.shape, request.id)
+        if request is self._reader.incoming:
+            self.hang_up(error, request.shape, request.id)
 
     def _refusal(self, error: FitserveError, shape: Shape, id_: str, *, keep: bool) -> bytes:
         body = dump(envelope(error, shape))
@@ -489,19 +329,22 @@ class ClientConnection(asyncio.Protocol):
         """Of an answer of the gateway's own."""
         own = self.server_state.default_headers if keep else [*self.server_state.default_headers, (b"connection", b"close")]
         if self.plane.origins is not None:
-            own = [*own, *self.plane.origins.headers(next((value for name, value in self.headers if name == b"origin"), None))]
+            own = [
+                *own,
+                *self.plane.origins.headers(next((value for name, value in self._reader.headers if name == b"origin"), None)),
+            ]
         return own
 
     def _close(self, *, discard: bool) -> None:
         """Ends the connection after what is written. `discard`: the client may still be sending; closed at once, the kernel
         would throw the answer away."""
         if discard and not self.transport.is_closing():
-            self._discarding = True
+            self.discarding = True
             self._holds_up = False
             self._steer()
             if self.transport.can_write_eof():  # not through TLS
                 self.transport.write_eof()
-            self._deadline = self._loop.time() + limits.LINGER_S
+            self.deadline = self._loop.time() + limits.LINGER_S
         else:
             self.transport.close()
 
@@ -517,15 +360,15 @@ class ClientConnection(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         """Ends what takes too long."""
-        if now >= self._deadline:
-            self._deadline = math.inf
-            if self._discarding:
+        if now >= self.deadline:
+            self.deadline = math.inf
+            if self.discarding:
                 self._cut()
-            elif self._in_head or self._in_body:
-                self._hang_up(TooSlow("The request did not come in within its time.", hint="Send it without pauses."))
+            elif self._reader.in_head or self._reader.in_body:
+                self.hang_up(refusals.too_slow())
             else:
                 self.transport.close()
-        elif (self._stall is not None and self._stall.over(now)) or (self._unread and limits.has_left(self.transport)):
+        elif (self._stall is not None and self._stall.over(now)) or (self.unread and limits.has_left(self.transport)):
             self._cut()
         if self._current is not None:
             self._current.sweep(now)
@@ -533,7 +376,7 @@ class ClientConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """The server stops: the answer that has its turn is finished, nothing new begins."""
         if self._turns:
-            self._incoming = None
+            self._reader.incoming = None
         while self._turns:
             self._turns.pop().leave()
         if self._current is not None:
@@ -548,8 +391,8 @@ class ClientConnection(asyncio.Protocol):
 
     def leave(self) -> None:
         """Another gateway takes new connections. Closed at once, a request that is on its way would meet a closed door."""
-        if not (self._in_head or self._in_body or self._discarding or self._busy()):
-            self._deadline = min(self._deadline, self._loop.time() + self.plane.keep_alive_s)
+        if not (self._reader.in_head or self._reader.in_body or self.discarding or self._busy()):
+            self.deadline = min(self.deadline, self._loop.time() + self.plane.keep_alive_s)
 
     def stop(self) -> None:
         """The time to finish is over."""

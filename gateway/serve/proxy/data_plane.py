@@ -16,7 +16,7 @@ from gateway.access.rate_limits import RateLimiter
 from gateway.domain.key import Scope
 from gateway.routing.in_flight import Ask, RequestsInFlight, oldest
 from gateway.routing.routes import Routes
-from gateway.serve.proxy.body_budget import BodyBudget
+from gateway.serve.proxy.bodies.body_budget import BodyBudget
 from gateway.serve.proxy.limits import LEAVING_S, SWEEP_S, ConnectionLimiter, Limits
 from gateway.serve.proxy.meter import Meter
 from gateway.serve.proxy.upstream_pool import UpstreamPool

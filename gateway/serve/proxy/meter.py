@@ -14,10 +14,6 @@ from gateway.api.endpoints import Endpoint
 from gateway.errors import FitserveError
 from gateway.routing.table import RoutedReplica
 
-# Enough for the usage block at the end of an answer, or in one of the last events of a stream.
-TAIL_BYTES = 4096
-TAIL_PIECES = 4
-
 _PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})').search
 _CACHE = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,12})').findall
 _CACHED = re.compile(rb'"cache(?:d_tokens|_read_input_tokens)"\s*:\s*(\d{1,12})').search

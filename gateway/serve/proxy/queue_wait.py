@@ -9,60 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from typing import Protocol
 
-import msgspec
-
-from gateway.api.endpoints import Endpoint, Shape
-from gateway.api.protocol import anthropic_error, dump, error_event, named_event
-from gateway.errors import FitserveError, UpstreamError
+from gateway.api.endpoints import Endpoint
+from gateway.errors import FitserveError
 from gateway.routing.routes import Routes
 from gateway.routing.table import Call, RoutedReplica
+from gateway.serve.proxy import refusals
 from gateway.serve.proxy.heads import answer_head
 from gateway.serve.proxy.limits import Limits
+from gateway.serve.proxy.upstream_connection import Writer
 
 log = logging.getLogger(__name__)
-
-Data = bytes | bytearray | memoryview
 
 _COMMENT = b": waiting\n\n"
 _STREAMS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 # Endpoints whose answers with `"stream": true` are events.
 _STREAMED = frozenset({"chat", "completions", "responses", "messages"})
-_BUFFERED_BYTES = 64 * 1024
-
-
-class Writer(Protocol):
-    """The side that an engine's answer is written to: the client's transport, or a `BufferedAnswer`."""
-
-    def write(self, data: Data, /) -> None: ...
-
-    def writelines(self, data: Iterable[Data], /) -> None: ...
-
-
-class BufferedAnswer:
-    """Keeps an answer that is no event stream, for a client that was promised an event stream."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: Data) -> None:
-        if len(self.data) < _BUFFERED_BYTES:
-            self.data += data
-
-    def writelines(self, data: Iterable[Data]) -> None:
-        for piece in data:
-            self.write(piece)
-
-    def event(self, shape: Shape, status: int) -> bytes:
-        """The answer as the event of an error, on one line."""
-        if shape == "anthropic" and status >= 400:
-            return named_event(anthropic_error(status, self.data), shape)
-        try:
-            return named_event(dump(msgspec.json.decode(self.data)), shape)
-        except (msgspec.DecodeError, RecursionError):
-            return error_event(UpstreamError("The engine's answer is no stream.", hint="Its log may say why."), shape)
 
 
 class QueueContext(Protocol):
@@ -95,7 +58,10 @@ class QueuedRequest(Protocol):
         """The request goes to the replica."""
 
     def refuse(self, error: FitserveError) -> None:
-        """The request ends with an error."""
+        """The request ends with an error. Only where no engine was asked."""
+
+    def fail(self, error: FitserveError) -> None:
+        """The request ends with an error, wherever it stands."""
 
 
 class QueueWait:
@@ -113,7 +79,7 @@ class QueueWait:
             self._exchange.ask(replica)
         except Exception:
             log.exception("%s: a bug in the data plane", self._exchange.id)
-            self.give_up(FitserveError("The gateway failed at this request.", hint="Its log says why."))
+            self._exchange.fail(refusals.failed())
 
     def give_up(self, error: FitserveError) -> None:
         self._exchange.refuse(error)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
 import httptools
 
 from gateway.serve.proxy import head_cache
 from gateway.serve.proxy.heads import VALUE_BYTES
-from gateway.serve.proxy.meter import TAIL_BYTES, TAIL_PIECES
-from gateway.serve.proxy.queue_wait import Writer
 
 # Of an answer, what is not its body has a bound: bytes in a row (a head, answers before the answer, extensions of chunks, trailers), and
 # lines of headers in all.
@@ -21,6 +20,9 @@ HEADER_LINES = 128
 # Answers before the answer, which have no body. For the parser the other 1xx may have one.
 _INFORMATIONAL = frozenset({100, 102, 103})
 RECEIVE_BYTES = 128 * 1024
+# Of the end of an answer: enough for the usage block, or for the last events of a stream, of which one has it.
+TAIL_BYTES = 4096
+TAIL_PIECES = 4
 TO_CLIENT = frozenset({b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"retry-after"})
 # From here on two writes cost less than a copy.
 _JOIN_BYTES = 16 * 1024
@@ -33,6 +35,17 @@ def watch_peer(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+Data = bytes | bytearray | memoryview
+
+
+class Writer(Protocol):
+    """The side that an engine's answer is written to: the client's transport, or a `BufferedAnswer`."""
+
+    def write(self, data: Data, /) -> None: ...
+
+    def writelines(self, data: Iterable[Data], /) -> None: ...
 
 
 class Owner(Protocol):

@@ -352,10 +352,10 @@ async def test_each_phase_has_its_time(gateway: Gateway, path: str) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(data)
             front = await only(gateway)
-            await until(lambda front=front, data=data: front._received == len(data))  # type: ignore[misc]
+            await until(lambda front=front, data=data: front._reader._received == len(data))  # type: ignore[misc]
             gateway.later(seconds - 1)
             assert front in gateway.plane.connections
-            assert not front._discarding
+            assert not front.discarding
             gateway.later(2)
             assert (await asyncio.wait_for(reader.read(), HANG_S))[:13] == begins
             writer.close()
@@ -368,10 +368,10 @@ async def test_a_head_that_dribbles_in_has_no_more_time_than_any_other(gateway: 
     front = await only(gateway)
     for count, byte in enumerate(GOOD[:60], 1):
         writer.write(bytes([byte]))
-        await until(lambda count=count: front._received == count)  # type: ignore[misc]
+        await until(lambda count=count: front._reader._received == count)  # type: ignore[misc]
         gateway.later(1)
-        assert front._discarding == (count >= guard.HEAD_S)
-        if front._discarding:
+        assert front.discarding == (count >= guard.HEAD_S)
+        if front.discarding:
             break
     assert (await asyncio.wait_for(reader.read(), HANG_S)).startswith(b"HTTP/1.1 408 ")
     writer.close()
@@ -385,7 +385,7 @@ async def test_a_connection_is_kept_for_a_while(path: str) -> None:
         for _ in range(2):
             writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             assert (await status(reader)).startswith(b"200 OK ")
-            await until(lambda: front._deadline < math.inf and not front._busy())
+            await until(lambda: front.deadline < math.inf and not front._busy())
             gateway.later(74)
             assert front in gateway.plane.connections
         gateway.later(2)
@@ -553,11 +553,11 @@ async def test_a_body_that_trickles_has_no_more_time_than_one_that_stops(
     front = await only(gateway)
     seconds = 0
     for count in range(1, 10):
-        await until(lambda count=count: front._size == count)  # type: ignore[misc]
+        await until(lambda count=count: front._reader._size == count)  # type: ignore[misc]
         gateway.later(9)
         seconds += 9
-        assert front._discarding == (seconds > guard.BODY_S)
-        if front._discarding:
+        assert front.discarding == (seconds > guard.BODY_S)
+        if front.discarding:
             break
         writer.write(piece)
     assert (await asyncio.wait_for(reader.read(), HANG_S)).startswith(b"HTTP/1.1 408 ")
@@ -624,10 +624,10 @@ async def test_what_is_sent_ahead_stays_in_the_kernel_until_its_turn(gateway: Ga
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(GOOD + raw_request(large) * 14 + raw_request(large, "/echo"))
         front = await only(gateway)
-        await until(lambda: front._unread)
+        await until(lambda: front.unread)
         gateway.later(10 * guard.BODY_S)  # what is not read has no time either
         assert front in gateway.plane.connections
-        assert not front._discarding
+        assert not front.discarding
         assert len(front._turns) == 1
         assert gateway.plane.body_budget.used < len(large) / 2
         held.set()

@@ -10,7 +10,6 @@ import anthropic
 import httpx
 import pytest
 
-from tests.support.dataplane import ASK, CHAT, Gateway, http_client, model
 from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -110,47 +109,3 @@ async def test_models_are_listed_for_anthropics_sdk(tmp_path: Path) -> None:
         async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="wrong-key-9", max_retries=0) as client:
             with pytest.raises(anthropic.AuthenticationError):
                 await client.models.list()
-
-
-ENGINES_WORDS = (
-    b'{"error":{"message":"max_tokens: field required","type":"Bad Request","param":"max_tokens","code":400}}',
-    b'{"object":"error","message":"max_tokens: field required","type":"BadRequestError","param":null,"code":400}',
-    b'{"detail":"max_tokens: field required"}',
-    b"max_tokens: field required",
-    b'{"type":"error","error":{"type":"invalid_request_error","message":"max_tokens: field required"}}',
-)
-
-
-@pytest.mark.parametrize("said", ENGINES_WORDS)
-@pytest.mark.parametrize("chunked", [False, True])
-async def test_an_engines_error_has_the_shape_of_anthropic_where_that_was_asked(said: bytes, chunked: bool) -> None:
-    async def engine(call: Call) -> None:
-        if chunked:
-            await call.start("text/plain", "400 Bad Request")
-            await call.chunk(said)
-            await call.end()
-        else:
-            await call.reply(said, status="400 Bad Request")
-
-    with Gateway() as gateway:
-        async with Upstream(engine) as upstream, http_client(gateway) as client:
-            gateway.route(model(upstream.url))
-            # The second answer of a connection has a known head.
-            for _ in range(2):
-                answer = await client.post("/v1/messages", json=ASK)
-                assert (answer.status_code, answer.headers["x-gateway-source"]) == (400, "engine")
-                assert answer.headers["content-type"] == "application/json"
-                told = {"type": "invalid_request_error", "message": "max_tokens: field required"}
-                assert answer.json() == {"type": "error", "error": told}
-            if not chunked:
-                assert (await client.post(CHAT, json=ASK)).content == said
-
-
-async def test_what_an_engine_answers_well_is_passed_on_as_it_is() -> None:
-    async def engine(call: Call) -> None:
-        await call.reply(b'{"type": "message"}')
-
-    with Gateway() as gateway:
-        async with Upstream(engine) as upstream, http_client(gateway) as client:
-            gateway.route(model(upstream.url))
-            assert (await client.post("/v1/messages", json=ASK)).content == b'{"type": "message"}'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -12,10 +13,10 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from gateway.serve.proxy.body_budget import SMALL_BYTES
+from gateway.serve.proxy.bodies.body_budget import SMALL_BYTES
 from gateway.serve.proxy.client_connection import ClientConnection
 from gateway.serve.proxy.data_plane import DataPlane
-from gateway.serve.proxy.meter import Meter, usage
+from gateway.serve.proxy.meter import Meter, MeteredRequest, usage
 from tests.support.dataplane import (
     ASK,
     CHAT,
@@ -704,3 +705,39 @@ async def test_another_error_of_an_engine_is_passed_on_as_it_is(gateway: Gateway
         assert [(await client.post(CHAT, json=ASK)).text for _ in range(2)] == ['{"error": {"message": "a bug"}}'] * 2
         assert not other.calls
         await gateway.settled()
+
+
+class EndsTheNext(Meter):
+    """Somebody ends a request in the moment in which its turn has come: after the answer to the request before, and before an engine is asked."""
+
+    def __init__(self) -> None:
+        self.plane: DataPlane
+        self.victims: list[str] = []
+
+    def finished(self, exchange: MeteredRequest) -> None:
+        if not self.victims:
+            self.plane.loop.call_soon(self._end)
+
+    def _end(self) -> None:
+        [connection] = self.plane.connections
+        exchange = connection.exchange
+        assert exchange is not None
+        self.victims.append(exchange.id)
+        exchange.cancel()
+
+
+async def test_a_request_that_is_ended_as_its_turn_comes_is_asked_of_no_engine() -> None:
+    meter = EndsTheNext()
+    with Gateway(meter=meter) as gateway:
+        meter.plane = gateway.plane
+        async with stage(gateway, answers) as [upstream]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            named = [GOOD.replace(b"host: x", b"host: x\r\nx-request-id: %d" % number) for number in range(3)]
+            named[2] = named[2].replace(b"host: x", b"host: x\r\nconnection: close")
+            writer.write(b"".join(named))
+            told = await asyncio.wait_for(reader.read(), HANG_S)
+            assert meter.victims == ["1"]
+            assert re.findall(rb"HTTP/1.1 (\d+)", told) == [b"200", b"403", b"200"]
+            assert re.findall(rb"x-request-id: (\d)", told) == [b"0", b"1", b"2"]
+            assert len(upstream.requests) == 2
+            writer.close()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gateway.access.auth import Keys
 from gateway.serve.proxy import head_cache
 from gateway.serve.proxy.client_connection import ClientConnection
+from gateway.serve.proxy.request_reader import RequestReader
 from tests.support.dataplane import ASK, Gateway, answers, stage, until
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call
@@ -45,13 +46,13 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The urls of the heads that the parser read."""
     read: list[bytes] = []
-    complete = ClientConnection.on_headers_complete
+    complete = RequestReader.on_headers_complete
 
-    def on_headers_complete(front: ClientConnection) -> None:
-        read.append(front.url)
-        complete(front)
+    def on_headers_complete(reader: RequestReader) -> None:
+        read.append(reader.url)
+        complete(reader)
 
-    monkeypatch.setattr(ClientConnection, "on_headers_complete", on_headers_complete)
+    monkeypatch.setattr(RequestReader, "on_headers_complete", on_headers_complete)
     return read
 
 
@@ -85,7 +86,7 @@ async def test_only_the_same_head_in_one_piece_is_not_read_again(gateway: Gatewa
         assert isinstance(front, ClientConnection)
         for piece, taken in ((data[:30], 30), (data[30:-5], len(data) - 5), (data[-5:], 5)):
             writer.write(piece)
-            await until(lambda taken=taken: front._received == taken)  # type: ignore[misc]
+            await until(lambda taken=taken: front._reader._received == taken)  # type: ignore[misc]
         assert (await answer(reader))[0] == 200
         assert len(parsed) == 6
         writer.close()

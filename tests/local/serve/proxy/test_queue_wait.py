@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ import openai
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.serve.proxy.queue_wait import BufferedAnswer
 from tests.support.dataplane import Gateway, event, model, raw_request, until
 from tests.support.memory_host import MemoryHost
 from tests.support.patience import HANG_S
@@ -176,20 +174,3 @@ async def test_the_anthropic_sdk_raises_an_error_that_comes_after_a_comment(soon
         soon.route(replace(model(), state="quarantined", detail="it failed 5 times"))
         with pytest.raises(anthropic.APIError, match="it failed 5 times"):
             await reading
-
-
-# --- an answer that cannot be passed on as it is ---
-
-
-def test_an_answer_that_is_no_event_stream_becomes_one_event() -> None:
-    kept = BufferedAnswer()
-    kept.writelines([b'{"error":\n', b'{"message": "x"}}'])
-    assert kept.event("openai", 400) == b'data: {"error":{"message":"x"}}\n\n'
-    told = b'{"type":"error","error":{"type":"invalid_request_error","message":"x"}}'
-    assert kept.event("anthropic", 400) == b"event: error\ndata: %b\n\n" % told
-    for data in (b"<html>\n\n</html>", b"[" * 200_000):
-        odd = BufferedAnswer()
-        odd.write(data)
-        odd.write(b"more")
-        value = json.loads(odd.event("anthropic", 200).removeprefix(b"event: error\ndata: "))
-        assert value["error"]["message"].startswith("The engine's answer is no stream")

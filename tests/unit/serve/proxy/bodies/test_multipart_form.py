@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from gateway.errors import BadRequest
-from gateway.serve.proxy.multipart_form import Field, FormReader
+from gateway.serve.proxy.bodies.multipart_form import Field, FormReader
 
 TYPE = b"multipart/form-data; boundary=B"
 

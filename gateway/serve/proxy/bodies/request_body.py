@@ -11,7 +11,7 @@ from gateway.errors import BadRequest
 from gateway.routing import balance
 from gateway.routing.routes import Routes
 from gateway.routing.table import Call, ModelRoute, RouteTable
-from gateway.serve.proxy.multipart_form import PREFIX_BYTES, FormReader
+from gateway.serve.proxy.bodies.multipart_form import PREFIX_BYTES, FormReader
 
 Body = bytes | bytearray
 

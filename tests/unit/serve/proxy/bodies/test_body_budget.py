@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import Busy, FitserveError, TooSlow
-from gateway.serve.proxy.body_budget import PATIENCE_S, PRESSED_BYTES_S, BodyBudget
+from gateway.serve.proxy.bodies.body_budget import PATIENCE_S, PRESSED_BYTES_S, BodyBudget
 
 MIB = 2**20
 READ = MIB // 4

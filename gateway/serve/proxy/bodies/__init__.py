@@ -1,0 +1,1 @@
+"""The bodies of requests: what is read of them, and the memory for them."""
