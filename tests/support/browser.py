@@ -26,6 +26,16 @@ _PICTURES = os.environ.get("PAGE_PICTURES")
 # The rules that WCAG 2.2 AA demands, and axe-core's own best practices.
 _RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 _OVERFLOW = "document.documentElement.scrollWidth - window.innerWidth"
+# What is written beyond the padding of its card, but where it can be scrolled to or ends in dots.
+_OUTSIDE = """() => [...document.querySelectorAll(".card *")].filter((one) => {
+  const words = [...one.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.textContent.trim());
+  const card = one.closest(".card"), style = getComputedStyle(card);
+  if (!words || !one.checkVisibility()) return false;
+  for (let outer = one; outer !== card; outer = outer.parentElement) if (getComputedStyle(outer).overflowX !== "visible") return false;
+  const range = document.createRange();
+  range.selectNodeContents(one);
+  return range.getBoundingClientRect().right > card.getBoundingClientRect().right - parseFloat(style.paddingRight) + 1;
+}).map((one) => one.textContent.slice(0, 80))"""
 
 
 @contextlib.contextmanager
@@ -71,6 +81,7 @@ class Visit:
             if _PICTURES:
                 self.tab.screenshot(path=Path(_PICTURES) / f"{name}-{size['width']}.png", full_page=True)
             assert self.tab.evaluate(_OVERFLOW) <= 0, f"{name} is wider than {size['width']} px"
+            assert not (outside := self.tab.evaluate(_OUTSIDE)), f"{name}, {size['width']} px: beyond its card: {outside}"
             if not self.tab.evaluate("'axe' in window"):
                 self.tab.evaluate(AXE_SCRIPT)
             found = self.tab.evaluate("(rules) => axe.run(document, {runOnly: rules})", _RULES)
