@@ -7,7 +7,6 @@ of the store. So one that is slow costs nothing, and may come back after any tim
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -60,8 +59,7 @@ class EventLog:
         self._more = asyncio.Event()
         self._failing = self._recording = self._ending = False
         self._writing: asyncio.Task[None] | None = None
-        # A write goes on in its thread when `close` gives up waiting for it.
-        self._one_writes = threading.Lock()
+        self._present: asyncio.Task[bool] | None = None
 
     async def begin(self) -> None:
         try:
@@ -80,6 +78,8 @@ class EventLog:
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait({self._writing})
+        if self._present is not None:
+            await asyncio.wait({self._present})
         await self._record()
 
     async def bounds(self) -> Bounds:
@@ -131,7 +131,9 @@ class EventLog:
         while True:
             await self._told.wait()
             self._told.clear()
-            written = await self._record()
+            # Whole, though this is cancelled: before a thread has begun with them, what was taken would be lost.
+            self._present = asyncio.create_task(self._record())
+            written = await asyncio.shield(self._present)
             await asyncio.sleep(_WRITE_S if written else _RETRY_S)
             if not written:
                 self._told.set()
@@ -169,15 +171,14 @@ class EventLog:
 
     def _add(self, taken: list[Iterable[Event]]) -> list[Recorded]:
         """Makes and writes them; `taken` has then what was made, for the next try. In a thread. Raises StoreError."""
-        with self._one_writes:
-            for place, events in enumerate(taken):
-                try:
-                    taken[place] = [*events]
-                except Exception:
-                    log.exception("an event could not be told")
-                    taken[place] = ()
-            made = [one for events in taken for one in events]
-            return _recorded(self._table.add(made, time.time())) if made else []
+        for place, events in enumerate(taken):
+            try:
+                taken[place] = [*events]
+            except Exception:
+                log.exception("an event could not be told")
+                taken[place] = ()
+        made = [one for events in taken for one in events]
+        return _recorded(self._table.add(made, time.time())) if made else []
 
     def _wake(self) -> None:
         self._more.set()

@@ -1,0 +1,39 @@
+"""gateway.events.event_log: what was told is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gateway.domain.facts import Event
+from gateway.events.event_log import EventLog
+from gateway.store.recovery import open_store
+from tests.support.patience import HANG_S
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_waits_for_a_thread_as_the_log_closes_is_kept(tmp_path: Path) -> None:
+    store, free = open_store(tmp_path / "fitserve.db"), threading.Event()
+    log = EventLog(store)
+    await log.begin()
+    # All threads are busy, as on a machine that is.
+    busy = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(busy)
+    busy.submit(free.wait, HANG_S)
+    log.tell([Event(at=time.time(), kind="gateway.stopped", words="The gateway stops.")])
+    async with asyncio.timeout(HANG_S):
+        while not log._recording:
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(log.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        free.set()
+        await closing
+    assert [event.kind for event in store.events.last(5, None)] == ["gateway.stopped"]
+    store.close()
