@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -25,3 +26,12 @@ async def started(program: str, variables: Mapping[str, str], *, errors: bool = 
         # Away from the terminal's Ctrl-C: the gateway decides when it ends.
         start_new_session=True,
     )
+
+
+async def end(child: asyncio.subprocess.Process) -> int:
+    """Kill it. Its exit code, which is that of a kill only where it was alive."""
+    with suppress(ProcessLookupError):
+        child.kill()
+    # asyncio tells the end when the pipes are closed, and reads no more of one of which too much waits to be taken.
+    child._transport.close()  # type: ignore[attr-defined] # noqa: SLF001 - there is no other way to close them
+    return await child.wait()

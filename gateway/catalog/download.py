@@ -13,7 +13,7 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from gateway.catalog.hub import REPOSITORY, Hub
 from gateway.catalog.hub_cache import COMMIT
 from gateway.domain.units import Progress, words
 from gateway.errors import BadModel
-from gateway.own_program import started
+from gateway.own_program import end, started
 
 # Not imported: what reads models stays out of the gateway.
 _PROGRAM = "gateway.catalog.fetch"
@@ -119,10 +119,7 @@ async def _brought(job: Job) -> AsyncGenerator[Said, None]:
             yield said
         code = await child.wait()
     finally:
-        with suppress(ProcessLookupError):
-            child.kill()
-        child.stdin.close()
-        await child.wait()
+        await end(child)
     if said is None:
         raise BadModel(
             f"The download of {job.repo} ended with code {code}.",

@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from gateway.errors import BadFlag, BadModel, BadRequest, Busy, FitserveError, NeedsRemoteCode, NoPlan, NotFound, SettingsError
-from gateway.own_program import started
+from gateway.own_program import end, started
 from gateway.planning.messages import HEADER_BYTES, LENGTH, PROCESSOR_S, Answer, Frames, Request, Start, packed
 
 log = structlog.get_logger("fitserve.planning")
@@ -57,9 +57,7 @@ class PlanProcess:
     async def close(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            with suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+            await end(child)
 
     async def _asked(self, source: str, request: Request) -> tuple[Answer, Frames]:
         """Whatever comes between, a child whose answer was not read to its end is not asked again."""
@@ -128,8 +126,7 @@ class PlanProcess:
             # Not killed at once: `kill` looks whether the child lives, and the code of a dead one would be lost by that.
             async with asyncio.timeout(_DYING_S):
                 return await child.wait()
-        child.kill()
-        return await child.wait()
+        return await end(child)
 
 
 def _error(source: str, told: dict[str, str | None]) -> FitserveError:

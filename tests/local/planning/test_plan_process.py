@@ -24,7 +24,7 @@ from gateway.inquiry.inquirer import Inquirer
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.planning import plan_process
 from gateway.planning.machine_planner import MachinePlanner
-from gateway.planning.messages import MEMORY_BYTES, PROCESSOR_S, Start
+from gateway.planning.messages import HEADER_BYTES, LENGTH, MEMORY_BYTES, PROCESSOR_S, Start
 from gateway.planning.offline import OfflinePlanner
 from gateway.planning.plan_process import WAITING, PlanProcess
 from gateway.profiles import Profiles
@@ -256,6 +256,28 @@ async def test_who_leaves_ends_what_is_read(tmp_path: Path, stalled: FakeHub) ->
             with pytest.raises(asyncio.CancelledError):
                 await asked
         assert children() == []
+
+
+async def test_who_leaves_while_a_large_answer_comes_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = f"import sys\nsays = sys.stdout.buffer.write\nsays({LENGTH.pack(HEADER_BYTES)!r})\nwhile True: says(bytes(65536))"
+    made: list[Any] = []
+
+    async def floods(*_: object) -> Any:
+        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+        made.append(await asyncio.create_subprocess_exec(sys.executable, "-c", flood, **pipes))  # type: ignore[arg-type]
+        return made[0]
+
+    monkeypatch.setattr(plan_process, "started", floods)
+    async with planning(tmp_path) as planner:
+        asked = asyncio.create_task(planned(planner, tmp_path))
+        # asyncio stops to read where so much waits to be taken.
+        async with asyncio.timeout(HANG_S):
+            while not made or len(made[0].stdout._buffer) < 1 << 20:
+                await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait({asked}, timeout=HANG_S)
+        assert asked.cancelled()
+        assert made[0].returncode is not None
 
 
 async def test_few_may_wait_and_the_others_are_told_to_come_back(tmp_path: Path, stalled: FakeHub) -> None:
