@@ -21,11 +21,13 @@ import time
 from typing import Any, TextIO
 
 # Nothing that reads its environment when it is imported, as the library of the Hub does.
-IMPORTED = ("gateway.planning.plan_program", "gateway.cli.verbs.registered", "gateway.cli.main", "gateway.__main__")
+IMPORTED = ("httpx", "gateway.planning.plan_program", "gateway.cli.verbs.registered", "gateway.cli.main", "gateway.__main__")
 MOST_BYTES = 1 << 20
 
 
 def main() -> None:
+    if os.fork():
+        os._exit(0)
     server = socket.socket(fileno=int(sys.argv[1]))
     for name in IMPORTED:
         importlib.import_module(name)

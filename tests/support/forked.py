@@ -7,7 +7,6 @@ the start of the process itself is what is tested, it is started as users start 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import json
 import os
@@ -87,7 +86,7 @@ class ForkedProgram:
 
     def __init__(self, process: Forked, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader) -> None:
         self.pid, self.stdin, self.stdout = process.pid, stdin, stdout
-        self._process = process
+        self._process, self._transport = process, stdin.transport
         self._ended = asyncio.ensure_future(self._watch())
 
     @property
@@ -130,18 +129,14 @@ def _server() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
     with theirs:
-        process = subprocess.Popen(
+        # It leaves at once, for tests look at the children of their process, and ends with the other end of its socket.
+        subprocess.run(
             [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
             cwd=ROOT,
             env=environment | {"MALLOC_ARENA_MAX": "2"},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            check=True,
         )
-    atexit.register(_end, ours, process)
     return ours
-
-
-def _end(server: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    server.close()
-    process.wait()
