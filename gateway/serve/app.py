@@ -1,4 +1,4 @@
-"""The application: who may come in, the OpenAI data plane, the admin API, health."""
+"""The whole gateway: its parts, how they begin and end together, the admin API and health. Who may come in: `GatewayApp`."""
 
 from __future__ import annotations
 
@@ -7,32 +7,25 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access.auth import Keys
 from gateway.access.failed_logins import FailedLogins
 from gateway.access.keyring import Keyring
-from gateway.access.origins import EXPOSED, METHODS, Origins
-from gateway.api.endpoints import is_inference
-from gateway.api.protocol import error_headers, request_id, send_error
+from gateway.access.origins import Origins
 from gateway.calibration.calibrator import Calibrator
 from gateway.catalog.download import download
 from gateway.catalog.hub import Hub
 from gateway.controller.launcher import Launcher
 from gateway.controller.loop import Loop
-from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound, NotReady
+from gateway.errors import FitserveError
 from gateway.events.event_log import EventLog
 from gateway.events.observer import Observer
 from gateway.events.webhook import webhooks
@@ -63,11 +56,13 @@ from gateway.serve.admin import (
     usage_routes,
 )
 from gateway.serve.admin.scopes import Scopes
-from gateway.serve.handover import Handing, Handover, Taken
+from gateway.serve.error_answers import answer_errors
+from gateway.serve.gateway_app import GatewayApp
+from gateway.serve.handover import Handing, Handover
 from gateway.serve.host_choice import choose_host
 from gateway.serve.idle_memory import give_back
 from gateway.serve.metrics import gauges
-from gateway.serve.metrics.access_log import AccessLog, AdminRequest
+from gateway.serve.metrics.access_log import AccessLog
 from gateway.serve.metrics.counters import Metrics
 from gateway.serve.metrics.engine_series import EngineSeries
 from gateway.serve.metrics.usage_keeper import UsageKeeper
@@ -92,97 +87,6 @@ log = structlog.get_logger("fitserve")
 _STALE_S = 15.0
 # Between two looks at whether the server takes connections.
 _LOOK_S = 0.02
-
-
-class GatewayApp:
-    """Pure ASGI around FastAPI: checks the key before anything reads the request. Inference never comes here, see `ClientConnection`.
-
-    Authorisation looks at `scope["path"]`, the same value that routing uses, so no spelling of a URL tells them apart.
-    """
-
-    def __init__(
-        self,
-        inner: ASGIApp,
-        keys: Keys,
-        scopes: Scopes,
-        plane: DataPlane,
-        workers: Workers | None = None,
-        *,
-        access_log: bool = False,
-    ) -> None:
-        """Preflights of browsers are answered before any key is looked for: they have none."""
-        self._answer: ASGIApp = self._let_in
-        if plane.origins is not None:
-            self._answer = CORSMiddleware(
-                self._let_in,
-                allow_origins=tuple(plane.origins.named),
-                allow_methods=METHODS,
-                allow_headers=("*",),
-                expose_headers=EXPOSED,
-            )
-        self.plane = plane
-        self.workers = workers
-        self.scopes = scopes
-        self.failure: str | None = None  # why the loop has ended, though nobody ended it
-        self.stop: Callable[[], object] | None = None  # ends the server
-        self.started: Callable[[], bool] = lambda: True  # whether the server takes connections
-        self.lock: int | None = None  # of the data folder, which another gateway may take over
-        self.giving_sockets: list[socket.socket] = []  # those at which clients come in
-        self.taken: Taken | None = None  # from the gateway that this one takes over from
-        self.leave: Callable[[], Awaitable[None]] | None = None  # finishes what clients wait for, and ends the server
-        self.certificate: Certificate | None = None
-        self.replaced = False  # another gateway has the loop
-        self.on_stop: tuple[Callable[[], object], ...] = ()  # end streams that would never end
-        self._inner = inner
-        self._keys = keys
-        self._access_log = access_log
-
-    def stopping(self) -> None:
-        """The server begins to stop."""
-        for end in self.on_stop:
-            end()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._inner(scope, receive, send)
-        elif scope["type"] == "http" and self._access_log and self.scopes.needed(scope) != "open":
-            visit = AdminRequest(scope, send, self.scopes)
-            try:
-                await self._answer(scope, receive, visit.send)
-            finally:
-                visit.tell()
-        else:
-            await self._answer(scope, receive, send)
-
-    def loop_ended(self, running: asyncio.Task[None]) -> None:
-        """Without the loop no engine is watched: whoever supervises this process has to hear of it, and start another one."""
-        error = None if running.cancelled() else running.exception()
-        self.failure = (
-            f"{type(error).__name__}: {error}" if error else "it was cancelled" if running.cancelled() else "it returned"
-        )
-        log.critical("the control loop has ended, and so does the gateway; engines go on", reason=self.failure, exc_info=error)
-        if self.stop is not None:
-            self.stop()
-
-    def fail(self, reason: str) -> None:
-        """As where the loop has ended."""
-        self.failure = reason
-        log.critical("nobody has the control loop, so the gateway ends; engines go on", reason=reason)
-        if self.stop is not None:
-            self.stop()
-
-    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            need = "inference" if is_inference(scope["path"]) else self.scopes.needed(scope)
-            if need != "open" and self.replaced and need != "inference":
-                raise NotReady("This gateway is being replaced by another one.", hint="Try again in a second.", retry_after_s=1)
-            if need != "open":
-                key = self._keys.admit(scope["headers"], need, scope["client"][0] if scope.get("client") else "")
-                scope["key"] = key.name
-        except FitserveError as error:
-            await send_error(send, error, request_id(scope))
-            return
-        await self._inner(scope, receive, send)
 
 
 def create_app(
@@ -367,9 +271,7 @@ def create_app(
     )
     for router in routers:
         app.include_router(router)
-    app.add_exception_handler(FitserveError, _on_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
+    answer_errors(app)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -438,44 +340,3 @@ async def _part(loop: Loop, host: Host, settings: Settings) -> None:
 
 def _secret(value: Any) -> str | None:
     return value.get_secret_value() if value is not None else None
-
-
-async def _on_error(request: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, FitserveError):
-        raise error
-    headers = {"x-gateway-source": "gateway", "x-request-id": request_id(request.scope)}
-    more = {name.decode(): value.decode() for name, value in error_headers(error)}
-    return JSONResponse(error.envelope(), error.status, headers | more)
-
-
-async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, RequestValidationError):
-        raise error
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][1:]) or "body"
-    said = first["msg"].removeprefix("Value error, ").rstrip(".")
-    bad = BadRequest(f"{where}: {said}.", hint="GET /admin/openapi.json describes the request.", param=where)
-    return await _on_error(request, bad)
-
-
-async def _on_http(request: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, HTTPException):
-        raise error
-    method = request.method
-    if error.status_code == 404:
-        return await _on_error(
-            request,
-            NotFound(
-                f"There is no {method} {request.url.path[:200]} here.", hint="The API is described at /admin/openapi.json."
-            ),
-        )
-    if error.status_code != 405:
-        # FastAPI's, for a body that it cannot read at all: no UTF-8, nested too deeply.
-        unread = BadRequest("The request body is not JSON in UTF-8.", hint="GET /admin/openapi.json describes the request.")
-        return await _on_error(request, unread)
-    bad = MethodNotAllowed(
-        f"{request.url.path[:200]} does not take {method}.", hint="The API is described at /admin/openapi.json."
-    )
-    response = await _on_error(request, bad)
-    response.headers.update(error.headers or {})
-    return response

@@ -18,7 +18,8 @@ import uvicorn
 from gateway import open_files
 from gateway.errors import FitserveError, SettingsError
 from gateway.serve import handover, systemd
-from gateway.serve.app import GatewayApp, create_app
+from gateway.serve.app import create_app
+from gateway.serve.gateway_app import GatewayApp
 from gateway.serve.handover import Taken
 from gateway.serve.proxy.client_connection import client_protocol
 from gateway.serve.proxy.limits import hold_little, most_refused
