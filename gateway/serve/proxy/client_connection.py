@@ -11,8 +11,7 @@ lingering   nothing: what still comes is discarded               closed
 
 Requests of one connection are answered one after the other, in order. `_current` has its turn; requests that came with it in one read wait
 in `_turns`, and nothing more is read until their turn comes: the kernel keeps the rest. A request that cannot be read ends the connection:
-its refusal is written after the answers to the requests before it (`_last_words`), and what the client still sends is discarded for a
-moment, because the kernel would throw the refusal away with a connection that is closed at once.
+its refusal is written after the answers to the requests before it (`_last_words`), and the connection lingers (`_close`).
 """
 
 from __future__ import annotations
@@ -144,6 +143,8 @@ class ClientConnection(asyncio.Protocol):
             self._current.pause()
 
     def resume_writing(self) -> None:
+        if self.transport.is_closing():
+            return  # see `_end`
         self._stall = None
         self._steer()
         if self._current is not None:
@@ -230,18 +231,14 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(request, AsgiRequest):
             request.start()
         elif request.whole:
-            self._loop.call_soon(self._run_in_turn, request)
+            self._loop.call_soon(self._run, request)
         elif b"expect" in request.found and request.found[b"expect"].lower() == b"100-continue":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _run_in_turn(self, exchange: Exchange) -> None:
-        if exchange is self._current:  # else somebody has ended it meanwhile
-            self._run(exchange)
-
     def _run(self, exchange: Exchange) -> None:
         """Enough of the body of `exchange`, whose turn it is, is here."""
-        if self.transport.is_closing():
-            return  # the client was found gone when the answer before was written; `connection_lost` comes next
+        if self.transport.is_closing() or exchange is not self._current:
+            return  # the client was found gone when the answer before was written, or somebody has ended this request
         try:
             if exchange.endpoint.at == "models":
                 body = dump(models_answer(self.plane.routes.table, exchange.endpoint.id, exchange.key))
@@ -329,10 +326,8 @@ class ClientConnection(asyncio.Protocol):
         """Of an answer of the gateway's own."""
         own = self.server_state.default_headers if keep else [*self.server_state.default_headers, (b"connection", b"close")]
         if self.plane.origins is not None:
-            own = [
-                *own,
-                *self.plane.origins.headers(next((value for name, value in self._reader.headers if name == b"origin"), None)),
-            ]
+            origin = next((value for name, value in self._reader.headers if name == b"origin"), None)
+            own = [*own, *self.plane.origins.headers(origin)]
         return own
 
     def _close(self, *, discard: bool) -> None:
@@ -346,11 +341,16 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.write_eof()
             self.deadline = self._loop.time() + limits.LINGER_S
         else:
-            self.transport.close()
+            self._end()
+
+    def _end(self) -> None:
+        """Closes once the client has taken what is written, which it may never do."""
+        self.transport.close()
+        if self._stall is None:
+            self._stall = limits.Stall(self.transport, self._loop.time())
 
     def _cut(self) -> None:
-        """Closes at once. The engine is let go of now, not when the loop says that the connection is lost: until then it could
-        write to what is closed."""
+        """Closes at once, and lets go of the engine: until the loop says that the connection is lost, the engine could write to it."""
         request, self._current = self._current, None
         if request is not None:
             request.leave()
@@ -367,7 +367,7 @@ class ClientConnection(asyncio.Protocol):
             elif self._reader.in_head or self._reader.in_body:
                 self.hang_up(refusals.too_slow())
             else:
-                self.transport.close()
+                self._end()
         elif (self._stall is not None and self._stall.over(now)) or (self.unread and limits.has_left(self.transport)):
             self._cut()
         if self._current is not None:
@@ -382,7 +382,7 @@ class ClientConnection(asyncio.Protocol):
         if self._current is not None:
             self._current.keep = False
         else:
-            self.transport.close()
+            self._end()
 
     @property
     def exchange(self) -> Exchange | None:

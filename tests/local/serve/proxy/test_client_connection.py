@@ -416,6 +416,37 @@ async def test_a_client_that_takes_nothing_is_cut_off(gateway: Gateway) -> None:
         writer.transport.abort()
 
 
+@pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
+async def test_a_client_that_takes_all_but_the_end_is_cut_off_too(connection: bytes) -> None:
+    """What is left is so little that the transport asks for no pause; it waits with closing until the client has taken it."""
+    with Gateway(still=True) as gateway:
+
+        async def script(call: Call) -> None:
+            front, sent = await only(gateway), 0
+            await call.start("text/plain")
+            while not front.transport.get_write_buffer_size():
+                await call.chunk(b"x" * 8192)
+                sent += 8192
+                await until(lambda sent=sent: front.exchange is not None and front.exchange.sent == sent)  # type: ignore[misc]
+            await call.end()
+
+        async with stage(gateway, script):
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+            writer.write(post(b"host: x", b"connection: " + connection))
+            front = await only(gateway)
+            await until(lambda: front.server_state.total_requests == 1)
+            assert not front.write_paused or front.transport.is_closing()
+            gateway.later(gateway.plane.keep_alive_s + 1)
+            assert front in gateway.plane.connections
+
+            def cut() -> bool:
+                gateway.later(guard.STALL_S + 1)
+                return front not in gateway.plane.connections
+
+            await until(cut)
+            writer.transport.abort()
+
+
 def test_what_a_client_never_took_is_not_kept_by_the_kernel_either() -> None:
     class Transport:
         """As much of one as is looked at."""
