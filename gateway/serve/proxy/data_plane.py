@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Mapping
 from typing import Protocol
@@ -20,6 +21,8 @@ from gateway.serve.proxy.bodies.body_budget import BodyBudget
 from gateway.serve.proxy.limits import LEAVING_S, SWEEP_S, ConnectionLimiter, Limits
 from gateway.serve.proxy.meter import Meter
 from gateway.serve.proxy.upstream_pool import UpstreamPool
+
+log = logging.getLogger(__name__)
 
 # Unix time that is set by more than this is heard; less would tell every request anew at each look.
 _STEP_S = 1.0
@@ -134,7 +137,10 @@ class DataPlane:
     def _sweep(self) -> None:
         now = self.loop.time()
         for connection in list(self.connections):
-            connection.sweep(now)
+            try:
+                connection.sweep(now)
+            except Exception:
+                log.exception("a bug in the data plane")  # of one connection: the limits of the others hold
         self.body_budget.sweep(now)
         for url, pool in list(self._pools.items()):
             if not pool.sweep(now):

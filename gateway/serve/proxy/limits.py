@@ -126,10 +126,16 @@ def framing_too_large() -> BadRequest:
     return BadRequest("The body comes in with far more bytes around it than in it.", hint="Send larger chunks and no trailers.")
 
 
+def _socket(transport: asyncio.BaseTransport) -> socket.socket | None:
+    """None: the connection is lost. Through TLS its protocol hears that a moment after the socket is gone."""
+    found: socket.socket | None = transport.get_extra_info("socket")
+    return found
+
+
 def has_left(transport: asyncio.BaseTransport) -> bool:
     """Whether the peer has closed a connection that is not being read. Only the kernel knows."""
-    connection: socket.socket = transport.get_extra_info("socket")
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+    connection = _socket(transport)
+    return connection is not None and connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
 
 
 def most_refused(connections: int) -> int:
@@ -148,7 +154,9 @@ class Stall:
     def over(self, now: float) -> bool:
         """Whether the client took no byte for STALL_S. Then its connection is to be closed, and the kernel is told to drop what was written:
         otherwise the kernel would offer these bytes for minutes to a client that never reads."""
-        connection: socket.socket = self._transport.get_extra_info("socket")
+        connection = _socket(self._transport)
+        if connection is None:
+            return False
         queued = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
         left = queued + self._transport.get_write_buffer_size()
         if left != self._left:

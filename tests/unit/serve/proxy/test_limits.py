@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from gateway.serve.proxy.limits import ConnectionLimiter, Limits
+from gateway.serve.proxy.limits import STALL_S, ConnectionLimiter, Limits, Stall, has_left
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,14 @@ def test_only_some_of_a_crowd_hear_why_they_are_refused() -> None:
     limiter = ConnectionLimiter(Limits(connections=16))
     answered = [limiter.admit("10.0.0.1") or (limiter.flooded() and "cut") or "told" for _ in range(100)]
     assert answered == [True] * 16 + ["told"] * 3 + ["cut"] * 81
+
+
+def test_a_connection_whose_socket_is_gone_is_no_error() -> None:
+    """uvloop: of a connection through TLS the socket is gone before the protocol hears that the connection is lost."""
+
+    class Lost(asyncio.Transport):
+        def get_write_buffer_size(self) -> int:
+            return 1
+
+    assert not has_left(Lost())
+    assert not Stall(Lost(), 0.0).over(2 * STALL_S)
