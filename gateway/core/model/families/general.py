@@ -6,7 +6,7 @@ Names of fields: the configuration classes of transformers 5.19 and of vllm/tran
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from gateway.core.model.families.blueprint import Blueprint, Built
@@ -39,7 +39,7 @@ _TOWERS = (
 _LAYERS = (*LAYERS, "decoder_layers", "num_layers", "num_transformer_layers")
 _HEADS = (*HEADS, "decoder_attention_heads", "num_heads")
 _WIDTH = ("intermediate_size", "ffn_hidden_size", "decoder_ffn_dim", "ffn_dim", "n_inner", "mlp_hidden_size")
-_DENSE_WIDTH = ("intermediate_size_mlp", "dense_intermediate_size", *_WIDTH)
+_DENSE_WIDTH = ("intermediate_size_mlp", "dense_intermediate_size", "block_ff_dim", *_WIDTH)
 _COUNT = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts")
 _EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "expert_intermediate_size", *_WIDTH)
 _SHARED_WIDTH = (
@@ -67,6 +67,8 @@ _STATE_KERNEL = (
     "short_conv_kernel_size",
 )
 _MOST_LAYERS = 2000
+# Of a hidden size, which an MLP is wide.
+_MOST_TIMES = 1000
 
 
 class Text(NamedTuple):
@@ -105,18 +107,18 @@ def decoder(fields: Fields, path: str) -> Blueprint:
     groups: list[AttentionGroup] = []
     others = _ends(fields, path, hidden) + norms(layer, layers, hidden, "input_layernorm", "post_attention_layernorm")
     guessed = ["its attention"]
-    if attends:
-        built, like = _attention(fields, f"{layer}.self_attn", attends, hidden)
+    for own, those in _alike(fields, layers, attends):
+        built, like = _attention(own, f"{layer}.self_attn", those, hidden)
         linears += built
-        slides = of.get("sliding", [])
+        slides = [number for number in those if kinds[number] == "sliding"]
         window = _size(fields, ("sliding_window", "sliding_window_size", "attention_chunk_size"), default=0)
-        rest = [number for number in attends if number not in {*slides}] if slides and window else attends
+        rest = [number for number in those if number not in {*slides}] if slides and window else those
         for kind, numbers, size in (("full", rest, None), ("sliding", slides if window else (), window)):
             if numbers:
-                own = {} if like.kind == "mla" else {"kind": kind, "window": size}
-                groups.append(like.evolve(layers=len(numbers), numbers=tuple(numbers), **own))
-        if any(fields.config.get("model_type") == family for family in ENCODERS):
-            groups = [group.evolve(kind="encoder", window=None, causal=False) for group in groups]
+                plain = {} if like.kind == "mla" else {"kind": kind, "window": size}
+                groups.append(like.evolve(layers=len(numbers), numbers=tuple(numbers), **plain))
+    if any(fields.config.get("model_type") == family for family in ENCODERS):
+        groups = [group.evolve(kind="encoder", window=None, causal=False) for group in groups]
     if recurs:
         guessed.append("its recurrent layers")
         built, state = _recurrent(fields, f"{layer}.mixer", recurs, hidden)
@@ -125,6 +127,12 @@ def decoder(fields: Fields, path: str) -> Blueprint:
         groups.append(AttentionGroup(kind="recurrent", layers=len(recurs), numbers=tuple(recurs), **sizes, recurrent=state))
     built, count = _mlps(fields, f"{layer}.mlp", _with_mlp(fields, layers), hidden)
     linears += built
+    if _paired(fields):
+        # A second attention, and two dense MLPs beside the experts: FlashDecoderLayer in vllm/model_executor/models/longcat_flash.py.
+        linears += _attention(fields, f"{layer}.self_attn.1", attends, hidden)[0]
+        for place in range(2):
+            linears += _mlp(f"{layer}.mlps.{place}", range(layers), hidden, _width(fields, hidden), gated=True)
+        groups = [one.evolve(layers=2 * one.layers, numbers=tuple(sorted(one.numbers * 2))) for one in groups]
     guessed.append("its experts" if count else "its MLPs")
     return Blueprint(tuple(linears), tuple(groups), tuple(others), tuple(guessed))
 
@@ -198,8 +206,56 @@ _WORDS: tuple[tuple[str, _Kind], ...] = (
 )  # fmt: skip
 
 
+class _Block(NamedTuple):
+    """One layer of a model whose layers are each of their own size. sharing: heads that share a KV head, 0 without attention; width: of the MLP, 0
+    without one."""
+
+    sharing: int
+    width: int
+
+
+def _blocks(fields: Fields, layers: int) -> list[_Block]:
+    """`block_configs` of Nemotron's Super and Ultra; empty where there are none. Source: vllm/model_executor/models/nemotron_nas.py of 0.33.0:
+    60, 134 to 187."""
+    given = fields.config.get("block_configs")
+    if not isinstance(given, list) or len(given) != layers or not all(isinstance(one, Mapping) for one in given):
+        return []
+    return [_block(fields, one) for one in given]
+
+
+def _block(fields: Fields, given: Mapping[str, Any]) -> _Block:
+    attention, mlp = (
+        Fields(part if isinstance(part, Mapping) else {}, fields.source) for part in map(given.get, ("attention", "ffn"))
+    )
+    absent = attention.flag("no_op") or attention.flag("replace_with_linear")
+    sharing = 0 if absent else _size(attention, ("n_heads_in_group",), default=1)
+    many = mlp.config.get("ffn_mult")
+    width = _size(mlp, ("intermediate_size",), default=0)
+    if isinstance(many, int | float) and 0 < many < _MOST_TIMES:
+        width = -(-int(2 * many * _size(fields, HIDDEN) / 3) // 256) * 256
+    return _Block(sharing, 0 if mlp.flag("no_op") else width)
+
+
+def _alike(fields: Fields, layers: int, attends: Sequence[int]) -> Iterator[tuple[Fields, list[int]]]:
+    """The layers of attention by how many KV heads they have, each with a config that says so."""
+    blocks = _blocks(fields, layers)
+    if not blocks and attends:
+        yield fields, list(attends)
+    for sharing in sorted({block.sharing for block in blocks} - {0}):
+        heads = {"num_key_value_heads": max(1, _size(fields, _HEADS) // sharing)}
+        those = [number for number in attends if blocks[number].sharing == sharing]
+        yield Fields({**fields.config, **heads}, fields.source), those
+
+
+def _paired(fields: Fields) -> bool:
+    """Whether each layer is two, with experts between them, as in LongCat."""
+    return "zero_expert_num" in fields.config and bool(fields.config.get("kv_lora_rank"))
+
+
 def _kinds(fields: Fields, layers: int) -> list[_Kind]:
     config = fields.config
+    if blocks := _blocks(fields, layers):
+        return ["full" if block.sharing else "none" for block in blocks]
     for name in ("layer_types", "layers_block_type", "hybrid_override_pattern", "block_types", "_block_types"):
         given = config.get(name)
         if isinstance(given, list | str) and given and all(isinstance(one, str) for one in given):
@@ -354,15 +410,28 @@ def _recurrent(fields: Fields, path: str, numbers: Sequence[int], hidden: int) -
     return built, state
 
 
+def _width(fields: Fields, hidden: int) -> int:
+    """Of a dense MLP. Source of what LFM2 makes of its own: vllm/model_executor/models/lfm2.py:71 of 0.33.0."""
+    width = _size(fields, _DENSE_WIDTH, default=4 * hidden) or 4 * hidden
+    if not fields.flag("block_auto_adjust_ff_dim"):
+        return width
+    times = fields.config.get("block_ffn_dim_multiplier")
+    times = times if isinstance(times, int | float) and 0 < times < _MOST_TIMES else 1
+    step = max(1, _size(fields, ("block_multiple_of",), default=256))
+    return -(-int(times * int(2 * width / 3)) // step) * step
+
+
 def _mlps(fields: Fields, path: str, numbers: Mapping[str, list[int]], hidden: int) -> tuple[list[Built], int]:
     """The MLPs, and how many experts there are."""
     function = next((fields.config[name] for name in _FUNCTIONS if name in fields.config), "silu")
     gated = not (isinstance(function, str) and function in _PLAIN)
     built: list[Built] = []
     plain, sparse = numbers["plain"], numbers["sparse"]
-    if plain:
-        width = _size(fields, _DENSE_WIDTH, default=4 * hidden) or 4 * hidden
-        built += _mlp(path, plain, hidden, width, gated=gated)
+    blocks = _blocks(fields, len(plain))
+    for width in sorted({block.width for block in blocks} - {0}):
+        built += _mlp(path, [number for number in plain if blocks[number].width == width], hidden, width, gated=gated)
+    if plain and not blocks:
+        built += _mlp(path, plain, hidden, _width(fields, hidden), gated=gated)
     if not sparse:
         return built, 0
     count, width = _size(fields, _COUNT), _size(fields, _EXPERT_WIDTH)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ from gateway.domain import AskedCache, Decision, EngineAnswer, ModelSpec, Questi
 from gateway.errors import FitserveError
 from gateway.profiles import Profiles
 from tests.support.makers import wish
-from tests.support.paths import MODELS
+from tests.support.paths import MODELS, ROOT
 from tests.support.published import CONFIGS, TENSORS, config, tensors
 
 PROFILES = Profiles()
@@ -46,6 +47,7 @@ APART = {
 }
 # Windows that only a family's defaults give to layers: all of their tokens are counted.
 WINDOWS = {"gemma-2-9b", "gemma-3-1b", "gemma-3-27b", "gemma-3-4b", "mistral-7b-v0.1", "phi-3.5-moe", "phi-4-mini"}
+SHAPES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "tests/support/family_shapes.yaml").read_text())
 OTHER_CACHES = {"gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b"}
 
 
@@ -78,6 +80,52 @@ def test_what_names_of_fields_tell_is_what_the_familys_own_reader_tells(name: st
         assert all(group.kind == "full" for group in guessed.attention if group.kind != "vision")
     elif name not in OTHER_CACHES and known.attention[0].kind != "encoder":
         assert kept(guessed) == kept(known)
+
+
+def shape(name: str) -> dict[str, Any]:
+    """The config.json of a published model of family_shapes.yaml."""
+    found = {
+        key: value["of"] * value["times"] if isinstance(value, dict) and "times" in value else value
+        for key, value in SHAPES[name]["config"].items()
+    }
+    if "blocks" in SHAPES[name]:
+        found["block_configs"] = [
+            {
+                "attention": {"n_heads_in_group": sharing or None, "no_op": not sharing},
+                "ffn": {"ffn_mult": times, "no_op": False},
+            }
+            for sharing, times in SHAPES[name]["blocks"]
+        ]
+    return found
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_published_models_have_as_many_parameters_as_their_publishers_count(name: str) -> None:
+    assert elements(guess(shape(name))) == pytest.approx(SHAPES[name]["billions"] * 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "caches"),
+    [
+        ("nemotron-super-49b", [("full", 49, 8, 128, 0)]),  # of 80 layers
+        ("longcat-flash", [("mla", 56, 1, 576, 0)]),  # two in each of 28
+        ("lfm2-1.2b", [("full", 6, 8, 64, 0), ("recurrent", 10, 1, 1, 0)]),
+    ],
+)
+def test_layers_without_attention_and_layers_with_two_keep_the_caches_that_they_have(
+    name: str, caches: list[tuple[Any, ...]]
+) -> None:
+    assert kept(guess(shape(name))) == caches
+
+
+@pytest.mark.parametrize(
+    "odd", [{}, {"attention": 3, "ffn": []}, {"ffn": {"ffn_mult": math.nan}}, {"ffn": {"ffn_mult": 1e300}}]
+)
+def test_a_block_that_says_nonsense_is_a_layer_without_an_mlp(odd: dict[str, Any]) -> None:
+    fields = shape("nemotron-super-49b")
+    whole, found = guess(fields), guess(fields | {"block_configs": [odd, *fields["block_configs"][1:]]})
+    assert sum(group.layers for group in found.attention) == 49
+    assert 0 < elements(whole) - elements(found) < 1e9
 
 
 def unheard(name: str = "qwen3-8b", headers: dict[str, Tensor] | None = None, **changes: Any) -> ModelSpec:
