@@ -47,8 +47,8 @@ class Variant:
 
     @property
     def changes(self) -> int:
-        """How many things were changed in it. Which stage has how many layers is no choice of its own."""
-        return len(self.because.keys() - {"layers"})
+        """How many things were changed in it. Stages lay it out, as tensor parallelism does, and change nothing of what it computes."""
+        return len(self.because.keys() - {"layers", "pp"})
 
     @property
     def gives_up(self) -> bool:

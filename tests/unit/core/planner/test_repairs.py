@@ -156,8 +156,12 @@ def test_of_stages_those_are_tried_that_may_hold_the_weights_and_all() -> None:
 
 def test_repairs_end() -> None:
     refusal = Refused("no_memory", "too large", "memory model")
-    variant = Variant().changed("pp", 2, "", "").changed("kv_dtype", "fp8", "", "").changed("conservative", True, "", "")
-    assert cures(refusal, variant) == []
+    variant = Variant().changed("kv_dtype", "fp8", "", "").changed("conservative", True, "", "")
+    assert changes(cures(refusal, variant.changed("dtype", "float16", "", ""))) == []
+    # Stages lay a variant out, and are none of its three changes.
+    staged = variant.changed("pp", 2, "", "")
+    assert "quantization" in changes(cures(refusal, staged))
+    assert changes(cures(refusal, staged.changed("dtype", "float16", "", ""))) == []
 
 
 @pytest.mark.parametrize("verdict", ["untrusted_code", "unsupported_architecture", "no_device", "driver_too_old", "bad_flag"])

@@ -67,6 +67,23 @@ LLAMA_70B: dict[str, Any] = {
 }
 
 
+def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
+    """A 32B with 40 heads, which three GPUs cannot cut: requests at once, half of the cache's precision and graphs, as of two ranks."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+    }
+    engines = [PROFILES.engine("vllm==0.33.0")]
+    spec, here = published("qwen2.5-7b", **sizes), PROFILES.hardware("3x3090")
+    best = decide(spec, here, engines, wish(), rules=PROFILES.rules(engines), pace=PROFILES.pace, gpus=PROFILES.gpus).plans[0]
+    assert (best.tensor_parallel.value, best.pipeline_parallel.value, best.quantization.value) == (1, 3, "none")
+    assert (best.max_num_seqs.value, best.kv_cache_dtype.value, best.enforce_eager.value) == (16, "fp8", True)
+    assert best.max_model_len.value > 16_000
+
+
 def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_useful_context() -> None:
     engines, here = [PROFILES.engine("vllm==0.33.0")], PROFILES.hardware("2x3090")
     model = published("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
