@@ -129,7 +129,7 @@ class Effects:
         if room().if_asked:
             takes = (await self._decide(model, room, "leave")).takes
             if takes:
-                replica.rest_until_asked(reason, takes)
+                replica.rest_until_asked(reason, takes, asks=model.asks)
                 model.on_request = True
                 return
         raise NoPlan(reason)

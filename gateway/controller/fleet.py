@@ -9,7 +9,8 @@ from dataclasses import replace
 from gateway.controller.managed_model import ManagedModel, ReplicaState, route
 from gateway.controller.planner import Room
 from gateway.core.failures.diagnose import environmental
-from gateway.core.sharing.leaving import leaving
+from gateway.core.residence import Place
+from gateway.core.sharing.leaving import Leaver, leaving
 from gateway.core.sharing.surplus import kept, part, surplus
 from gateway.core.starts import Holder, Stage, shape
 from gateway.domain import Attempt, Cap, Failure, Holding, Instance, Offer, Plan, Sharing, Wish
@@ -29,8 +30,10 @@ class Fleet:
         self._keep_alive = keep_alive
         self.set_apart: frozenset[str] = frozenset()
         """UUIDs of GPUs on which nothing is started now: they are being measured."""
-        self.may_leave: Sequence[str] = ()
-        """The models that could leave for another one, in the order in which it is asked of them."""
+        self.may_leave: Sequence[Place] = ()
+        """The copies that could leave for another model, in the order in which it is asked of them."""
+        self.unasked: Collection[str] = ()
+        """The models that nobody asks now."""
 
     def load(self, store: Store) -> None:
         """Read the models and their attempts from the database."""
@@ -106,28 +109,34 @@ class Fleet:
         like = next((one.attempt.plan for one in alike if one.attempt is not None), None)
         if like is None:
             sharing = self.sharing(model, wish, asking)
-            if_asked = () if model.unsettled else tuple(self._leaves(self._held(model), [*self.models]))
+            every = [(name, one.index) for name, other in self.models.items() for one in reversed(other.replicas)]
+            if_asked = () if model.unsettled else tuple(self._leaves(model, every))
             return Room(self.beside(wish), claims, sharing if not aside else sharing._replace(offers=()), if_asked=if_asked)
         # Copies are alike: each takes as many GPUs as the first.
         named = isinstance(wish.gpus, tuple)
         size = {"tensor_parallel": like.tensor_parallel.value} if named else {"gpus": max(1, len(like.gpus))}
-        return Room(wish.evolve(replicas=1, **size), claims, self.sharing(model, wish, asking)._replace(offers=()), copy=True)
+        sharing = self.sharing(model, wish, asking)
+        # For one more copy of what serves others leave at most.
+        offers = tuple(one for one in sharing.offers if one.how != "surplus") if model.serving and not aside else ()
+        return Room(wish.evolve(replicas=1, **size), claims, sharing._replace(offers=offers), copy=True)
 
     def sharing(self, asking: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None) -> Sharing:
         """How a replica of a model, or a model that is not here yet, shares the GPUs with the others. wish: that it would be planned by."""
         held = self._held(asking)
         others = {name: self.models[name] for name in held}
-        holders = tuple(Holding(model=name, gives=gives) for name, gives in sorted(held.items()) if gives)
+        pinned = {name for name, model in others.items() if model.wish.policy.pinned}
+        holders = tuple(
+            Holding(model=name, gives=gives, pinned=name in pinned) for name, gives in sorted(held.items()) if gives
+        )
         givers = ((model, index) for model in others.values() for index in range(len(model.replicas)))
         found = [(place, offer) for model, index in givers for place, offer in enumerate(self._surplus(model, index))]
         # First of those that give most, so that few are asked; the second of each copy only where the first of all are too little.
         found.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
         caps = {name: _last_cap(model) for name, model in others.items()}
-        # Nobody leaves for a model that nobody asks for.
-        asks = asking is None or asking.asks
+        may = self.leavers(asking)
         if asking is not None:
-            asking.offered = frozenset(self.may_leave) if asks else frozenset()
-        leaves = self._leaves(held, self.may_leave) if asks else []
+            asking.offered = frozenset(may)
+        leaves = self._leaves(asking, may)
         past = _attempts(asking, replica) if asking is not None else []
         home = past[-1].plan.gpus if past else ()
         return Sharing(kept(past, caps), (*(offer for _, offer in found), *leaves), holders, home, self.leaves(wish))
@@ -137,12 +146,29 @@ class Fleet:
         others = (model for model in self.models.values() if model is not asking and not model.deleting)
         return {model.wish.name: self._returning(model.replicas, _promised(model.replicas, {})) for model in others}
 
-    def _leaves(self, held: Mapping[str, Mapping[str, int]], may: Iterable[str]) -> list[Offer]:
-        """What the others give by leaving. held: what each has. may: those that leave while they serve, in this order; who is pinned never does."""
-        others = {name: self.models[name] for name, gives in held.items() if gives}
-        awake = [(name, others[name]) for name in may if name in others and not others[name].wish.policy.pinned]
-        asleep = [(name, held[name]) for name, model in others.items() if model.asleep and not model.leaving]
-        return leaving([(name, model.serving if model.sleeps else [], held[name]) for name, model in awake], asleep)
+    def leavers(self, asking: ManagedModel | None) -> list[Place]:
+        """The copies of others that could leave for a model now: none where nobody asks for it, and for one more copy of what serves only those that
+        nobody asks."""
+        if asking is None:
+            return [*self.may_leave]
+        if not asking.serving:
+            return [*self.may_leave] if asking.asks else []
+        return [place for place in self.may_leave if place[0] in self.unasked] if asking.asked else []
+
+    def _leaves(self, asking: ManagedModel | None, may: Iterable[Place]) -> list[Offer]:
+        """What the others give by leaving. may: the copies that leave while they serve, in this order; who is pinned never does."""
+        others = {name: model for name, model in self.models.items() if model is not asking and not model.deleting}
+        pinned = {name for name, model in others.items() if model.wish.policy.pinned}
+        known = {(name, one.index): one for name, model in others.items() for one in model.replicas}
+        awake = [known[place] for place in may if place in known and place[0] not in pinned and not known[place].asleep]
+        asleep = [one for one in known.values() if one.asleep and one.leaving is None]
+        return leaving(*([one for one in map(self._leaver, some) if one.held] for some in (awake, asleep)))
+
+    def _leaver(self, replica: ReplicaState) -> Leaver:
+        attempt = replica.attempt
+        sleeps = attempt is not None and attempt.serves and attempt.plan.sleep_mode.value
+        copies = len(self.models[replica.model].replicas)
+        return Leaver(replica.model, replica.index, copies, _promised([replica], {}), attempt if sleeps else None)
 
     def leaves(self, wish: Wish) -> str:
         """Why a model may have to leave its GPUs for a while; "" where it does not."""
@@ -164,7 +190,7 @@ class Fleet:
             index >= len(model.replicas)
             or model.trial is not None
             or model.unsettled
-            or model.leaving is not None
+            or model.replicas[index].leaving is not None
             or model.keeps_until > time.monotonic()
         ):
             return ()
@@ -174,7 +200,7 @@ class Fleet:
     def asked_of(self, model: ManagedModel, take: Offer, asking: str) -> tuple[Offer, set[str]]:
         """What a replica gives at once, for whom: each time it gives it is started anew, so all that wait for it have theirs together."""
         taken = ((one.model, other) for one in self.replicas() for other in one.takes if other.model == model.wish.name)
-        waiting = [(name, other) for name, other in taken if other.replica == take.replica]
+        waiting = [(name, other) for name, other in taken if other.replica == take.replica and other.how == "surplus"]
         # What was to be had beside it was counted on by each of them.
         twice = sum(other.beside for _, other in waiting) - max((other.beside for _, other in waiting), default=0)
         count = sum(max(other.gives.values()) for _, other in waiting) + twice
@@ -197,7 +223,7 @@ class Fleet:
         first after a power cut leaves the others what they had."""
         for replica in replicas:
             model, last = self.models[replica.model], replica.history[-1] if replica.history else None
-            here = not (model.stopped or model.hold or model.leaving or model.deleting or model.trial is replica)
+            here = not (model.stopped or model.hold or replica.leaving or model.deleting or model.trial is replica)
             comes = replica.attempt is None and replica.blocked is None and replica.shown.state != "quarantined"
             if here and comes and last is not None and last.ready_at and last.failure and environmental(last.failure):
                 _promise(last.plan, promised)
@@ -215,7 +241,7 @@ class Fleet:
                 name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
                 if name in running or name in begun:
                     model = self.models[replica.model]
-                    ending = model.deleting or model.leaving is not None or attempt is not replica.attempt
+                    ending = model.deleting or replica.leaving is not None or attempt is not replica.attempt
                     stage: Stage = "ends" if ending else replica.stage
                     measures, proved = replica.measures, attempt.state == "ready"
                     yield Holder(name, replica.model, gpus, shape(attempt.plan), stage, now, measures=measures, proved=proved)

@@ -422,12 +422,14 @@ class Loop:
     def _given(self, take: Offer, asking: str) -> bool:
         """Whether a model has given what is taken of it, or never will; else it is seen to."""
         model = self.models.get(take.model)
-        if model is not None and take.how != "surplus":
-            gone = all(one.attempt is None or (take.how == "sleep" and one.asleep) for one in model.replicas)
-            return model.leaving is None and gone and not any(one.busy for one in model.replicas)
-        if model is None or model.deleting or take.replica >= len(model.replicas):
+        if model is None or take.replica >= len(model.replicas):
             return True
         replica, attempt = model.replicas[take.replica], model.replicas[take.replica].attempt
+        if take.how != "surplus":
+            gone = attempt is None or (take.how == "sleep" and replica.asleep)
+            return gone and replica.leaving is None and not replica.busy
+        if model.deleting:
+            return True
         if attempt is None or attempt.state != "ready" or replica.busy:
             return attempt is None and not replica.busy
         if (attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps) or model.keeps_until > time.monotonic():

@@ -12,7 +12,7 @@ from gateway.controller.watcher import Watcher
 from gateway.core.chat.parsers import NONE
 from gateway.core.lora.served import name_at
 from gateway.core.reconcile import Rest
-from gateway.core.residence import Leave
+from gateway.core.residence import Leave, Place
 from gateway.core.starts import Stage
 from gateway.domain import (
     Abilities,
@@ -89,6 +89,8 @@ class ReplicaState:
     """What it served with stopped for another engine, which does not serve yet."""
     spent: int | None = None
     """The number of an attempt whose engine could not fall asleep or wake up: it ends."""
+    leaving: Leave | None = None
+    """Why it gets no request and its engine stops or sleeps, until it does not run any more."""
     woken: tuple[float, float] | None = None
     """When its engine was last told to wake up, and when it answered; None: it never slept."""
     setback: Setback = field(init=False)
@@ -138,9 +140,10 @@ class ReplicaState:
         self.block("waits: " + "; ".join(offer.words for offer in takes))
         self.takes = takes
 
-    def rest_until_asked(self, reason: str, takes: tuple[Offer, ...]) -> None:
-        """There is no plan now, and others would give this to a request that waits."""
-        self.block(f"{reason.rstrip('.')}. A request loads it all the same: {'; '.join(offer.words for offer in takes)}")
+    def rest_until_asked(self, reason: str, takes: tuple[Offer, ...], *, asks: bool) -> None:
+        """There is no plan now, and others would give this to a request that waits; asks: and will, for it asks already."""
+        then = "It is loaded once they may leave" if asks else "A request loads it all the same"
+        self.block(f"{reason.rstrip('.')}. {then}: {'; '.join(offer.words for offer in takes)}")
         self.on_request = True
 
     async def unwatch(self) -> None:
@@ -210,15 +213,12 @@ class ManagedModel:
     """Its owner has stopped it, and it is not loaded until its owner starts it."""
     used_at: float = 0.0
     """When it was last asked, in Unix seconds; 0: not since it was added."""
-    leaving: Leave | None = None
-    """Why it gets no request and its engines stop, until none of them runs."""
-    leaving_since: float = 0.0
     hold: str = ""
-    """Why it is not loaded now; empty: it may be."""
+    """Why no copy of it is loaded now; empty: it may be."""
     asked: bool = False
     """A request waits for it."""
-    offered: frozenset[str] = frozenset()
-    """The models that could have left for it when it was last planned."""
+    offered: frozenset[Place] = frozenset()
+    """The copies of others that could have left for it when it was last planned."""
     gave_way: bool = False
     """It had to leave, and was not loaded since."""
     on_request: bool = False
@@ -256,15 +256,16 @@ class ManagedModel:
         return self.wanted != self.generation or any(one.generation != self.wanted for one in self.replicas)
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        """The models that have to leave before it can be loaded."""
+    def needs(self) -> tuple[Place, ...]:
+        """The copies of other models that have to leave before it can be loaded."""
         takes = (take for one in self.replicas for take in one.takes)
-        return tuple(sorted({take.model for take in takes if take.how != "surplus"}))
+        return tuple(sorted({(take.model, take.replica) for take in takes if take.how != "surplus"}))
 
     @property
-    def ends(self) -> tuple[str, ...]:
+    def ends(self) -> tuple[Place, ...]:
         """Those of them that have to stop: to sleep would give too little."""
-        return tuple(sorted({take.model for one in self.replicas for take in one.takes if take.how == "stop"}))
+        takes = (take for one in self.replicas for take in one.takes)
+        return tuple(sorted({(take.model, take.replica) for take in takes if take.how == "stop"}))
 
     @property
     def out_since(self) -> float:
@@ -294,17 +295,6 @@ class ManagedModel:
     def serving(self) -> list[Attempt]:
         """The attempts that clients are served by."""
         return [one.attempt for one in self.replicas if one.attempt is not None and one.attempt.serves]
-
-    @property
-    def asleep(self) -> bool:
-        """Nothing of it runs but engines that sleep."""
-        engines = [one for one in self.replicas if one.attempt is not None]
-        return bool(engines) and all(one.asleep for one in engines)
-
-    @property
-    def sleeps(self) -> bool:
-        """All its engines can be put to sleep."""
-        return bool(self.serving) and all(one.plan.sleep_mode.value for one in self.serving)
 
     @property
     def abilities(self) -> Abilities | None:
@@ -352,10 +342,12 @@ def _lacking(model: ManagedModel) -> str:
     away = [
         replica.shown
         for replica in model.replicas
-        if replica.shown.state in ("no_plan", "quarantined", "backing_off", "unreachable")
+        if replica.shown.state in ("no_plan", "quarantined", "backing_off", "unreachable", "stopping", "stopped", "asleep")
     ]
     serving = sum(replica.shown.state == "ready" for replica in model.replicas)
-    return f"{serving} of {len(model.replicas)} copies serve; {away[0].reason}" if away else ""
+    if not away:
+        return ""
+    return f"{serving} of {len(model.replicas)} copies serve; {away[0].reason or 'another one sleeps'}"
 
 
 def _status_elsewhere(model: ManagedModel) -> tuple[str, str]:
@@ -386,6 +378,7 @@ def route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: flo
         if replica.attempt is not None
         and replica.attempt.serves
         and replica.left_at is None
+        and replica.leaving is None
         and (instance := running.get(replica.attempt.instance_name)) is not None
         and instance.url
     ]
@@ -422,7 +415,7 @@ def route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: flo
         state=state,
         detail=detail,
         created=int(model.created_at),
-        replicas=() if model.deleting or model.leaving is not None else tuple(replicas),
+        replicas=() if model.deleting else tuple(replicas),
         frozen=tuple(sorted(frozen)),
         task=plan.model.task if plan else None,
         wait_s=_wait_s(model, state, wait_s, load_wait_s),

@@ -103,7 +103,8 @@ class ReplicaSteps:
         # Another plan that was tried is not started again, unless a changed wish is tried.
         wanted = not model.deleting and (replica.attempt is not None or replica is not model.trial or replica.seeks)
         history = [one for one in replica.history if one.generation == replica.generation]
-        leaving = model.leaving.words if model.leaving is not None else ""
+        leaving = replica.leaving.words if replica.leaving is not None else ""
+        spare = any(one is not replica and one.leaving is None for one in model.replicas if one.attempt and one.attempt.serves)
         action = next_action(
             reconcile.ReplicaSnapshot(
                 wanted=wanted,
@@ -118,10 +119,11 @@ class ReplicaSteps:
                 on_request=replica.on_request,
                 busy=replica.busy,
                 hold=model.hold,
-                asked=model.asked or (model.wish.policy.pinned and replica.asleep),
+                asked=model.asks,
+                spare=spare,
                 leaving=leaving,
                 spent=replica.attempt is not None and replica.spent == replica.attempt.id,
-                sleeps=model.leaving is not None and not model.leaving.ends and _sleeps(model, replica),
+                sleeps=replica.leaving is not None and not replica.leaving.ends and _sleeps(model, replica),
                 drained=bool(leaving and replica.attempt and self._drains.over(replica.attempt.instance_name)),
             ),
             time.time(),
@@ -161,7 +163,8 @@ class ReplicaSteps:
             case reconcile.Wake(attempt):
                 replica.shown = Rest("starting", "waking up")
                 claims, sharing = partial(self._fleet.claims, replica), partial(self._fleet.sharing, model, model.wish)
-                self._start(replica, name, self._sleeping.wake(replica, attempt, claims, lambda: sharing().offers))
+                effect = self._sleeping.wake(replica, attempt, claims, lambda: sharing().offers, spare=spare)
+                self._start(replica, name, effect)
             case reconcile.Stop(instance_to_stop, why):
                 replica.shown = Rest("starting" if wanted and not leaving else "stopping", leaving or why)
                 served = any(one.ready_at is not None for one in replica.attempts[-1:]) and (bool(leaving) or not wanted)

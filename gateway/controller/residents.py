@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import structlog
 
 from gateway.controller.fleet import Fleet
-from gateway.controller.managed_model import ManagedModel
-from gateway.core.residence import LEAST_S, Resident, State, Why, decide, loadable, may_leave, warm_order
+from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.core.residence import LEAST_S, Copy, Leave, Place, Resident, Why, decide, loadable, may_leave, warm_order
 from gateway.domain import Instance
 from gateway.errors import StoreError
 from gateway.routing.routes import Routes
@@ -25,7 +26,7 @@ _COUNT_S, _NOTE_S = 1.0, 60.0
 
 
 class Residents:
-    """`unloads`: how often models left, by why. `ended`: how many requests of each model have ended so far."""
+    """`unloads`: how often copies of models left, by why. `ended`: how many requests of each model have ended so far."""
 
     def __init__(
         self, fleet: Fleet, routes: Routes, store: Store, settings: Settings, ended: Callable[[], Mapping[str, float]]
@@ -47,20 +48,22 @@ class Residents:
         running = {instance.name: instance.model for instance in instances}
         models = [model for model in self._fleet.models.values() if model.replicas]
         self._note_use(models, now, asked=bool(demand))
-        self._fleet.may_leave = may_leave(self._residents(models, demand, running), now)
+        for model in models:
+            self._see_off(model, running)
+        before = self._residents(models, demand, running)
+        self._fleet.may_leave = may_leave(before, now)
+        self._fleet.unasked = {one.name for one in before if not one.asked}
         for model in models:
             self._hear(model, asked=model.wish.name in demand)
         residents = self._residents(models, demand, running)
         moves = decide(residents, now)
+        for place, why in moves.leave.items():
+            self._send_off(place, why)
         for model, one in ((self._fleet.models[one.name], one) for one in residents):
-            told = moves.leave.get(one.name)
-            if told is not None and model.leaving is None:
-                model.leaving, model.leaving_since = told, now
-                self.unloads[one.name, told.why] += 1
-                log.info("leaves", model=one.name, why=told.words)
             model.hold = moves.hold.get(one.name, "")
+            leaves = any(replica.leaving for replica in model.replicas)
             asked_for = model.on_request or one.keep_alive_s >= 0 or one.gave_way or not one.room
-            model.on_request = (asked_for or one.name in moves.hold or told is not None) and loadable(residents, one)
+            model.on_request = (asked_for or one.name in moves.hold or leaves) and loadable(residents, one)
         self._order = {one.name: warm_order(one) for one in residents}
         await self._keep(models)
 
@@ -69,14 +72,36 @@ class Residents:
         last = (True, 101, 0.0)
         return sorted(self._fleet.models.values(), key=lambda model: self._order.get(model.wish.name, last))
 
+    def _send_off(self, place: Place, why: Leave) -> None:
+        """The copy gets no request from now on, nor does what is tried in its place."""
+        name, index = place
+        going = [one for one in self._fleet.models[name].all_replicas if one.index == index and one.leaving is None]
+        if going:
+            self.unloads[name, why.why] += 1
+            log.info("leaves", model=name, replica=index, why=why.words)
+        for replica in going:
+            replica.leaving = why
+
+    def _see_off(self, model: ManagedModel, running: Mapping[str, str]) -> None:
+        """Whoever leaves has left once its engine is gone, or asleep if that is enough."""
+        for replica in model.all_replicas:
+            if replica.leaving is None or replica.busy:
+                continue
+            stays = replica.asleep and not (replica.leaving.ends or model.deleting)
+            there = replica.attempt is not None or any(one.instance_name in running for one in replica.attempts)
+            if stays or not there:
+                replica.leaving, model.gave_way = None, True
+                self._fleet.unblock()
+
     def _hear(self, model: ManagedModel, *, asked: bool) -> None:
         """Whether requests wait. That others leave is planned with only for a model that is asked, and anew where they do not after a while."""
         stops = model.needs
-        idle = not any(self._fleet.models[name].leaving for name in stops if name in self._fleet.models)
-        old = any(time.monotonic() - one.blocked_at > LEAST_S for one in model.replicas)
+        copies = (one for name, index in stops if (other := self._fleet.models.get(name)) for one in other.replicas[index:][:1])
+        idle = not any(one.leaving for one in copies)
+        old = any(time.monotonic() - one.blocked_at > LEAST_S for one in model.replicas if one.takes)
         wanted = asked or model.wish.policy.pinned
         # Somebody could leave now who could not when it was planned.
-        more = wanted and not stops and bool(set(self._fleet.may_leave) - model.offered)
+        more = wanted and not stops and bool(set(self._fleet.leavers(model)) - model.offered)
         if (asked and not model.asked) or more or (stops and idle and (old or not wanted)):
             for replica in model.replicas:
                 replica.blocked, replica.takes = None, ()
@@ -93,46 +118,32 @@ class Residents:
     def _resident(self, model: ManagedModel, demand: Mapping[str, float], running: Mapping[str, str]) -> Resident | None:
         """running: the models of instances, by their names."""
         name, live = model.wish.name, [one.attempt for one in model.replicas if one.attempt is not None]
-        asleep = [one for one in live if one.asleep is not None and one.asleep.gave is not None]
-        # Whoever leaves has left once its engines are gone, or asleep if that is enough.
-        stays = [] if model.deleting or (model.leaving is not None and model.leaving.ends) else asleep
-        names = {one.instance_name for one in stays}
-        there = any(of == name and instance not in names for instance, of in running.items())
-        engines = len(live) > len(stays) or there or self._busy(model)
-        if model.leaving is not None and not engines:
-            model.leaving, model.gave_way = None, True
-            self._fleet.unblock()
         if model.deleting:
-            return Resident(name, "leaves") if engines else None
-        ready = [one for one in live if one.ready_at is not None and one.serves]
-        comes = len(live) > len(asleep) or self._busy(model)
-        state: State = "leaves" if model.leaving else "serves" if ready else "loads" if comes else "asleep" if asleep else "out"
-        if state == "serves":
+            there = live or self._busy(model) or name in running.values()
+            return Resident(name, (Copy(0, "leaves"),)) if there else None
+        copies = tuple(_copy(model, one) for one in model.replicas)
+        known = Resident(name, copies)
+        if known.state == "serves":
             model.gave_way = False
+        # What is said of room is said of the copies that are away.
+        away = [one for one in model.replicas if one.attempt is None or one.asleep] or model.replicas
+        unable = [one.shown.state in ("quarantined", "backing_off") for one in (away if known.short else model.replicas)]
         policy = model.wish.policy
-        woken = [one.woken for one in model.replicas if one.woken is not None]
-        since = min((one.ready_at or 0.0 for one in ready), default=model.out_since)
-        since = max([since, *(at for _, at in woken), *(one.asleep.since for one in asleep if one.asleep is not None)])
-        return Resident(
-            name,
-            state,
-            since=since,
+        return replace(
+            known,
             stopped=model.stopped,
             keep_alive_s=self.keep_alive_s(model),
             pinned=policy.pinned,
             priority=policy.priority,
             used_at=model.used_at or model.created_at,
-            load_s=max(
-                (at - began for began, at in woken or [(one.started_at, one.ready_at or 0.0) for one in ready]), default=0.0
-            ),
             requests=sum(self._routes.in_flight(one.instance_name) for one in live),
             waited_s=demand.get(name),
-            room=any(one.blocked is None for one in model.replicas),
+            room=any(one.blocked is None for one in away),
             needs=model.needs,
             ends=model.ends,
             promised=any(one.takes for one in model.replicas),
             on_request=any(one.on_request for one in model.replicas),
-            able=not all(one.shown.state in ("quarantined", "backing_off") for one in model.replicas),
+            able=not all(unable),
             gave_way=model.gave_way,
             new=not any(one.history for one in model.replicas),
         )
@@ -166,3 +177,17 @@ class Residents:
                 await asyncio.to_thread(self._store.used, fresh)
             except StoreError as error:
                 log.warning("when models were last asked could not be noted", error=str(error))
+
+
+def _copy(model: ManagedModel, replica: ReplicaState) -> Copy:
+    attempt, woken = replica.attempt, replica.woken
+    if replica.leaving is None and attempt is not None and attempt.ready_at is not None and attempt.serves:
+        loaded = attempt.started_at, attempt.ready_at
+        began, at = woken if woken is not None and woken[1] > attempt.ready_at else loaded
+        return Copy(replica.index, "serves", at, at - began)
+    ended = replica.history[-1].ended_at if replica.history else None
+    if replica.leaving is not None:
+        return Copy(replica.index, "leaves", ended or model.created_at)
+    if attempt is not None and attempt.asleep is not None and replica.asleep and not replica.busy:
+        return Copy(replica.index, "asleep", attempt.asleep.since)
+    return Copy(replica.index, "loads" if attempt is not None or replica.busy else "out", ended or model.created_at)

@@ -20,6 +20,7 @@ from gateway.controller.watcher import Watcher
 from gateway.core.facts import sleep
 from gateway.core.sharing.leaving import awake, missing, taken, to_wake
 from gateway.domain import Asleep, Attempt, Fact, Offer
+from gateway.domain.units import gib
 from gateway.store.store import Store
 
 log = structlog.get_logger("fitserve.loop")
@@ -87,11 +88,13 @@ class SleepSteps:
         attempt: Attempt,
         claims: Callable[[], Mapping[str, int]],
         offers: Callable[[], Iterable[Offer]],
+        *,
+        spare: bool,
     ) -> None:
-        """Once there is room for it; else it waits for what others give, and where they cannot give enough its attempt ends. claims: of all others.
-        offers: what they could give. Raises StoreError."""
+        """Once there is room for it; else it waits for what others give, and where they cannot give enough its attempt ends; `spare`, another copy
+        serves: it sleeps on. claims: of all others. offers: what they could give. Raises StoreError."""
         watcher = replica.watcher
-        if watcher is None or not await self._room(replica, attempt, claims, offers):
+        if watcher is None or not await self._room(replica, attempt, claims, offers, spare=spare):
             return
         asleep = attempt.asleep or Asleep(since=time.time())
         waking = attempt.evolve(asleep=asleep.evolve(gave=None))
@@ -116,6 +119,8 @@ class SleepSteps:
         attempt: Attempt,
         claims: Callable[[], Mapping[str, int]],
         offers: Callable[[], Iterable[Offer]],
+        *,
+        spare: bool,
     ) -> bool:
         """Whether what the engine gave is there for it; from then on nobody else counts on it. What others have just left is waited for."""
         if attempt.asleep is None or attempt.asleep.gave is None:
@@ -134,6 +139,10 @@ class SleepSteps:
                     replica.wait_for(takes)
                     log.warning("others leave", model=replica.model, takes=[take.words for take in takes])
                     return False
+            if lack and spare:
+                most = max(lack.values())
+                replica.block(f"a copy of it sleeps: it lacks {gib(most)} of a GPU's memory, which others have")
+                return False
             if lack:
                 log.warning("there is no room to wake up in", model=replica.model, lacks=lack)
                 replica.spent = attempt.id

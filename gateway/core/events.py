@@ -35,7 +35,8 @@ _WEIGHTS, _IMAGE = ("Downloading ", "Checking "), ("pulling ", "unpacking ")
 
 @dataclass(frozen=True, slots=True)
 class ReplicaNow:
-    """One replica. attempts: the last few, oldest first, with the live one. watched: the number of the attempt whose engine is seen to run."""
+    """One replica. attempts: the last few, oldest first, with the live one. watched: the number of the attempt whose engine is seen to run. leaving: why
+    it is unloaded, as a word and in a sentence."""
 
     index: int
     attempts: tuple[Attempt, ...] = ()
@@ -43,6 +44,7 @@ class ReplicaNow:
     phase: str = ""
     watched: int | None = None
     takes: tuple[Offer, ...] = ()
+    leaving: tuple[str, str] | None = None
     trial: bool = False
 
     @property
@@ -52,7 +54,7 @@ class ReplicaNow:
 
 @dataclass(frozen=True, slots=True)
 class ModelNow:
-    """One model. leaving: why it is unloaded, as a word and in a sentence. endpoints: by URL, why each is away; "" where it answers."""
+    """One model. endpoints: by URL, why each is away; "" where it answers."""
 
     wish: Wish
     state: str = "starting"
@@ -62,7 +64,6 @@ class ModelNow:
     forgiven_at: float = 0.0
     generation: int = 0
     change: Change | None = None
-    leaving: tuple[str, str] | None = None
     replicas: tuple[ReplicaNow, ...] = ()
     endpoints: Mapping[str, str] = field(default_factory=dict)
 
@@ -149,9 +150,6 @@ def _of_wish(before: ModelNow | None, after: ModelNow, now: float) -> Iterator[E
         yield event(kind, f"Its owner {'stops' if after.stopped else 'starts'} {name}.")
     if after.forgiven_at != before.forgiven_at:
         yield event("model.retried", f"{name} is tried again: what failed until now no longer counts.")
-    if after.leaving is not None and before.leaving is None:
-        why, words = after.leaving
-        yield event("model.leaving", f"{name} is unloaded: {words}.", why=why)
 
 
 def _of_replica(model: ModelNow, before: ReplicaNow, after: ReplicaNow, told: Told, now: float) -> Iterator[Event]:
@@ -173,6 +171,10 @@ def _of_replica(model: ModelNow, before: ReplicaNow, after: ReplicaNow, told: To
     if after.takes and after.takes != before.takes:
         takes = [take.words for take in after.takes]
         yield event("plan.waits", f"{name} waits for others: {'; '.join(takes)}.", takes=takes)
+    if after.leaving is not None and before.leaving is None and not after.trial:
+        why, words = after.leaving
+        copy = f"Copy {after.index + 1} of {name}" if sum(not one.trial for one in model.replicas) > 1 else name
+        yield event("model.leaving", f"{copy} is unloaded: {words}.", why=why)
     if shown == before.shown:
         return
     changed = (shown.state, shown.reason) != (before.shown.state, before.shown.reason)
@@ -259,8 +261,8 @@ def _choices(plan: Plan) -> dict[str, Any]:
 def _why_stopped(model: ModelNow, replica: ReplicaNow) -> tuple[str, str]:
     if model.deleting:
         return "removed", "its model is removed"
-    if model.leaving is not None:
-        return model.leaving
+    if replica.leaving is not None:
+        return replica.leaving
     if replica.trial:
         return "trial", "the plan that was tried is not kept, or took its place"
     return "replaced", "another one takes its place"

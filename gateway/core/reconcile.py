@@ -7,7 +7,7 @@
     yes      none        absent     held back          Rest (what it waits for, gateway/core/residence.py)
     yes      starting    any        leaves             Retire
     yes      ready       running    leaves, drained    Sleep, where the engine can; else Retire, then Stop as the engine of an ended attempt
-    yes      asleep      running    its turn           Wake (also what was cut off while it fell asleep or woke up)
+    yes      asleep      running    its turn           Wake (also what was cut off while it fell asleep or woke up), or another copy serves
     yes      asleep      running    has to end         Retire
     yes      asleep      exited/absent                 Retire: nobody misses it
     yes      any         any        could not sleep    Retire
@@ -134,7 +134,9 @@ class ReplicaSnapshot:
     hold: str = ""
     """Why it is not to be loaded now."""
     asked: bool = False
-    """A request waits for its model."""
+    """A request waits for its model, or it is pinned."""
+    spare: bool = False
+    """Another copy of its model serves."""
     leaving: str = ""
     """Why it is to stop, though it is wanted."""
     drained: bool = False
@@ -209,10 +211,11 @@ def _asleep(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
         return Retire(attempt)
     if not settled:
         return Wake(attempt) if replica.seen.answering else Rest("starting", replica.seen.phase)
-    if not replica.asked or replica.leaving:
+    if replica.leaving or not (replica.asked or replica.spare):
         return Rest("asleep")
     if replica.hold or replica.blocked is not None:
-        return Rest("starting", replica.hold or replica.blocked or "")
+        comes = replica.asked and not (replica.spare and replica.blocked and not replica.promised)
+        return Rest("starting" if comes else "asleep", replica.hold or replica.blocked or "")
     return Wake(attempt)
 
 

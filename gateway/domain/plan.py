@@ -151,13 +151,13 @@ class Cap(Value):
 
 
 class Offer(Value):
-    """What one model could give of its GPUs to another. surplus: KV cache that its wish does not need. sleep, stop: all of it, and it does not
-    serve meanwhile. A model may make several, of which each has what the smaller ones of it have."""
+    """What a copy of one model could give of its GPUs to another. surplus: KV cache that its wish does not need. sleep, stop: all of it, and the copy
+    does not serve meanwhile. A copy may make several, of which each has what the smaller ones of it have."""
 
     model: str
     how: Literal["surplus", "sleep", "stop"]
     gives: dict[str, int] = Field(description="bytes that come back, by the UUID of a GPU")
-    replica: int = Field(0, description="of a surplus: the copy of the model that gives it, while the others serve")
+    replica: int = Field(0, description="the copy of the model that gives it, while the others serve")
     keeps: int = Field(0, description="of a surplus: bytes of each GPU that the model then may take")
     tokens: int = Field(0, description="of a surplus: tokens of KV cache that stay")
     of_tokens: int = Field(0, description="of a surplus: tokens of KV cache that there are")
@@ -172,6 +172,7 @@ class Holding(Value):
 
     model: str
     gives: dict[str, int] = Field(description="bytes by the UUID of a GPU")
+    pinned: bool = Field(False, description="it never leaves")
     words: str = Field("", description="the same for people, with the numbers of the GPUs")
 
 

@@ -201,10 +201,8 @@ def _seen(model: ManagedModel) -> tuple[Any, ...]:
     return seen
 
 
-_OF_MODEL = attrgetter(
-    *("wish", "deleting", "stopped", "forgiven_at", "generation", "change", "leaving", "trial", "setback.problem")
-)
-_OF_REPLICA = attrgetter("attempt", "shown", "progress", "takes")
+_OF_MODEL = attrgetter(*("wish", "deleting", "stopped", "forgiven_at", "generation", "change", "trial", "setback.problem"))
+_OF_REPLICA = attrgetter("attempt", "shown", "progress", "takes", "leaving")
 
 
 def _now(model: ManagedModel) -> ModelNow:
@@ -221,7 +219,6 @@ def _now(model: ManagedModel) -> ModelNow:
         forgiven_at=model.forgiven_at,
         generation=model.generation,
         change=model.change,
-        leaving=(model.leaving.why, model.leaving.words) if model.leaving is not None else None,
         replicas=tuple(replicas),
         endpoints={one.url: "" if one.replica is not None else one.detail for one in model.endpoints},
     )
@@ -235,5 +232,6 @@ def _replica(replica: ReplicaState, *, trial: bool = False) -> ReplicaNow:
         replica.phase,
         replica.watcher.attempt.id if replica.watcher is not None else None,
         replica.takes,
+        (replica.leaving.why, replica.leaving.words) if replica.leaving is not None else None,
         trial,
     )

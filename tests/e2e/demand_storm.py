@@ -57,8 +57,8 @@ class Heard:
 class DemandStorm(BootStorm):
     """`folder` keeps everything."""
 
-    def __init__(self, folder: Path, chance: random.Random) -> None:
-        super().__init__(folder, MODELS, 1)
+    def __init__(self, folder: Path, chance: random.Random, gpus: int = 1) -> None:
+        super().__init__(folder, MODELS, gpus)
         (self.source / "config.json").write_text(json.dumps(LARGE))
         write_weights(self.source, LARGE)
         self.heard = Heard()

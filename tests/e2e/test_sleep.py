@@ -64,6 +64,37 @@ def one_that_sleeps(storm: DemandStorm) -> dict[str, Any]:
     return attempt
 
 
+def test_one_copy_sleeps_for_another_model_while_the_other_serves_and_wakes_when_there_is_room(tmp_path: Path) -> None:
+    storm = DemandStorm(tmp_path, random.Random(3), gpus=2)
+    small = {**MEDIUM, "gpus": 1, "policy": {"keep_alive": "10m"}}
+
+    def copies(*wanted: str) -> None:
+        wait_for(f"m0 is {wanted}", lambda: sorted(one["state"] for one in storm.gateway.show("m0")["replicas"]) == [*wanted])
+
+    try:
+        storm.gateway.start()
+        storm.add("m0", **{**small, "replicas": 2})
+        copies("ready", "ready")
+        for name in ("m1", "m2", "m3"):
+            storm.add(name, **small)
+            wait_for(f"{name} is planned", lambda name=name: state(storm, name) in ("ready", "stopped"))
+            ask(storm, name)
+        # Two fit into each GPU: for the fifth engine one copy sleeps, though m1 was asked longer ago than m0.
+        ask(storm, "m0")
+        copies("asleep", "ready")
+        view = storm.gateway.show("m0")
+        assert (view["state"], view["detail"][:20]) == ("ready", "1 of 2 copies serve;")
+        before = [one["id"] for one in view["attempts"]]
+        assert {state(storm, name) for name in ("m1", "m2", "m3")} == {"ready"}
+        assert storm.gateway.client.post("/admin/models/m3/stop").status_code == 202
+        copies("ready", "ready")
+        assert [(one["id"], one["failure"]) for one in attempts(storm, "m0")] == [(number, None) for number in before], (
+            "the same ones"
+        )
+    finally:
+        storm.end()
+
+
 def test_a_model_that_leaves_for_another_sleeps_and_is_the_same_engine_when_it_is_asked_again(storm: DemandStorm) -> None:
     storm.gateway.start()
     names = storm.names[:3]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ import pytest
 import yaml
 
 from gateway.demo.checkpoint import make_model
-from tests.e2e.conftest import Gateway
-from tests.e2e.scripted import ENGINE, scripted_gateway
+from tests.e2e.conftest import Gateway, wait_for
+from tests.e2e.scripted import ENGINE, engines, scripted_gateway, workers
+from tests.e2e.test_change import asked
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
+from tests.support.patience import HANG_S
 
 MOVED, BROKEN = "f" * 40, "b" * 40
 NEW, BAD = "99.1.0", "99.2.0"
@@ -30,9 +34,9 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, hub: FakeHub, *scripts: list[str]) -> Iterator[Gateway]:
+def serving(folder: Path, hub: FakeHub, *scripts: list[str], **settings: str) -> Iterator[Gateway]:
     """A gateway with the model `m` of the Hub. scripts: of its engine's starts."""
-    own = {"FITSERVE_HF_ENDPOINT": hub.url(), "NO_PROXY": "127.0.0.1", "HF_HOME": str(folder / "hf")}
+    own = {"FITSERVE_HF_ENDPOINT": hub.url(), "NO_PROXY": "127.0.0.1", "HF_HOME": str(folder / "hf"), **settings}
     with contextlib.closing(scripted_gateway(folder, *scripts, **own)) as gateway:
         for version, flags in ((NEW, []), (BAD, FAILS)):
             _another(gateway, version, flags)
@@ -63,6 +67,25 @@ def now(gateway: Gateway) -> tuple[Any, Any]:
     """The commit and the engine that serve."""
     view = gateway.until("m", "ready")
     return view["plan"]["model"]["revision"], view["plan"]["engine"]["version"]
+
+
+@pytest.mark.anyio
+async def test_no_answer_fails_and_no_stream_breaks_while_workers_serve_and_the_commit_moves(
+    tmp_path: Path, hub: FakeHub
+) -> None:
+    with serving(tmp_path, hub, ["--tokens-per-second", "50"], FITSERVE_WORKERS="2") as gateway:
+        await asyncio.to_thread(wait_for, "two workers", lambda: len(workers(gateway)) == 2)
+        async with asked(gateway) as counted:
+            await asyncio.to_thread(wait_for, "answers of the first commit", lambda: len(counted) == 2)
+            before = next(iter(engines(gateway)))
+            hub.repos["org/name"].commit = MOVED
+            done = await asyncio.to_thread(gateway.cli, "update", "m", "--yes", "--wait")
+            assert done.returncode == 0, done.stderr + gateway.log.read_text()[-3000:]
+            await asyncio.to_thread(wait_for, "the old engine's end", lambda: before not in engines(gateway), 4 * HANG_S)
+            served = Counter(counted)
+            await asyncio.to_thread(wait_for, "answers of the new commit", lambda: len(counted - served) == 2)
+        assert now(gateway)[0] == MOVED
+        assert [one["failure"] for one in gateway.show("m")["attempts"]] == [None, None]
 
 
 def test_a_moved_commit_is_shown_first_and_taken_when_it_is_wanted(tmp_path: Path, hub: FakeHub) -> None:

@@ -353,13 +353,13 @@ def ways_out(decision: Decision) -> str:
     if decision.plans or not decision.holders:
         return ""
     held = "; ".join(one.words for one in decision.holders[:_MOST_HOLDERS])
-    name = decision.holders[0].model
+    name, pinned = decision.holders[0].model, decision.holders[0].pinned
+    second = f"let it leave for others (`fitserve set {name} --no-pinned`)"
+    if not pinned:
+        second = f"let it stop while nobody asks for it (`fitserve set {name} --keep-alive 5m`)"
     on_cpu = RAM in decision.holders[0].gives
     third = "let engines have more RAM (FITSERVE_RAM_BYTES, a container's limit)" if on_cpu else "use other GPUs (--gpus)"
-    return (
-        f"{held}. Make {name} smaller (`fitserve set {name} --context 8192`), let it stop while nobody asks for it (`fitserve set {name} "
-        f"--keep-alive 5m`), or {third}"
-    )
+    return f"{held}. Make {name} smaller (`fitserve set {name} --context 8192`), {second}, or {third}"
 
 
 _MOST_HOLDERS = 4

@@ -8,13 +8,14 @@ from gateway.domain import Offer
 
 
 def given(offers: Iterable[Offer]) -> dict[str, int]:
-    """Bytes that come back in all, by UUID. Of several offers of a model the largest has what the others have."""
-    most: dict[tuple[str, str], int] = {}
+    """Bytes that come back in all, by UUID. Of several offers of a copy the largest has what the others have."""
+    most: dict[tuple[str, int, str], int] = {}
     for offer in offers:
         for uuid, count in offer.gives.items():
-            most[offer.model, uuid] = max(count, most.get((offer.model, uuid), 0))
+            place = offer.model, offer.replica, uuid
+            most[place] = max(count, most.get(place, 0))
     total: dict[str, int] = {}
-    for (_, uuid), count in most.items():
+    for (_, _, uuid), count in most.items():
         total[uuid] = total.get(uuid, 0) + count
     return total
 

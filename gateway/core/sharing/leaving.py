@@ -1,7 +1,7 @@
 """How models leave their GPUs for others, and what has to leave before a sleeping model wakes up. Pure.
 
 awake(plan, machine)     -> why its engine is stopped now and not put to sleep; "": it sleeps
-leaving(models, asleep)  -> the offers of the models that could leave
+leaving(awake, asleep)   -> the offers of the copies of models that could leave
 missing(attempt, ...)    -> what others were promised of a sleeping engine's GPUs
 taken(attempt, ...)      -> what of its GPUs is not free, whoever has it
 to_wake(missing, offers) -> the fewest of these offers that give it
@@ -10,6 +10,7 @@ to_wake(missing, offers) -> the fewest of these offers that give it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from gateway.core.engines.planning_input import driver_bytes
 from gateway.core.facts.sleep import expected
@@ -32,26 +33,39 @@ def awake(plan: Plan, machine: Hardware) -> str:
     return f"its weights take {gib(needed)} of RAM, and {gib(free)} of {gib(machine.ram_total_bytes)} are free"
 
 
-def leaving(
-    models: Iterable[tuple[str, Sequence[Attempt], Mapping[str, int]]], asleep: Iterable[tuple[str, Mapping[str, int]]]
-) -> list[Offer]:
-    """models: those that could leave, in the order in which it is asked of them, each with its engines that can sleep and with what it has of each
-    GPU; asleep: those that sleep, with what they still have. Each leaves by the better means that it has; to end altogether is asked after that,
-    first of those that sleep already."""
+class Leaver(NamedTuple):
+    """A copy of a model that could leave. copies: how many the model has. held: bytes that it has of each GPU. engine: what can be put to sleep."""
+
+    model: str
+    replica: int
+    copies: int
+    held: Mapping[str, int]
+    engine: Attempt | None = None
+
+    @property
+    def words(self) -> str:
+        return f"{self.model} (copy {self.replica + 1})" if self.copies > 1 else self.model
+
+    def offer(self, how: Literal["sleep", "stop"], gives: Mapping[str, int], words: str) -> Offer:
+        until = "there is room again" if self.copies > 1 else "it is asked again"
+        return Offer(
+            model=self.model, replica=self.replica, how=how, gives=dict(gives), words=f"{self.words}{words}, until {until}"
+        )
+
+
+def leaving(awake: Iterable[Leaver], asleep: Iterable[Leaver]) -> list[Offer]:
+    """awake: in the order in which it is asked of them. Each leaves by the better means that it has; to end altogether is asked after that, first of
+    those that sleep already."""
     first: list[Offer] = []
-    last = [
-        Offer(model=name, how="stop", gives=dict(held), words=f"{name}, which sleeps, is unloaded, until it is asked again")
-        for name, held in asleep
-    ]
-    for name, engines, held in models:
-        ends = Offer(model=name, how="stop", gives=dict(held), words=f"{name} is unloaded, until it is asked again")
-        gives: dict[str, int] = {}
-        for attempt in engines:
-            for uuid in attempt.plan.gpus:
-                gives[uuid] = gives.get(uuid, 0) + int(_SURE * expected(attempt.plan))
-        if gives:
-            first.append(Offer(model=name, how="sleep", gives=gives, words=f"{name} sleeps, until it is asked again"))
-        (last if gives else first).append(ends)
+    last = [one.offer("stop", one.held, ", which sleeps, is unloaded") for one in asleep]
+    for one in awake:
+        ends = one.offer("stop", one.held, " is unloaded")
+        if one.engine is not None and one.engine.plan.gpus:
+            gives = dict.fromkeys(one.engine.plan.gpus, int(_SURE * expected(one.engine.plan)))
+            first.append(one.offer("sleep", gives, " sleeps"))
+            last.append(ends)
+        else:
+            first.append(ends)
     return [*first, *last]
 
 

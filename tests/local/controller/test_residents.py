@@ -35,10 +35,11 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model, max_model_len=131072)
 
 
-async def add(gateway: Running, folder: Path, name: str, **policy: Any) -> None:
-    """A model that takes one GPU."""
+async def add(gateway: Running, folder: Path, name: str, copies: int = 1, args: Any = None, **policy: Any) -> None:
+    """A model of which each copy takes one GPU."""
     source = model_folder(folder / "model", **LARGE)
-    await gateway.add(name, source, engines=["vllm==0.26.0"], gpus=1, check=False, replicas=1, policy=policy)
+    given = {"engines": ["vllm==0.26.0"], "gpus": 1, "check": False, "args": args or {}}
+    await gateway.add(name, source, **given, replicas=copies, policy=policy)
 
 
 async def ask(gateway: Running, name: str, **fields: Any) -> Any:
@@ -122,9 +123,7 @@ async def test_what_an_engine_answers_is_finished_before_it_leaves_and_later_req
         await gateway.until("m", "ready")
         hold.touch()
         first = asyncio.create_task(ask(gateway, "m"))
-        async with asyncio.timeout(HANG_S):
-            while 'fitserve_requests_in_flight{model="m"} 1' not in (await gateway.client.get("/metrics")).text:
-                await asyncio.sleep(0.02)
+        await counted(gateway, 'in_flight{model="m"} 1')
         assert (await gateway.client.post("/admin/models/m/stop")).status_code == 202
         view = await gateway.until("m", "stopping")
         assert "what it answers is finished first" in view["detail"]
@@ -163,6 +162,172 @@ async def test_a_client_that_leaves_while_it_waits_is_forgotten(tmp_path: Path) 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
-        async with asyncio.timeout(HANG_S):
-            while 'fitserve_requests_queued{model="m"} 0' not in (await gateway.client.get("/metrics")).text:
+        await counted(gateway, 'queued{model="m"} 0')
+
+
+def engines(world: World, name: str) -> int:
+    return sum(engine.spec.model == name and engine.main_runs for engine in world.engines.values())
+
+
+async def counted(gateway: Running, requests: str) -> None:
+    async with asyncio.timeout(HANG_S):
+        while f"fitserve_requests_{requests}" not in (await gateway.client.get("/metrics")).text:
+            await asyncio.sleep(0.02)
+
+
+async def serving(gateway: Running, name: str, copies: int) -> Any:
+    """The model's view once so many of its copies serve."""
+    async with asyncio.timeout(HANG_S):
+        while True:
+            view = await gateway.show(name)
+            if sum(one["state"] == "ready" for one in view["replicas"]) == copies:
+                return view
+            await asyncio.sleep(0.02)
+
+
+async def test_one_copy_leaves_for_another_model_and_the_other_goes_on_until_there_is_room_again(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "pair", copies=2)
+        await serving(gateway, "pair", 2)
+        over, answers = asyncio.Event(), list[int]()
+
+        async def client() -> None:
+            while not over.is_set():
+                answers.append((await ask(gateway, "pair")).status_code)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(client())
+            await add(gateway, tmp_path, "c")
+            assert "pair (copy 2) is unloaded" in (await gateway.until("c", "stopped"))["detail"]
+            assert (await ask(gateway, "c")).status_code == 200
+            assert (engines(gateway.world, "pair"), engines(gateway.world, "c")) == (1, 1)
+            view = await gateway.show("pair")
+            assert (view["state"], view["detail"][:20]) == ("ready", "1 of 2 copies serve;")
+            # It is asked all the time, and still nobody leaves for its second copy: its requests do not wait.
+            before = len(answers)
+            while len(answers) < before + 40:
                 await asyncio.sleep(0.02)
+            assert engines(gateway.world, "c") == 1
+            assert (await gateway.client.post("/admin/models/c/stop")).status_code == 202
+            await serving(gateway, "pair", 2)
+            over.set()
+        assert set(answers) == {200}
+        view = await gateway.show("pair")
+        assert [attempt["failure"] for attempt in view["attempts"]] == [None] * 3
+        metrics = (await gateway.client.get("/metrics")).text
+        assert 'fitserve_unloads_total{model="pair",why="room"} 1' in metrics
+
+
+async def test_what_a_copy_answers_is_finished_before_it_leaves(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+
+    def holds(spec: LaunchSpec) -> EngineScript:
+        held = spec.model == "pair"
+        return EngineScript(model=spec.model, max_model_len=131072, hold=hold if held else None)
+
+    async with running(tmp_path, holds, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "pair", copies=2)
+        await serving(gateway, "pair", 2)
+        await add(gateway, tmp_path, "c")
+        await gateway.until("c", "stopped")
+        hold.touch()
+        answers = [asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(8)]
+        await counted(gateway, 'in_flight{model="pair"} 8')
+        asks = asyncio.create_task(ask(gateway, "c"))
+        async with asyncio.timeout(HANG_S):
+            while "what it answers is finished first" not in (view := await gateway.show("pair"))["detail"]:
+                await asyncio.sleep(0.02)
+        assert view["state"] == "ready"
+        assert (engines(gateway.world, "pair"), engines(gateway.world, "c")) == (2, 0)
+        hold.unlink()
+        assert {answer.status_code for answer in await asyncio.gather(asks, *answers)} == {200}
+        assert (engines(gateway.world, "pair"), engines(gateway.world, "c")) == (1, 1)
+
+
+async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who_took_its_place(tmp_path: Path) -> None:
+    def holds(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, max_model_len=131072, hold=tmp_path / f"hold-{spec.model}")
+
+    async with running(tmp_path, holds, hardware=TWO_GPUS, queue_timeout_s=HANG_S) as gateway:
+        await add(gateway, tmp_path, "pair", copies=2, args={"max-num-seqs": 1})
+        await serving(gateway, "pair", 2)
+        await add(gateway, tmp_path, "c")
+        await gateway.until("c", "stopped")
+        assert (await ask(gateway, "c")).status_code == 200
+        await serving(gateway, "pair", 1)
+        for name in ("c", "pair"):
+            (tmp_path / f"hold-{name}").touch()
+        asked = asyncio.create_task(ask(gateway, "c"))
+        await counted(gateway, 'in_flight{model="c"} 1')
+        answers = [asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(6)]
+        await counted(gateway, 'queued{model="pair"} 4')
+        # As long as c answers it keeps its place.
+        await asyncio.sleep(1.0)
+        assert (await gateway.show("c"))["state"] == "ready"
+        (tmp_path / "hold-c").unlink()
+        assert (await asked).status_code == 200
+        async with asyncio.timeout(HANG_S):
+            while engines(gateway.world, "pair") < 2:
+                await asyncio.sleep(0.02)
+        (tmp_path / "hold-pair").unlink()
+        await serving(gateway, "pair", 2)
+        assert (await gateway.show("c"))["state"] == "stopped"
+        assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}
+
+
+async def test_copies_of_a_pinned_model_never_leave(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "pair", copies=2, pinned=True)
+        await serving(gateway, "pair", 2)
+        await add(gateway, tmp_path, "c")
+        await gateway.until("c", "no_plan")
+        assert (await ask(gateway, "c")).status_code == 503
+        assert engines(gateway.world, "pair") == 2
+
+
+async def test_a_pinned_model_without_room_is_a_problem_that_names_who_holds_it_and_the_ways_out(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        for name in "ab":
+            await add(gateway, tmp_path, name, pinned=True)
+            await gateway.until(name, "ready")
+        await add(gateway, tmp_path, "c", pinned=True)
+        detail = (await gateway.until("c", "no_plan"))["detail"]
+        assert "a holds 78.11 GiB of GPU 0; b holds 78.11 GiB of GPU 1" in detail
+        ways = "(`fitserve set a --context 8192`)", "(`fitserve set a --no-pinned`)", "use other GPUs"
+        assert all(way in detail for way in ways), detail
+        # Each of the ways is one.
+        change = await gateway.client.patch("/admin/models/a", json={"policy": {"pinned": False}})
+        assert change.status_code == 200, change.text
+        await gateway.until("c", "ready")
+        assert loaded(gateway.world) == {"b", "c"}
+
+
+async def test_a_pinned_model_that_waits_for_its_place_is_starting(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+
+    def holds(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, max_model_len=131072, hold=hold if spec.model in "ab" else None)
+
+    async with running(tmp_path, holds, hardware=TWO_GPUS) as gateway:
+        for name in "ab":
+            await add(gateway, tmp_path, name)
+            await gateway.until(name, "ready")
+        hold.touch()
+        answers = [asyncio.create_task(ask(gateway, name)) for name in "ab"]
+        for name in "ab":
+            await counted(gateway, f'in_flight{{model="{name}"}} 1')
+        for name in "cd":
+            await add(gateway, tmp_path, name, pinned=True)
+        # One waits for what the other engine still answers, and one for its turn.
+        async with asyncio.timeout(HANG_S):
+            while "another model has left" not in "".join([(await gateway.show(name))["detail"] for name in "cd"]):
+                await asyncio.sleep(0.02)
+        for _ in range(20):
+            views = [await gateway.show(name) for name in "cd"]
+            assert {view["state"] for view in views} == {"starting"}, [view["detail"] for view in views]
+            await asyncio.sleep(0.05)
+        hold.unlink()
+        assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}
+        for name in "cd":
+            await gateway.until(name, "ready")

@@ -62,7 +62,7 @@ def test_nothing_happened_where_nothing_is_other() -> None:
         (model(), model(stopped=True), ["model.stopped"]),
         (model(stopped=True), model(), ["model.started"]),
         (model(), model(forgiven_at=5.0), ["model.retried"]),
-        (model(), model(leaving=("idle", "it was not asked for 5m")), ["model.leaving"]),
+        (model(ReplicaNow(0)), model(ReplicaNow(0, leaving=("idle", "it was not asked for 5m"))), ["model.leaving"]),
         (model(), model(state="ready"), ["model.state"]),
         (model(), ModelNow(wish(min_context=7)), ["model.changed"]),
         # The commits that a plan pinned are no change that somebody asked for, but they are told.
@@ -104,6 +104,13 @@ def test_every_step_of_a_start_is_told_once(replica: ReplicaNow, expected: list[
     assert kinds(OLD, model(ReplicaNow(0, replica.attempts, watched=replica.watched, trial=True)), told) == []
 
 
+def test_which_copy_leaves_is_told_where_there_are_several() -> None:
+    leaves = ReplicaNow(1, leaving=("room", "it makes room for b"))
+    (event,) = of_model(model(ReplicaNow(0), ReplicaNow(1)), model(ReplicaNow(0), leaves), Told(), NOW)
+    assert (event.kind, event.replica, event.data["why"]) == ("model.leaving", 1, "room")
+    assert event.words == "Copy 2 of m is unloaded: it makes room for b."
+
+
 def test_a_start_goes_on_where_it_was_told_to_be() -> None:
     told = Told()
     told.note(1, stage_of("plan.chosen"))
@@ -123,18 +130,18 @@ def test_a_failure_comes_with_its_proof_and_a_fallback_with_what_differs() -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "trial", "why"),
+    ("changes", "own", "why"),
     [
-        ({"deleting": True}, False, "removed"),
-        ({"leaving": ("room", "it makes room for b")}, False, "room"),
-        ({}, True, "trial"),
-        ({}, False, "replaced"),
+        ({"deleting": True}, {}, "removed"),
+        ({}, {"leaving": ("room", "it makes room for b")}, "room"),
+        ({}, {"trial": True}, "trial"),
+        ({}, {}, "replaced"),
     ],
 )
-def test_an_engine_that_stops_says_why(changes: dict[str, Any], trial: bool, why: str) -> None:
+def test_an_engine_that_stops_says_why(changes: dict[str, Any], own: dict[str, Any], why: str) -> None:
     told = Told()
     told.note(1, "ready")
-    replica = ReplicaNow(0, (attempt(state="stopped", ended_at=NOW),), trial=trial)
+    replica = ReplicaNow(0, (attempt(state="stopped", ended_at=NOW),), **own)
     stopped = [
         event for event in of_model(model(**changes), model(replica, **changes), told, NOW) if event.kind == "engine.stopped"
     ]

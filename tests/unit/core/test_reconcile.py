@@ -230,6 +230,17 @@ def test_who_sleeps_wakes_when_it_is_asked_and_its_turn_has_come() -> None:
     assert act(**rests, asked=True, leaving="it makes room") == Rest("asleep")
 
 
+def test_a_copy_that_sleeps_while_another_serves_wakes_where_there_is_room_and_else_sleeps_on() -> None:
+    one = sleeper({"GPU-0": 5})
+    rests = {"attempt": one, "instance": instance(one), "seen": SEEN, "sleeps": True, "spare": True}
+    assert act(**rests) == Wake(one)
+    assert act(**rests, hold="others load first") == Rest("asleep", "others load first")
+    assert act(**rests, blocked="it lacks 3 GiB") == Rest("asleep", "it lacks 3 GiB")
+    assert act(**rests, asked=True, blocked="it lacks 3 GiB") == Rest("asleep", "it lacks 3 GiB")
+    assert act(**rests, asked=True, blocked="waits: b sleeps", promised=True) == Rest("starting", "waits: b sleeps")
+    assert act(**rests, leaving="it makes room") == Rest("asleep")
+
+
 def test_what_was_cut_off_while_it_fell_asleep_or_woke_up_is_woken() -> None:
     one = sleeper(None)
     assert act(attempt=one, instance=instance(one), seen=SEEN) == Wake(one)

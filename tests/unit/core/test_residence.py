@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.residence import LEAST_S, MOST_S, Leave, Moves, Resident, decide, loadable, may_leave, warm_order
+from gateway.core.residence import LEAST_S, MOST_S, Copy, Leave, Moves, Resident, State, decide, loadable, may_leave, warm_order
 
 NOW = 10_000.0
 
 
+def resident(name: str, *states: State, since: float = NOW - 1000, load_s: float = 0.0, **fields: Any) -> Resident:
+    return Resident(name, tuple(Copy(index, state, since, load_s) for index, state in enumerate(states)), **fields)
+
+
 def out(name: str, **fields: Any) -> Resident:
-    return Resident(name, "out", **{"since": NOW - 1000, **fields})
+    return resident(name, "out", **fields)
 
 
-def serves(name: str, **fields: Any) -> Resident:
-    return Resident(name, "serves", **{"since": NOW - 1000, "used_at": NOW - 10, **fields})
+def serves(name: str, copies: int = 1, **fields: Any) -> Resident:
+    states: list[State] = ["serves"] * copies
+    return resident(name, *states, **{"used_at": NOW - 10, **fields})
 
 
 def moves(*residents: Resident) -> Moves:
@@ -30,15 +36,16 @@ def test_what_nobody_limits_stays_and_what_is_out_loads() -> None:
 
 def test_who_is_idle_for_longer_than_its_keep_alive_leaves() -> None:
     assert moves(serves("a", keep_alive_s=11)) == Moves()
-    assert moves(serves("a", keep_alive_s=10)).leave == {"a": Leave("idle", "it was not asked for 10s")}
-    for field in ({"requests": 1}, {"waited_s": 0.1}, {"pinned": True}, {"since": NOW - 9}):
+    assert moves(serves("a", keep_alive_s=10)).leave == {("a", 0): Leave("idle", "it was not asked for 10s")}
+    fields: list[dict[str, Any]] = [{"requests": 1}, {"waited_s": 0.1}, {"pinned": True}, {"since": NOW - 9}]
+    for field in fields:
         assert moves(serves("a", **{"keep_alive_s": 10, **field})) == Moves()
     assert moves(serves("a", keep_alive_s=0)).leave
 
 
 def test_who_was_stopped_leaves_and_rests_though_it_is_asked() -> None:
-    assert moves(serves("a", stopped=True, pinned=True)).leave["a"].why == "owner"
-    assert moves(Resident("a", "loads", stopped=True)).leave["a"].why == "owner"
+    assert moves(serves("a", stopped=True, pinned=True)).leave["a", 0].why == "owner"
+    assert moves(resident("a", "loads", stopped=True)).leave["a", 0].why == "owner"
     assert moves(out("a", stopped=True, waited_s=5)) == Moves(hold={"a": "stopped by its owner"})
 
 
@@ -51,9 +58,9 @@ def test_without_a_request_it_loads_only_where_it_is_to_be_kept() -> None:
 
 
 def test_for_who_is_asked_and_has_no_room_those_leave_that_its_plan_needs() -> None:
-    asking = out("x", waited_s=1, room=False, needs=("a", "b"), promised=True)
+    asking = out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), promised=True)
     a, b, c = (serves(name) for name in "abc")
-    assert moves(asking, a, b, c).leave == dict.fromkeys("ab", Leave("room", "it makes room for x"))
+    assert moves(asking, a, b, c).leave == dict.fromkeys([("a", 0), ("b", 0)], Leave("room", "it makes room for x"))
     assert moves(asking, a, b, c).hold == {"x": "it waits for a, b to leave"}
     # With room nobody leaves, and for what others give without leaving neither.
     assert moves(out("x", waited_s=1), a, b) == Moves()
@@ -61,7 +68,7 @@ def test_for_who_is_asked_and_has_no_room_those_leave_that_its_plan_needs() -> N
 
 
 def test_who_leaves_has_had_its_residence() -> None:
-    asking = out("x", waited_s=1, room=False, needs=("a",), promised=True)
+    asking = out("x", waited_s=1, room=False, needs=(("a", 0),), promised=True)
     assert moves(asking, serves("a", requests=3)).leave
     assert not moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).leave
     assert moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).hold
@@ -81,11 +88,11 @@ def test_the_order_in_which_models_are_asked_to_leave() -> None:
         serves("kept", pinned=True),
         out("out"),
     ]
-    assert may_leave(some, NOW) == ["cheap", "old", "new", "young", "busy"]
+    assert [name for name, _ in may_leave(some, NOW)] == ["cheap", "old", "new", "young", "busy"]
 
 
 def test_nobody_leaves_while_another_one_does() -> None:
-    found = moves(out("x", waited_s=1, room=False, needs=("a",)), serves("a"), Resident("b", "leaves"))
+    found = moves(out("x", waited_s=1, room=False, needs=(("a", 0),)), serves("a"), resident("b", "leaves"))
     assert found == Moves(hold={"x": "it waits until another model has left, or may leave"})
 
 
@@ -103,8 +110,8 @@ def test_what_nobody_asks_for_waits_for_those_that_are_asked() -> None:
 
 
 def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
-    assert moves(out("p", pinned=True, room=False, needs=("a",)), serves("a")).leave["a"].words == "it makes room for p"
-    assert not moves(out("x", waited_s=1, room=False, needs=("p",)), serves("p", pinned=True)).leave
+    assert moves(out("p", pinned=True, room=False, needs=(("a", 0),)), serves("a")).leave["a", 0].words == "it makes room for p"
+    assert not moves(out("x", waited_s=1, room=False, needs=(("p", 0),)), serves("p", pinned=True)).leave
 
 
 def test_which_models_a_request_would_bring_back() -> None:
@@ -116,7 +123,7 @@ def test_which_models_a_request_would_bring_back() -> None:
     # They could, and not all of them now.
     could = out("x", room=False, waited_s=1, on_request=True)
     assert loadable([could, serves("a")], could)
-    assert loadable([asked, Resident("a", "loads")], asked)
+    assert loadable([asked, resident("a", "loads")], asked)
     assert not loadable([out("x", stopped=True)], out("x", stopped=True))
 
 
@@ -125,22 +132,25 @@ def test_the_order_of_a_boot() -> None:
     assert [one.name for one in sorted(some, key=warm_order)] == ["kept", "dear", "new", "old"]
 
 
+places = st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2))
+STATES: tuple[State, ...] = ("out", "asleep", "loads", "serves", "leaves")
+copies = st.lists(
+    st.builds(Copy, st.just(0), st.sampled_from(STATES), st.floats(0, NOW), st.floats(0, 1000)), min_size=1, max_size=3
+)
 residents = st.lists(
     st.builds(
         Resident,
         st.sampled_from("abcdefgh"),
-        st.sampled_from(("out", "loads", "serves", "leaves")),
-        since=st.floats(0, NOW),
+        copies.map(lambda some: tuple(replace(one, index=index) for index, one in enumerate(some))),
         stopped=st.booleans(),
         keep_alive_s=st.sampled_from((-1.0, 0.0, 60.0)),
         pinned=st.booleans(),
         priority=st.integers(-2, 2),
         used_at=st.floats(0, NOW),
-        load_s=st.floats(0, 1000),
         requests=st.integers(0, 3),
         waited_s=st.none() | st.floats(0, 1000),
         room=st.booleans(),
-        needs=st.lists(st.sampled_from("abcdefgh"), max_size=3, unique=True).map(tuple),
+        needs=st.lists(places, max_size=3, unique=True).map(tuple),
         promised=st.booleans(),
         able=st.booleans(),
         gave_way=st.booleans(),
@@ -154,24 +164,30 @@ residents = st.lists(
 @given(residents)
 def test_whatever_the_models_are(known: list[Resident]) -> None:
     found, by_name = decide(known, NOW), {one.name: one for one in known}
-    assert set(found.hold) <= {one.name for one in known if one.state == "out"}
-    for name, leave in found.leave.items():
+    for name in found.hold:
+        assert by_name[name].stopped or by_name[name].short or by_name[name].state in ("out", "asleep")
+    for (name, index), leave in found.leave.items():
         one = by_name[name]
-        assert one.state in ("serves", "loads")
+        copy = one.copies[index]
+        assert copy.state in ("serves", "loads", "asleep")
         assert leave.why == "owner" or not one.pinned
         assert leave.why != "idle" or not one.asked
         if leave.why == "room":
-            assert one.state == "serves"
-            assert NOW - one.since >= one.residence_s
-            assert any(name in other.needs and other.name in found.hold for other in known)
+            assert copy.state == "serves"
+            assert NOW - copy.since >= copy.residence_s
+            (other,) = [other for other in known if (name, index) in other.needs and f"room for {other.name}" in leave.words]
+            assert other.name in found.hold
+            assert other.state != "serves" or not one.asked
     # One of those that are asked has its turn, or all of them say themselves why they cannot be loaded.
-    asked = [one for one in known if one.state == "out" and one.waited_s is not None and one.able and not one.stopped]
+    asked = [
+        one for one in known if one.state in ("out", "asleep") and one.waited_s is not None and one.able and not one.stopped
+    ]
     turns = [one for one in asked if not found.hold.get(one.name, "").startswith("it waits for its turn")]
     assert bool(turns) == bool(asked) or any(one.pinned for one in known)
 
 
 def asleep(name: str, **fields: Any) -> Resident:
-    return Resident(name, "asleep", **{"since": NOW - 1000, **fields})
+    return resident(name, "asleep", **fields)
 
 
 def test_who_sleeps_is_woken_when_it_is_asked_and_rests_until_then() -> None:
@@ -179,14 +195,62 @@ def test_who_sleeps_is_woken_when_it_is_asked_and_rests_until_then() -> None:
     assert moves(asleep("a", keep_alive_s=0, used_at=NOW - 9999), serves("b")) == Moves()
     # It takes its turn as any other that is out.
     assert moves(asleep("a", waited_s=1), out("b", waited_s=2)).hold == {"a": "it waits for its turn, after b"}
-    asking = asleep("a", waited_s=1, room=False, needs=("b",), promised=True)
-    assert moves(asking, serves("b")).leave == {"b": Leave("room", "it makes room for a")}
+    asking = asleep("a", waited_s=1, room=False, needs=(("b", 0),), promised=True)
+    assert moves(asking, serves("b")).leave == {("b", 0): Leave("room", "it makes room for a")}
 
 
 def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
-    wants = out("x", waited_s=1, room=False, needs=("a", "b"), promised=True)
-    assert moves(wants, asleep("a"), serves("b")).leave == {"b": Leave("room", "it makes room for x")}
-    both = moves(out("x", waited_s=1, room=False, needs=("a", "b"), ends=("a", "b"), promised=True), asleep("a"), serves("b"))
-    assert both.leave == dict.fromkeys("ab", Leave("room", "it makes room for x", ends=True))
-    assert moves(asleep("a", stopped=True)).leave == {"a": Leave("owner", "its owner stops it", ends=True)}
-    assert may_leave([asleep("a"), serves("b")], NOW) == ["b"]
+    wants = out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), promised=True)
+    assert moves(wants, asleep("a"), serves("b")).leave == {("b", 0): Leave("room", "it makes room for x")}
+    both = moves(
+        out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), ends=(("a", 0), ("b", 0)), promised=True),
+        asleep("a"),
+        serves("b"),
+    )
+    assert both.leave == dict.fromkeys([("a", 0), ("b", 0)], Leave("room", "it makes room for x", ends=True))
+    assert moves(asleep("a", stopped=True)).leave == {("a", 0): Leave("owner", "its owner stops it", ends=True)}
+    assert may_leave([asleep("a"), serves("b")], NOW) == [("b", 0)]
+
+
+def test_of_several_copies_those_leave_that_are_needed_and_the_others_serve() -> None:
+    asking = out("x", waited_s=1, room=False, needs=(("pair", 1),), promised=True)
+    assert moves(asking, serves("pair", 2, requests=9)).leave == {("pair", 1): Leave("room", "it makes room for x")}
+    assert set(moves(serves("pair", 2, stopped=True)).leave) == {("pair", 0), ("pair", 1)}
+    assert set(moves(serves("pair", 2, keep_alive_s=1)).leave) == {("pair", 0), ("pair", 1)}
+    assert not moves(asking, serves("pair", 2, pinned=True)).leave
+
+
+def test_each_copy_has_its_own_residence() -> None:
+    pair = Resident("pair", (Copy(0, "serves", NOW - 1000), Copy(1, "serves", NOW - 1)), requests=1)
+    assert not moves(out("x", waited_s=1, room=False, needs=(("pair", 1),)), pair).leave
+    assert moves(out("x", waited_s=1, room=False, needs=(("pair", 0),)), pair).leave
+    assert may_leave([pair], NOW) == [("pair", 0), ("pair", 1)]
+
+
+def test_the_copy_without_which_its_model_serves_leaves_before_the_only_one() -> None:
+    assert may_leave([serves("old", used_at=NOW - 99), serves("pair", 2)], NOW) == [("pair", 1), ("old", 0), ("pair", 0)]
+    # Not before an idle model, while it is asked itself; and what its owner holds dear comes later.
+    assert may_leave([serves("old"), serves("pair", 2, requests=1)], NOW)[0] == ("old", 0)
+    assert may_leave([serves("old"), serves("pair", 2, priority=1)], NOW)[0] == ("old", 0)
+
+
+def short(name: str, away: State = "out", **fields: Any) -> Resident:
+    return resident(name, "serves", away, used_at=NOW - 10, **fields)
+
+
+def test_a_copy_that_left_comes_back_where_nobody_waits() -> None:
+    assert moves(short("pair"), serves("x")) == Moves()
+    assert moves(short("pair"), out("x", waited_s=1)).hold == {"pair": "others load first"}
+    assert moves(short("pair"), resident("x", "leaves")).hold == {"pair": "others load first"}
+
+
+def test_for_requests_that_wait_at_its_other_copies_who_is_not_asked_leaves() -> None:
+    fields: dict[str, Any] = {"waited_s": 1, "room": False, "needs": (("x", 0),), "promised": True}
+    for away in ("out", "asleep"):
+        pair = short("pair", away, **fields)
+        assert moves(pair, serves("x")).leave == {("x", 0): Leave("room", "it makes room for pair")}
+        assert not moves(pair, serves("x", requests=1)).leave
+        assert not moves(pair, serves("x", since=NOW - 1)).leave
+        # A model that is out comes first, however long the others have waited.
+        assert moves(pair, serves("x"), out("y", waited_s=0.1)).hold == {"pair": "it waits for its turn, after y"}
+    assert moves(short("pair", pinned=True), serves("x")) == Moves()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.core.facts.sleep import expected
 from gateway.core.sharing.enough import given
-from gateway.core.sharing.leaving import awake, leaving, missing, taken, to_wake
+from gateway.core.sharing.leaving import Leaver, awake, leaving, missing, taken, to_wake
 from gateway.domain import Asleep, Attempt, Hardware, Offer
 from tests.support.makers import GIB, attempt, machine, plan
 
@@ -46,10 +46,24 @@ def test_what_was_kept_of_a_sleeping_engine_before_is_read() -> None:
 def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> None:
     awake = attempt(1, "ready", plan=PLAN)
     held = {GPU.uuid: PLAN.memory.promised_bytes}
-    found = leaving([("a", [awake], held), ("b", [], held), ("c", [awake], held)], [("s", {GPU.uuid: GIB})])
+    some = [Leaver("a", 0, 1, held, awake), Leaver("b", 0, 1, held), Leaver("c", 0, 1, held, awake)]
+    found = leaving(some, [Leaver("s", 0, 1, {GPU.uuid: GIB})])
     said = [(one.model, one.how) for one in found]
     assert said == [("a", "sleep"), ("b", "stop"), ("c", "sleep"), ("s", "stop"), ("a", "stop"), ("c", "stop")]
     assert 0.9 * expected(PLAN) < found[0].gives[GPU.uuid] < found[4].gives[GPU.uuid] == PLAN.memory.promised_bytes
+
+
+def test_a_copy_of_a_model_leaves_by_itself_and_says_which_one_it_is() -> None:
+    other = PLAN.evolve(gpus=("GPU-other",))
+    engines = [attempt(1, "ready", plan=PLAN), attempt(2, "ready", plan=other)]
+    found = leaving([Leaver("a", index, 2, {one.plan.gpus[0]: 9}, one) for index, one in enumerate(engines)], [])
+    assert [(one.replica, one.how, *one.gives) for one in found] == [
+        (0, "sleep", GPU.uuid),
+        (1, "sleep", "GPU-other"),
+        (0, "stop", GPU.uuid),
+        (1, "stop", "GPU-other"),
+    ]
+    assert found[1].words == "a (copy 2) sleeps, until there is room again"
 
 
 def test_who_sleeps_lacks_what_others_were_promised_or_have() -> None:

@@ -13,9 +13,10 @@ from gateway.core.model.spec import read_model
 from gateway.core.planner.decide import decide
 from gateway.core.planner.parallel import freed, rooms
 from gateway.core.planner.sizes import wanted_context
+from gateway.core.sharing.leaving import Leaver, leaving
 from gateway.core.sharing.offers import shared
 from gateway.core.sharing.surplus import kept, part, surplus, without
-from gateway.domain import Attempt, Cap, Decision, Failure, Hardware, Holding, ModelSpec, Plan, Policy, Sharing, Wish
+from gateway.domain import Attempt, Cap, Decision, Failure, Hardware, Holding, ModelSpec, Offer, Plan, Policy, Sharing, Wish
 from gateway.profiles import Profiles
 from tests.support.makers import GIB, LLAMA_8B, plan, wish
 from tests.support.published import config
@@ -147,6 +148,25 @@ class Machine:
         past = self.attempts.get(name, [])
         return Sharing(kept(past, caps), tuple(offers), holders, past[-1].plan.gpus if past else ())
 
+    def add_copy(self, first: str, number: int) -> bool:
+        """One more copy of what serves, which nobody gives anything for."""
+        name = copy_of(first, number)
+        self.wishes[name] = self.wishes[first].evolve(name=name, replicas=1, gpus=len(self.serving[first].gpus))
+        if not self.plan_copy(name):
+            del self.wishes[name]
+            return False
+        self.fixed |= {name} if first in self.fixed else set()
+        return True
+
+    def plan_copy(self, name: str) -> bool:
+        found = self.decided(name, self.sharing(name)._replace(offers=()))
+        if found.plans:
+            self.start(name, found.plans[0])
+        return bool(found.plans)
+
+    def leave(self, name: str) -> None:
+        del self.serving[name]
+
     def add(self, name: str, *, pinned: bool = False) -> bool:
         policy = Policy(pinned=pinned)
         self.wishes[name] = Wish(name=name, source="m", gpus="few" if self.serving else None, policy=policy)
@@ -175,6 +195,29 @@ class Machine:
         self.serving[name] = planned
         self.attempts.setdefault(name, []).append(attempt(len(self.attempts.get(name, [])) + 1, planned, model=name))
 
+    def load(self, name: str) -> tuple[Offer, ...] | None:
+        """A model that is asked: copies of others leave for it where there is no room. What left; None where not even that makes room."""
+        self.wishes[name] = Wish(name=name, source="m", gpus="few")
+        offers = leaving(
+            [
+                Leaver(other, 0, 1, dict.fromkeys(one.gpus, one.memory.promised_bytes))
+                for other, one in reversed(self.serving.items())
+                if other not in self.fixed
+            ],
+            [],
+        )
+        sharing = self.sharing(name)._replace(offers=tuple(offers))
+        wanted = wanted_context(spec_of(name), self.wishes[name], {})
+        found = shared(offers, partial(self.decided, name, sharing), wanted)
+        for take in found.takes:
+            self.leave(take.model)
+        if not found.plans:
+            return None
+        again = self.decided(name, sharing._replace(offers=()))
+        assert again.plans, "there is room once those have left that were asked to"
+        self.start(name, again.plans[0])
+        return found.takes
+
     def remove(self, name: str) -> None:
         self.serving.pop(name, None)
         self.attempts.pop(name, None)
@@ -197,22 +240,29 @@ class Machine:
         return any(count > total[uuid] for uuid, count in self.claims().items())
 
 
+def copy_of(name: str, number: int) -> str:
+    return f"{name}#{number}" if number else name
+
+
 def spec_of(name: str) -> ModelSpec:
     return read_model("m", None, MODELS[name.partition("/")[0]], None, None, (), None)
 
 
-KINDS = st.lists(st.tuples(st.sampled_from(sorted(MODELS)), st.booleans()), min_size=2, max_size=6)
+KINDS = st.lists(st.tuples(st.sampled_from(sorted(MODELS)), st.booleans(), st.integers(1, 3)), min_size=2, max_size=6)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(KINDS, st.sampled_from(["3090", "2x3090", "h200"]), st.randoms(use_true_random=False))
+@given(KINDS, st.sampled_from(["3090", "2x3090", "h200", "4xh100"]), st.randoms(use_true_random=False))
 def test_claims_never_exceed_a_gpu_nobody_pinned_is_touched_and_who_is_left_has_everything_back(
-    kinds: list[tuple[str, bool]], name: str, chance: Any
+    kinds: list[tuple[str, bool, int]], name: str, chance: Any
 ) -> None:
     machine = Machine(name)
-    for number, (kind, pinned) in enumerate(kinds):
+    for number, (kind, pinned, copies) in enumerate(kinds):
         before = {other: machine.serving[other] for other in machine.fixed & machine.serving.keys()}
-        if not machine.add(f"{kind}/{number}", pinned=pinned):
+        if machine.add(f"{kind}/{number}", pinned=pinned):
+            for copy in range(1, copies):
+                machine.add_copy(f"{kind}/{number}", copy)
+        else:
             machine.remove(f"{kind}/{number}")
         assert not machine.full()
         assert {other: machine.serving[other] for other in before} == before
@@ -235,6 +285,37 @@ def test_claims_never_exceed_a_gpu_nobody_pinned_is_touched_and_who_is_left_has_
     fresh.wishes[alone] = machine.wishes[alone]
     assert machine.serving[alone].memory == fresh.decided(alone, Sharing()).plans[0].memory
     assert machine.serving[alone].cap is None
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(KINDS, st.sampled_from(sorted(MODELS)), st.sampled_from(["2x3090", "4xh100"]))
+def test_copies_leave_for_a_model_that_is_asked_and_have_everything_back_when_it_goes(
+    kinds: list[tuple[str, bool, int]], asked: str, name: str
+) -> None:
+    machine = Machine(name)
+    for number, (kind, pinned, copies) in enumerate(kinds):
+        if machine.add(f"{kind}/{number}", pinned=pinned):
+            for copy in range(1, copies):
+                machine.add_copy(f"{kind}/{number}", copy)
+        else:
+            machine.remove(f"{kind}/{number}")
+    had = dict(machine.serving)
+    gone = machine.load(f"{asked}/asked")
+    assert not machine.full()
+    left = {take.model for take in gone or ()}
+    assert not left & machine.fixed, "who is pinned never leaves"
+    assert {other: machine.serving[other] for other in had.keys() - left} == {other: had[other] for other in had.keys() - left}
+    if gone is None:
+        assert not left
+        return
+    here = set(machine.serving[f"{asked}/asked"].gpus)
+    assert all(set(had[other].gpus) & here for other in left), "nobody leaves another GPU"
+    machine.remove(f"{asked}/asked")
+    for other in sorted(left):
+        assert machine.plan_copy(other), "there is room again"
+        again, before = machine.serving[other], had[other]
+        assert again.memory.promised_bytes == pytest.approx(before.memory.promised_bytes, abs=before.memory.gpu_bytes // 50)
+    assert not machine.full()
 
 
 def test_five_small_models_share_a_card_without_a_flag() -> None:
