@@ -71,13 +71,16 @@ def test_one_copy_sleeps_for_another_model_while_the_other_serves_and_wakes_when
     def copies(*wanted: str) -> None:
         wait_for(f"m0 is {wanted}", lambda: sorted(one["state"] for one in storm.gateway.show("m0")["replicas"]) == [*wanted])
 
+    def planned(name: str) -> None:
+        wait_for(f"{name} is planned", lambda: state(storm, name) in ("ready", "stopped"))
+
     try:
         storm.gateway.start()
         storm.add("m0", **{**small, "replicas": 2})
         copies("ready", "ready")
         for name in ("m1", "m2", "m3"):
             storm.add(name, **small)
-            wait_for(f"{name} is planned", lambda name=name: state(storm, name) in ("ready", "stopped"))
+            planned(name)
             ask(storm, name)
         # Two fit into each GPU: for the fifth engine one copy sleeps, though m1 was asked longer ago than m0.
         ask(storm, "m0")
