@@ -84,7 +84,7 @@ METRICS: tuple[Metric, ...] = (
         "fitserve_unloads_total",
         "counter",
         ("model", "why"),
-        "How often a model left; why: idle (beyond its keep_alive), room (for another model), owner (stopped).",
+        "How often a copy of a model left; why: idle (beyond its keep_alive), room (for another model), owner (stopped).",
     ),
     Metric("fitserve_facts", "gauge", ("kind",), "Facts that were learned."),
     Metric("fitserve_gpu_planned_bytes", "gauge", ("gpu",), "Memory that engines may take of a GPU, by their plans."),

@@ -33,6 +33,7 @@ def taught(template: str | None, model_type: str = "llama", tokens: tuple[str, .
         ("<|channel|>commentary", "gpt_oss", "openai", "gpt-oss"),
         ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek_v3", "deepseek_v31", "deepseekv31"),
         ("<minimax:tool_call>", "minimax_m2", "minimax_m2", "minimax-m2"),
+        ("<start_of_turn>user\nAnswer with a python list of the function calls.", "gemma3_text", "pythonic", "pythonic"),
         ("{{ bos_token }}", "llama", NONE, NONE),
     ],
 )
@@ -67,6 +68,11 @@ def test_thoughts_are_left_in_the_answer_where_the_parser_would_break_it() -> No
     found = TABLE.of(taught("</think>{% if enable_thinking %}", tokens=())).reasoning_parser(PROFILES.engine("vllm==0.33.0"))
     assert (found.value, "<think> as a token of its own" in found.reason) == (NONE, True)
     assert TABLE.of(taught("[THINK]", "mistral3")).reasoning_parser(PROFILES.engine("vllm==0.33.0")).value == NONE
+
+
+def test_gemma_3_has_a_parser_only_with_a_template_that_tells_it_of_tools() -> None:
+    own = TABLE.of(taught("{{ '<start_of_turn>' + role }}", "gemma3")).tool_parser(PROFILES.engine("vllm==0.33.0"))
+    assert (own.value, "give it with --chat-template FILE" in own.reason) == (NONE, True)
 
 
 def test_a_model_without_template_or_words_has_none() -> None:
