@@ -43,7 +43,9 @@ class ChatTemplate(Value):
     and what was checked is what is started."""
 
     text: str = Field(min_length=1, max_length=_MOST_TEMPLATE)
-    name: str = Field("", pattern=r"^[\w. -]{0,100}$", description="of the file that it comes from, for people")
+    name: Annotated[str, Form(r"^[\w. -]{0,100}$", "a name has up to 100 letters, digits, `_`, `-`, `.` and spaces")] = Field(
+        "", description="of the file that it comes from, for people"
+    )
 
     @property
     def digest(self) -> str:
@@ -68,6 +70,7 @@ ModelName = Annotated[
         "a name has up to 96 letters, digits, `_`, `-` and `.`, and begins with a letter, a digit or `_`; `org/name` and `name:tag` are names too",
     ),
 ]
+Revision = Annotated[str, Form(r"^[\w][\w./-]{0,127}$", "a branch, a tag or a commit, of up to 128 characters")]
 
 
 class Wish(Value):
@@ -76,9 +79,7 @@ class Wish(Value):
     name: ModelName = Field(description="name that clients put in `model`")
     aliases: tuple[ModelName, ...] = Field((), max_length=16, description="other names by which clients may ask for it")
     source: str | None = Field(None, min_length=1, max_length=4096, description="model folder or Hugging Face repository")
-    revision: Annotated[str, Form(r"^[\w][\w./-]{0,127}$", "a branch, a tag or a commit, of up to 128 characters")] | None = (
-        Field(None, description="branch, tag or commit")
-    )
+    revision: Revision | None = Field(None, description="branch, tag or commit")
     endpoints: tuple[str, ...] = Field(
         (), max_length=64, description="base URLs (ending in /v1) of engines we never start or stop"
     )
@@ -125,7 +126,7 @@ class Wish(Value):
     max_context: int | None = Field(None, ge=1, description="tokens; never plan more")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     chat_template: ChatTemplate | None = Field(None, description="instead of the one that comes with the model")
-    loras: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Annotated[str, Field(min_length=1, max_length=4096)]] = Field(
+    loras: dict[ModelName, Annotated[str, Field(min_length=1, max_length=4096)]] = Field(
         {},
         max_length=32,
         description="LoRA adapters by the names that clients put in `model`: folders, or Hugging Face repositories (`org/name`, `org/name@revision`)",

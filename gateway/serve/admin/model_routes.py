@@ -17,6 +17,7 @@ from gateway.controller.managed_model import ManagedModel, ReplicaState, status
 from gateway.core.changes import Difference, of_plans, of_wishes, same_start, starts_anew
 from gateway.core.planner.explain import changes
 from gateway.domain import Abilities, Asleep, Attempt, Decision, Failure, Hardware, Plan, Value, Wish
+from gateway.domain.value import Form
 from gateway.domain.wish import ModelName
 from gateway.errors import BadFlag, BadModel, BadRequest, Conflict, HostError, NeedsRemoteCode, NoPlan, NotFound, StoreError
 from gateway.profiles import first_problem
@@ -130,7 +131,9 @@ class PlanRequest(ModelRequest):
     """As for adding a model; `hardware` names a snapshot to plan for instead of this machine."""
 
     name: ModelName = "plan"
-    hardware: str | None = Field(None, pattern=r"^[\w.-]{1,64}$")
+    hardware: (
+        Annotated[str, Form(r"^[\w.-]{1,64}$", "a snapshot's name has up to 64 letters, digits, `_`, `-` and `.`")] | None
+    ) = None
 
 
 @router.post(

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field
 from gateway.api.error_bodies import errors
 from gateway.catalog.download import Said, bring
 from gateway.domain import Value
+from gateway.domain.wish import Revision
 from gateway.errors import BadModel, BadRequest, FitserveError, StoreError
 
 router = APIRouter(prefix="/admin", tags=["admin"])
@@ -24,9 +25,7 @@ class PullRequest(Value):
     model_config = ConfigDict(defer_build=False)
 
     source: str = Field(max_length=200, description="Hugging Face repository, org/name")
-    revision: str | None = Field(
-        None, pattern=r"^[\w][\w./-]{0,127}$", description="branch, tag or commit; None: the default branch"
-    )
+    revision: Revision | None = Field(None, description="branch, tag or commit; None: the default branch")
 
 
 @router.post(

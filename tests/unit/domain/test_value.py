@@ -1,0 +1,56 @@
+"""gateway.domain.value: forms of texts."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.domain import ChatTemplate, Wish
+from tests.support.paths import ROOT
+
+# All letters of Unicode, as often as the count says: a `Form` holds them once.
+WIDE = re.compile(r"\\[wWdDsS][^{]*\{")
+
+
+def patterns(code: str) -> Iterator[str]:
+    """What `Field(pattern=...)` is given."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Field":
+            yield from (ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "pattern")
+
+
+def test_no_field_has_a_pattern_that_takes_megabytes() -> None:
+    found = {path: list(patterns(path.read_text())) for path in (ROOT / "gateway").rglob("*.py")}
+    assert sum(map(len, found.values())) > 3
+    literal = re.compile(r"r?['\"]")
+    wrong = {
+        path: said for path, all_said in found.items() for said in all_said if WIDE.search(said) or not literal.match(said)
+    }
+    assert not wrong, "take a `Form` of gateway.domain.value"
+
+
+def test_such_a_pattern_is_seen() -> None:
+    assert [
+        bool(WIDE.search(said)) for said in patterns(r'x = Field("", pattern=r"^[\w. -]{0,100}$"), Field(pattern=r"^\w+$")')
+    ] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["my chat.jinja", "", "Ä" * 100])
+def test_a_template_has_a_name_for_people(name: str) -> None:
+    assert ChatTemplate(text="x", name=name).name == name
+
+
+@pytest.mark.parametrize("name", ["a/b", "a" * 101, "a\n"])
+def test_a_name_of_another_form_is_refused_with_what_it_may_be(name: str) -> None:
+    with pytest.raises(ValidationError, match="is not allowed here: a name has up to 100 letters"):
+        ChatTemplate(text="x", name=name)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b/c", "\u00e4"])
+def test_an_adapter_has_a_name_as_models_have(name: str) -> None:
+    with pytest.raises(ValidationError, match="is not allowed here: a name has up to 96 letters"):
+        Wish(name="m", source="s", loras={name: "org/adapter"})
