@@ -17,8 +17,9 @@ import time
 
 from gateway.access.auth import Keys, key_of
 from gateway.access.failed_logins import FailedLogins
-from gateway.domain.key import Grant, digest_of, new_key
+from gateway.domain.grant import Grant
 from gateway.errors import FitserveError
+from gateway.keys import digest_of, new_key
 
 BATCH = 1000
 

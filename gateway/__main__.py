@@ -48,8 +48,6 @@ def _require_memory() -> None:
 
 def serve(*, take_over: bool = False) -> None:
     """Run the gateway; our own errors end with their exit code and two sentences."""
-    # structlog loads it where it is there, for tracebacks in colours: 3 MiB.
-    sys.modules["rich"] = None  # type: ignore[assignment]
     from gateway.errors import FitserveError
     from gateway.settings import load_settings
 

@@ -11,9 +11,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
-import structlog
+from gateway.logging import Logger
 
-log = structlog.get_logger("fitserve.supervision")
+log = Logger("fitserve.supervision")
 
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 60.0

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-import structlog
-
 from gateway.errors import SettingsError
+from gateway.logging import Logger
 from gateway.supervision import Supervised
 
-log = structlog.get_logger("fitserve.tls")
+log = Logger("fitserve.tls")
 
 _LOOK_S = 5.0
 

@@ -2,7 +2,7 @@
 
 no key at all           everything is open; the server listens on loopback only, and web pages are kept out
 keys of the settings    FITSERVE_ADMIN_KEY, good for everything; FITSERVE_API_KEY, good for inference only
-keys that were made     with the scopes and limits of their grants (`gateway.domain.key`); in the store as digests
+keys that were made     with the scopes and limits of their grants (`gateway.domain.grant`); in the store as digests
 no key with a scope     what needs that scope is closed
 """
 
@@ -13,11 +13,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from gateway.access.failed_logins import FailedLogins
 from gateway.access.origins import ANY, Origins
-from gateway.domain.key import SCOPES, Grant, Scope, digest_of
 from gateway.errors import BadRequest, Forbidden, Unauthorized
+from gateway.keys import SCOPES, Scope, digest_of
+
+if TYPE_CHECKING:
+    # Workers hold keys too, and do without the values of the planner: 15 MiB each.
+    from gateway.domain.grant import Grant
 
 # Names and literals that always mean this machine, so that no DNS answer can point them elsewhere.
 _LOOPBACK = rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?"

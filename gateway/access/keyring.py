@@ -18,17 +18,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.access.auth import Keys, key_of
 from gateway.domain import Value
-from gateway.domain.key import FROM_SETTINGS, Grant, digest_of, new_key
+from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
+from gateway.keys import FROM_SETTINGS, digest_of, new_key
+from gateway.logging import Logger
 from gateway.store import atomic_file
 from gateway.store.store import Store
 
-log = structlog.get_logger("fitserve.keys")
+log = Logger("fitserve.keys")
 
 
 class StoredKey(Value):

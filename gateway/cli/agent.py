@@ -8,19 +8,18 @@ import secrets
 import signal
 from pathlib import Path
 
-import structlog
-
 from gateway.domain import Mount
 from gateway.errors import SettingsError
 from gateway.hosts.agent.agent_server import Agent
 from gateway.hosts.agent.resolved_images import ResolvedImages
 from gateway.hosts.docker.host import DockerHost
+from gateway.logging import Logger
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 from gateway.store import atomic_file
 from gateway.store.data_folder import hold
 
-log = structlog.get_logger("fitserve.agent")
+log = Logger("fitserve.agent")
 
 
 def run(settings: Settings) -> None:

@@ -10,9 +10,9 @@ from typing import Any, BinaryIO, NamedTuple
 from gateway.core.facts.learn import maximum, told
 from gateway.core.failures.diagnose import diagnose
 from gateway.domain import Fact, Failure
-from gateway.domain.visible import visible_line
 from gateway.errors import BadRequest
 from gateway.profiles import Profiles
+from gateway.visible import visible_line
 
 SCHEMA = "fitserve.failure/1"
 _PIECE = 1024 * 1024

@@ -12,8 +12,8 @@ from gateway.cli.client import call
 from gateway.cli.options import Json, absolute, usage
 from gateway.cli.present import print_paragraph, table
 from gateway.cli.terminal import say, told
-from gateway.domain.visible import visible_line
 from gateway.errors import Conflict, NotFound, NotReady
+from gateway.visible import visible_line
 
 app = typer.Typer(no_args_is_help=True, help="Install inference engines for machines without Docker.", rich_markup_mode=None)
 

@@ -12,7 +12,7 @@ from gateway.cli.client import call
 from gateway.cli.options import Json, usage
 from gateway.cli.present import table
 from gateway.cli.terminal import say, told
-from gateway.domain.key import SCOPES
+from gateway.keys import SCOPES
 
 _CLOSES = "from now on every program needs a key, on this machine too, and this command line as well."
 

@@ -32,9 +32,9 @@ from gateway.cli.present import (
     table,
 )
 from gateway.cli.terminal import pour, say, told
-from gateway.domain.visible import visible_line
 from gateway.errors import FitserveError
 from gateway.version import __version__
+from gateway.visible import visible_line
 
 # An endpoint runs, or does not: nothing is loaded for it.
 _ENDPOINT_S = 60.0

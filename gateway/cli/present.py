@@ -10,7 +10,7 @@ from typing import Any
 from gateway.cli.terminal import say, squeezed, wrapped
 from gateway.cli.terminal import width as _width
 from gateway.domain.units import words as size
-from gateway.domain.visible import visible_line
+from gateway.visible import visible_line
 
 
 def status_text(view: Any) -> str:

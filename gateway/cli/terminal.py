@@ -20,7 +20,7 @@ import typer
 
 from gateway.domain.units import in_words
 from gateway.domain.units import words as size
-from gateway.domain.visible import visible, visible_line
+from gateway.visible import visible, visible_line
 
 # Of a download that no terminal shows: a line for each tenth.
 _TENTHS = 10

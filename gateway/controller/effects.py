@@ -11,8 +11,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from typing import Literal
 
-import structlog
-
 from gateway.controller.launcher import Launcher
 from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.controller.planner import Planner, Room
@@ -28,12 +26,13 @@ from gateway.core.sharing.surplus import without
 from gateway.domain import Asked, Attempt, EngineRef, Failure, Offer, Plan, Planned, RunningPlan, Scalar, Wish
 from gateway.domain.image_name import exact
 from gateway.errors import FitserveError, HostError, NoPlan
+from gateway.logging import Logger
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.drains import Drains
 from gateway.store.running_engines import RunningEngine, RunningEngines
 from gateway.store.store import Store
 
-log = structlog.get_logger("fitserve.loop")
+log = Logger("fitserve.loop")
 
 # How long the last log lines of a broken engine may take, in turns of the event loop and not in seconds: on a busy machine the
 # reader of the log gets as many turns.

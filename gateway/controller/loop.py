@@ -11,8 +11,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import structlog
-
 from gateway.access.endpoint_keys import EndpointKeys
 from gateway.controller.change_steps import ChangeSteps
 from gateway.controller.effects import Effects
@@ -33,6 +31,7 @@ from gateway.domain import Attempt, Change, Failure, Hardware, Instance, Offer, 
 from gateway.domain.plan import ALONE
 from gateway.errors import BadRequest, Conflict, HostError, StoreError, no_model
 from gateway.failpoint import Failpoint
+from gateway.logging import Logger
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.routing.drains import Drains
 from gateway.routing.routes import Routes
@@ -41,7 +40,7 @@ from gateway.store.running_engines import RunningEngines, restore_running
 from gateway.store.store import Store
 from gateway.supervision import Setback
 
-log = structlog.get_logger("fitserve.loop")
+log = Logger("fitserve.loop")
 
 # Calls to engines at once, and as many to endpoints.
 _CALLS_AT_ONCE = 128

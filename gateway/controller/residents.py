@@ -8,18 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-import structlog
-
 from gateway.controller.fleet import Fleet
 from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.core.residence import LEAST_S, Copy, Leave, Place, Resident, Why, decide, loadable, may_leave, warm_order
 from gateway.domain import Instance
 from gateway.errors import StoreError
+from gateway.logging import Logger
 from gateway.routing.routes import Routes
 from gateway.settings import Settings
 from gateway.store.store import Store
 
-log = structlog.get_logger("fitserve.loop")
+log = Logger("fitserve.loop")
 
 # Between two looks at how many requests have ended while nobody waits, and between two notes on the disk of when a model was last asked.
 _COUNT_S, _NOTE_S = 1.0, 60.0

@@ -8,8 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-import structlog
-
 from gateway.controller.engine_client import NoAnswerError
 from gateway.controller.launcher import Launcher
 from gateway.controller.managed_model import ReplicaState
@@ -21,9 +19,10 @@ from gateway.core.facts import sleep
 from gateway.core.sharing.leaving import awake, missing, taken, to_wake
 from gateway.domain import Asleep, Attempt, Fact, Offer
 from gateway.domain.units import gib
+from gateway.logging import Logger
 from gateway.store.store import Store
 
-log = structlog.get_logger("fitserve.loop")
+log = Logger("fitserve.loop")
 
 # How long NVML may take to show what came back, and between two looks at that.
 _BACK_S, _LOOK_S = 5.0, 0.2

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 
-import structlog
-
 from gateway.domain import Instance
+from gateway.logging import Logger
 from gateway.supervision import Supervised
 
-log = structlog.get_logger("fitserve.loop")
+log = Logger("fitserve.loop")
 
 
 class Strays:

@@ -8,8 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-import structlog
-
 from gateway.controller.engine_client import EngineClient, NoAnswerError
 from gateway.controller.verify import alive, metrics_of, sleeps
 from gateway.core.failures.compilers import COMPILING, compiling
@@ -21,11 +19,12 @@ from gateway.core.pulse import Pulse, longest_step_s
 from gateway.domain import Attempt, EngineProcess, Failure, Observation
 from gateway.errors import FitserveError, HostError
 from gateway.hosts.host import Host
+from gateway.logging import Logger
 from gateway.settings import Settings
 from gateway.store.engine_logs import LogCopy, log_path
 from gateway.supervision import Supervised
 
-log = structlog.get_logger("fitserve.loop")
+log = Logger("fitserve.loop")
 
 _TAIL_LINES = 200
 PROBE_TIMEOUT_S = 5.0

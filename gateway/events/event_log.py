@@ -12,14 +12,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import structlog
-
 from gateway.domain.facts import Event
 from gateway.errors import StoreError
+from gateway.logging import Logger
 from gateway.store.event_table import Bounds
 from gateway.store.store import Store
 
-log = structlog.get_logger("fitserve.events")
+log = Logger("fitserve.events")
 
 # Between two writes, so that a storm of events is few transactions.
 _WRITE_S = 0.2

@@ -19,17 +19,17 @@ from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 import msgspec
-import structlog
 
 from gateway.controller.engine_client import EngineClient, NoAnswerError
 from gateway.domain.facts import Event
 from gateway.errors import StoreError
 from gateway.events.event_log import EventLog
+from gateway.logging import Logger
 from gateway.settings import Settings
 from gateway.store.store import Store
 from gateway.supervision import Supervised
 
-log = structlog.get_logger("fitserve.webhook")
+log = Logger("fitserve.webhook")
 
 _WITHIN_S = 15.0
 # The waits of the specification begin with 5 s too.

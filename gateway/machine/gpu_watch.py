@@ -18,18 +18,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import structlog
 from pydantic import Field
 
 from gateway.domain import Failure, Hardware, Value
 from gateway.domain.hardware import XidTable
+from gateway.logging import Logger
 from gateway.machine.gpu_reading import GpuReading
 from gateway.machine.gpu_reading import read as read_gpu
 from gateway.machine.kept_gpus import VARIABLES, KeptGpus
 from gateway.machine.nvml import Nvml, recovery_action, text_of
 from gateway.machine.probe import probe
 
-log = structlog.get_logger("fitserve.gpus")
+log = Logger("fitserve.gpus")
 
 # Between two readings of all cards.
 _POLL_S = 2.0

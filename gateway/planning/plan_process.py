@@ -9,13 +9,12 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-import structlog
-
 from gateway.errors import BadFlag, BadModel, BadRequest, Busy, FitserveError, NeedsRemoteCode, NoPlan, NotFound, SettingsError
+from gateway.logging import Logger
 from gateway.own_program import end, started
 from gateway.planning.messages import HEADER_BYTES, LENGTH, PROCESSOR_S, Answer, Frames, Request, Start, packed
 
-log = structlog.get_logger("fitserve.planning")
+log = Logger("fitserve.planning")
 
 # For one request, from the moment at which it is its turn. Headers of a thousand files at a far Hub come in a minute.
 PATIENCE_S = 180.0

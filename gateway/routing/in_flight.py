@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import nsmallest
-from typing import Annotated, Literal, Protocol
-
-from pydantic import Field
+from typing import Literal, Protocol
 
 from gateway.access.auth import Key
 from gateway.api.endpoints import Endpoint
@@ -19,21 +17,26 @@ MOST_SHOWN = 50
 Phase = Literal["waiting for the model", "waiting for a place", "waiting for the first token", "answering"]
 
 
+def _means(words: str) -> dict[str, str]:
+    """Metadata of a field, from which the description of the API has its meaning. No `Field`: workers do without pydantic, 10 MiB each."""
+    return {"description": words}
+
+
 @dataclass(frozen=True, slots=True)
 class RequestInFlight:
     """One of them. Never a prompt, an answer or a key."""
 
-    id: Annotated[str, Field(description="as its answer's `x-request-id`, which its client may have chosen")]
+    id: str = field(metadata=_means("as its answer's `x-request-id`, which its client may have chosen"))
     model: str
-    endpoint: Annotated[str, Field(description="as in metrics: chat, completions, embeddings, ...")]
-    key: Annotated[str, Field(description="the name of the key; empty: without one")]
-    address: Annotated[str, Field(description="of the client, or of the proxy before it")]
+    endpoint: str = field(metadata=_means("as in metrics: chat, completions, embeddings, ..."))
+    key: str = field(metadata=_means("the name of the key; empty: without one"))
+    address: str = field(metadata=_means("of the client, or of the proxy before it"))
     phase: Phase
-    replica: Annotated[str | None, Field(description="the engine that was asked; null: none yet")]
-    began_at: Annotated[float, Field(description="Unix time")]
-    first_byte_s: Annotated[float | None, Field(description="seconds to the first byte of the answer; null: none yet")]
-    received_bytes: Annotated[int, Field(description="of the request's body, when it was routed")]
-    sent_bytes: Annotated[int, Field(description="of the answer's body so far")]
+    replica: str | None = field(metadata=_means("the engine that was asked; null: none yet"))
+    began_at: float = field(metadata=_means("Unix time"))
+    first_byte_s: float | None = field(metadata=_means("seconds to the first byte of the answer; null: none yet"))
+    received_bytes: int = field(metadata=_means("of the request's body, when it was routed"))
+    sent_bytes: int = field(metadata=_means("of the answer's body so far"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class RequestsInFlight:
     """The oldest requests in flight, oldest first."""
 
     data: tuple[RequestInFlight, ...]
-    more: Annotated[int, Field(description="requests in flight that are not listed")]
+    more: int = field(metadata=_means("requests in flight that are not listed"))
 
 
 class Ask(Protocol):

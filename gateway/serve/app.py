@@ -12,7 +12,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
@@ -32,6 +31,7 @@ from gateway.events.webhook import webhooks
 from gateway.hosts.host import Host
 from gateway.inquiry.answer_cache import AnswerCache
 from gateway.inquiry.inquirer import Inquirer
+from gateway.logging import Logger
 from gateway.machine.gpu_watch import GpuWatch, kept_here
 from gateway.planning.machine_planner import MachinePlanner
 from gateway.planning.messages import Start
@@ -81,7 +81,7 @@ from gateway.version import __version__
 if TYPE_CHECKING:
     from gateway.serve.workers.supervisor import Workers
 
-log = structlog.get_logger("fitserve")
+log = Logger("fitserve")
 
 # The loop looks at the world at least this often; a longer silence means that the loop hangs.
 _STALE_S = 15.0

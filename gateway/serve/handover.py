@@ -23,13 +23,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
-
 from gateway.errors import SettingsError
+from gateway.logging import Logger
 from gateway.serve.workers.sockets import listen_at, short
 from gateway.version import __version__
 
-log = structlog.get_logger("fitserve.handover")
+log = Logger("fitserve.handover")
 
 _PROTOCOL = 1
 _MOST_FILES = 128

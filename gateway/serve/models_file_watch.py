@@ -13,16 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import structlog
 from starlette.types import ASGIApp, Message
 
 from gateway.errors import FitserveError
+from gateway.logging import Logger
 from gateway.store import atomic_file
 from gateway.supervision import Supervised
 from gateway.wishes.models_file import ModelsFile, load
 from gateway.wishes.steps import Step, steps
 
-log = structlog.get_logger("fitserve.models_file")
+log = Logger("fitserve.models_file")
 
 # A look is one call of the kernel; the file is read where it is another one.
 _LOOK_S = 1.0

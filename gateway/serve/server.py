@@ -12,11 +12,11 @@ import sys
 import time
 from functools import partial
 
-import structlog
 import uvicorn
 
 from gateway import open_files
 from gateway.errors import FitserveError, SettingsError
+from gateway.logging import Logger
 from gateway.serve import handover, systemd
 from gateway.serve.app import create_app
 from gateway.serve.gateway_app import GatewayApp
@@ -28,7 +28,7 @@ from gateway.serve.proxy.uvicorn_config import uvicorn_config
 from gateway.settings import Settings
 from gateway.store.data_folder import lock, own_lock
 
-log = structlog.get_logger("fitserve")
+log = Logger("fitserve")
 
 # Workers look at their signals ten times a second, and close their sockets at once then; where they get time to.
 _ORPHANED_S = 30.0

@@ -17,11 +17,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import structlog
-
 from gateway.errors import SettingsError
+from gateway.logging import Logger
 
-log = structlog.get_logger("fitserve.store")
+log = Logger("fitserve.store")
 
 _OTHERS = 0o077
 _SHARED = ("models", "engines")

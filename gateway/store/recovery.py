@@ -18,15 +18,14 @@ import time
 import uuid
 from pathlib import Path
 
-import structlog
-
 from gateway.domain import Fact
 from gateway.errors import StoreError
+from gateway.logging import Logger
 from gateway.store import atomic_file
 from gateway.store.database import Damaged, OtherVersion
 from gateway.store.store import Store
 
-log = structlog.get_logger("fitserve.store")
+log = Logger("fitserve.store")
 
 _BESIDE = ("-wal", "-shm")
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-import structlog
 from pydantic import ValidationError
 
 from gateway.domain import Attempt, Value, Wish
 from gateway.errors import StoreError
+from gateway.logging import Logger
 from gateway.store import atomic_file
 from gateway.store.store import Store
 
-log = structlog.get_logger("fitserve.live")
+log = Logger("fitserve.live")
 
 
 class RunningEngine(Value):

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gateway.domain import Abilities, Asleep, Attempt, Bench, Change, Fact, Failure, Plan, Wish
-from gateway.domain.key import Grant
+from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store.database import Database
 from gateway.store.event_table import EventTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal, get_args
 
-from gateway.domain.key import UsageRow
+from gateway.keys import UsageRow
 from gateway.store.database import Database
 
 KEPT_DAYS = 400

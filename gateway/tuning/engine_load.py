@@ -8,13 +8,13 @@ import json
 import os
 from collections.abc import Callable
 
-import structlog
 from pydantic import ValidationError
 
 from gateway.domain import Attempt, BenchReport, Instance
+from gateway.logging import Logger
 from gateway.own_program import started
 
-log = structlog.get_logger("fitserve.tuning")
+log = Logger("fitserve.tuning")
 
 _POLL_S = 0.5
 _NICE = 5

@@ -16,8 +16,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-import structlog
-
 from gateway.controller.loop import Loop
 from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.core.facts.known_facts import KnownFacts
@@ -26,13 +24,14 @@ from gateway.core.speed.correction import learned, measured
 from gateway.core.speed.expectation import for_copies
 from gateway.domain import Attempt, Bench, BenchKept, BenchReport, Engine, EngineRef, Plan, Rival
 from gateway.errors import Conflict, FitserveError
+from gateway.logging import Logger
 from gateway.settings import Settings
 from gateway.store.store import Store
 from gateway.supervision import Supervised
 from gateway.tuning.engine_load import measure
 from gateway.tuning.traffic import Traffic
 
-log = structlog.get_logger("fitserve.tuning")
+log = Logger("fitserve.tuning")
 
 # Between two looks at what serves.
 _LOOK_S = 2.0

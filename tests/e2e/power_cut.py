@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway.domain import Fact
-from gateway.domain.key import Grant
+from gateway.domain.grant import Grant
 from gateway.store.recovery import installation_id, open_store
 from gateway.store.running_engines import RunningEngine, RunningEngines
 from gateway.store.store import Store

@@ -13,15 +13,15 @@ from tests.support.paths import ROOT
 # From the top floor to the ground: a folder (or a module beside the folders) and what it may import of ours. What stands on the
 # ground (GROUND) may be imported from everywhere.
 ARROWS = {
-    "__main__": "cli.verbs cli serve logging settings",
+    "__main__": "cli.verbs cli serve settings",
     "gateway": "planning version",
-    "cli.verbs": "export cli core.planner wishes settings logging store version",
-    "cli": "doctor bench demo planning calibration inquiry profiles core.planner core.speed hosts.agent hosts.docker hosts.process logging store core.facts version machine settings core.failures",
+    "cli.verbs": "export cli core.planner wishes settings store version",
+    "cli": "doctor bench demo planning calibration inquiry profiles core.planner core.speed hosts.agent hosts.docker hosts.process store core.facts version machine settings core.failures",
     "doctor": "profiles hosts.agent hosts.docker hosts.process machine core.facts core.speed settings store",
     "serve": "tls tuning events planning calibration inquiry serve.workers catalog serve.page serve.metrics serve.admin serve.proxy controller profiles routing access version machine settings hosts.agent hosts.docker hosts.process hosts open_files api shared_memory store wishes supervision",
     "planning": "checking inquiry catalog profiles core.sharing core.planner core.lora core.chat hosts.process core.facts core.speed core.speculative machine settings store own_program",
     "checking": "inquiry core.model",
-    "serve.workers": "tls serve.metrics serve.proxy routing access logging supervision settings api shared_memory",
+    "serve.workers": "tls serve.metrics serve.proxy routing access supervision settings api shared_memory",
     "serve.page": "serve.metrics controller routing access",
     "serve.metrics": "serve.admin serve.proxy controller core.speed supervision version api machine store",
     "serve.admin": "api events catalog calibration controller profiles core.planner routing access core.facts core settings store wishes version export",
@@ -63,7 +63,6 @@ ARROWS = {
     "health": "",
     "inquiry.inside": "",
     "inquiry.inside.measuring": "",
-    "logging": "",
     "tls": "supervision",
     "supervision": "",
     "version": "",
@@ -79,7 +78,7 @@ ARROWS = {
     "core.failures": "",
     "core.model.families": "",
 }
-GROUND = ("domain", "errors")
+GROUND = ("domain", "errors", "keys", "logging", "visible")
 MOST_FILES = 16
 LONGEST_CHAIN = 16
 

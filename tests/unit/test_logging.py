@@ -6,12 +6,15 @@ import io
 import json
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-import structlog
 
-from gateway.logging import configure_logging
+from gateway.logging import Logger, configure_logging
+from tests.support.paths import ROOT
 
 EVIL = "\x1b]0;owned\x07\x9b2J\u202e"
 
@@ -27,13 +30,12 @@ def _configuration() -> Iterator[None]:
     before = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = before[0], before[1]
-    structlog.reset_defaults()
 
 
 def speak(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO) -> str:
     monkeypatch.setattr("sys.stderr", stream)
     configure_logging("info")
-    structlog.get_logger("fitserve.of-this-test").warning("failed", line=EVIL, names=[EVIL], reason=f"a {EVIL}")
+    Logger("fitserve.of-this-test").warning("failed", line=EVIL, names=[EVIL], reason=f"a {EVIL}")
     logging.getLogger("library").warning("said %s", EVIL)
     logging.getLogger("library").error("broke", exc_info=ValueError(EVIL))
     return stream.getvalue()
@@ -50,8 +52,8 @@ def test_a_terminal_gets_lines_to_read_without_those_of_the_web_server(monkeypat
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
     configure_logging("info")
-    structlog.get_logger("fitserve").info("listening", url="http://127.0.0.1:1", keys=False, why="two words")
-    structlog.get_logger("fitserve").warning("low")
+    Logger("fitserve").info("listening", url="http://127.0.0.1:1", keys=False, why="two words")
+    Logger("fitserve").warning("low")
     logging.getLogger("uvicorn.error").info("Started server process [1]")
     first, second = stream.getvalue().splitlines()
     assert re.fullmatch(r"\d\d:\d\d:\d\d listening  url=http://127.0.0.1:1 keys=False why='two words'", first)
@@ -61,3 +63,30 @@ def test_a_terminal_gets_lines_to_read_without_those_of_the_web_server(monkeypat
 def test_json_has_what_was_said_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [json.loads(line) for line in speak(monkeypatch, io.StringIO()).splitlines()]
     assert [lines[0]["line"], lines[0]["names"], lines[1]["event"]] == [EVIL, [EVIL], f"said {EVIL}"]
+
+
+def test_a_line_has_its_fields_then_what_every_line_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    configure_logging("warning")
+    log = Logger("fitserve.test")
+    log.info("too low to be told")
+    try:
+        int("broken")
+    except ValueError as error:
+        log.exception("of what is handled", at=Path("/a"), share=50)
+        caught = error
+    log.critical("100 % of %s", exc_info=caught)
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert list(first) == ["at", "share", "event", "logger", "level", "timestamp", "exception"]
+    assert (first["at"], first["share"], first["level"], second["level"]) == ("PosixPath('/a')", 50, "error", "critical")
+    assert second["event"] == "100 % of %s"
+    assert first["exception"].startswith("Traceback")
+    assert second["exception"].endswith("'broken'")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", first["timestamp"])
+
+
+def test_a_command_tells_a_warning_with_its_fields_on_standard_error() -> None:
+    code = "from gateway.logging import Logger; Logger('fitserve.test').warning('the folder was open', mode='0o755')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr[9:]) == ("", "warning: the folder was open  mode=0o755\n")

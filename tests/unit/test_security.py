@@ -10,9 +10,10 @@ import pytest
 from gateway.access.auth import ANYONE, Keys, key_of
 from gateway.access.failed_logins import FailedLogins
 from gateway.api.endpoints import ENDPOINTS
-from gateway.domain.key import SCOPES as KNOWN_SCOPES
-from gateway.domain.key import Grant, digest_of, new_key
+from gateway.domain.grant import Grant
 from gateway.errors import FitserveError
+from gateway.keys import SCOPES as KNOWN_SCOPES
+from gateway.keys import digest_of, new_key
 from gateway.serve.admin.scopes import SCOPES
 from gateway.serve.app import create_app
 from gateway.settings import Settings

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from gateway import supervision
 from gateway.supervision import Setback, Supervised
+from tests.support.log_lines import capture_logs
 from tests.support.patience import HANG_S, Clock
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
-def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MutableMapping[str, Any]]]:
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     monkeypatch.setattr(supervision, "FIRST_REST_S", 0.001)
     with capture_logs() as events:
         yield events
@@ -50,7 +50,7 @@ async def too_deep() -> None:
         *(lambda error=error: raises(error) for error in (ValueError("x"), MemoryError(), OSError(24, "x"))),
     ],
 )
-async def test_work_goes_on_after_any_error(bad: Callable[[], Awaitable[None]], logged: list[MutableMapping[str, Any]]) -> None:
+async def test_work_goes_on_after_any_error(bad: Callable[[], Awaitable[None]], logged: list[dict[str, Any]]) -> None:
     seen: list[str | None] = []
     told = asyncio.Event()
 

@@ -13,9 +13,9 @@ from gateway.cli.present import show_decision, status_text
 from gateway.cli.terminal import Talk, everything, status, told
 from gateway.cli.verbs.chat import Chat
 from gateway.cli.verbs.pull_command import pulled
-from gateway.domain.visible import visible_line
 from gateway.domain.wish import NAME_PATTERN
 from gateway.errors import BadRequest, NotReady
+from gateway.visible import visible_line
 
 # As a shell says that Ctrl-C ended a command.
 _INTERRUPTED = 130

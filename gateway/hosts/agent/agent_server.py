@@ -18,7 +18,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
-import structlog
 from pydantic import ValidationError
 
 from gateway.domain import Engine, EngineRef, Instance, LaunchSpec, Mount
@@ -46,8 +45,9 @@ from gateway.hosts.agent.calls import (
 from gateway.hosts.agent.policy import MOST_INSTANCES, check_engine, check_gpus, check_launch
 from gateway.hosts.agent.resolved_images import ResolvedImages
 from gateway.hosts.host import Host
+from gateway.logging import Logger
 
-log = structlog.get_logger("fitserve.agent")
+log = Logger("fitserve.agent")
 
 # A gateway follows the log of each engine, and asks for little else at once.
 _MOST_CONNECTIONS = MOST_INSTANCES + 64

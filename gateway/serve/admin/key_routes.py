@@ -12,8 +12,9 @@ from gateway.access.auth import Keys
 from gateway.access.keyring import Keyring
 from gateway.api.error_bodies import errors
 from gateway.domain import Value
-from gateway.domain.key import FROM_SETTINGS, Grant, Scope
+from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
+from gateway.keys import FROM_SETTINGS, Scope
 
 router = APIRouter(prefix="/admin/keys", tags=["keys"])
 

@@ -13,7 +13,7 @@ from typing import Literal
 from starlette import types
 from starlette.routing import BaseRoute, Match, Route
 
-from gateway.domain.key import Scope
+from gateway.keys import Scope
 
 SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("GET", "/"): "open",

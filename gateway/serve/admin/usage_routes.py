@@ -13,8 +13,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 
 from gateway.domain import Value
-from gateway.domain.key import UsageRow
 from gateway.errors import BadRequest
+from gateway.keys import UsageRow
 from gateway.store.usage_table import PARTS, Part, UsageTable
 
 router = APIRouter(prefix="/admin/usage", tags=["admin"])

@@ -15,11 +15,11 @@ import msgspec
 from starlette.types import Message, Scope, Send
 
 from gateway.api.protocol import request_id
-from gateway.domain.visible import visible
 from gateway.errors import FitserveError
 from gateway.serve.admin.scopes import Scopes
 from gateway.serve.metrics.counters import Metrics
 from gateway.serve.proxy.meter import MeteredRequest
+from gateway.visible import visible
 
 
 class AccessLog(Metrics):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from gateway.domain.key import UsageRow
+from gateway.keys import UsageRow
 
 # Of keys and models at a time, between two takes; of more the key is told as "other".
 MOST_ROWS = 10_000

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-import structlog
-
 from gateway.errors import StoreError
+from gateway.logging import Logger
 from gateway.serve.metrics.usage_counter import UsageCounter
 from gateway.store.usage_table import UsageTable
 from gateway.supervision import Supervised
 
-log = structlog.get_logger("fitserve.usage")
+log = Logger("fitserve.usage")
 
 _KEEP_S = 2.0
 # Between two tries where the disk takes nothing.

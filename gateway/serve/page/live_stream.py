@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import structlog
 from fastapi import APIRouter, Request
 from starlette import types
 from starlette.responses import Response
 
 from gateway.access.auth import Keys
 from gateway.controller.loop import Loop
+from gateway.logging import Logger
 from gateway.routing.in_flight import InFlight
 from gateway.routing.routes import Routes
 from gateway.serve.metrics.counters import Sample
@@ -32,7 +32,7 @@ from gateway.serve.page.live_state import live_machine, live_models
 from gateway.serve.page.traffic import Point, Traffic
 
 router = APIRouter(prefix="/admin", tags=["admin"])
-log = structlog.get_logger("fitserve.page")
+log = Logger("fitserve.page")
 
 TICK_S = 1.0
 # The machine is probed, and a point is made, so often.

@@ -14,7 +14,7 @@ import uvicorn
 from gateway.access.auth import Key
 from gateway.access.origins import Origins
 from gateway.access.rate_limits import RateLimiter
-from gateway.domain.key import Scope
+from gateway.keys import Scope
 from gateway.routing.in_flight import Ask, RequestsInFlight, oldest
 from gateway.routing.routes import Routes
 from gateway.serve.proxy.bodies.body_budget import BodyBudget

@@ -23,7 +23,7 @@ from dataclasses import replace
 import msgspec
 
 from gateway.access.auth import Key, Keys
-from gateway.domain.key import UsageRow
+from gateway.keys import UsageRow
 from gateway.routing.in_flight import RequestsInFlight
 from gateway.routing.table import ModelRoute, RouteTable
 from gateway.serve.metrics.counters import Sample

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from gateway.access.auth import Keys
+from gateway.logging import Logger
 from gateway.routing.in_flight import RequestsInFlight, together
 from gateway.routing.routes import Routes
 from gateway.routing.table import RouteTable
@@ -54,7 +54,7 @@ from gateway.settings import Settings
 from gateway.shared_memory import SharedMemory
 from gateway.supervision import Supervised
 
-log = structlog.get_logger("fitserve.workers")
+log = Logger("fitserve.workers")
 
 HUNG_S = 30.0
 # A worker answers at once; one that does not hangs, or has no time.

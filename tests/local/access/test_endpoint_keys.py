@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from gateway.access.endpoint_keys import FOLDER
 from gateway.domain import LaunchSpec
 from gateway.store.backup import write_backup
+from tests.support.log_lines import capture_logs
 from tests.support.patience import HANG_S
 from tests.support.running import Running, running
 from tests.support.scripted_engine import EngineScript

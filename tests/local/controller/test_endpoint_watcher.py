@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from gateway.access.endpoint_keys import EndpointKeys
 from gateway.controller.endpoint_watcher import EndpointKey, EndpointWatcher
@@ -19,6 +18,7 @@ from gateway.controller.engine_client import EngineClient, NoAnswerError
 from gateway.domain import LaunchSpec
 from gateway.routing.table import RoutedReplica
 from tests.support.dataplane import never_answers, refused_url, until
+from tests.support.log_lines import capture_logs
 from tests.support.patience import HANG_S
 from tests.support.running import Running, running
 from tests.support.scripted_engine import EngineScript

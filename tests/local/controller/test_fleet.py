@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from gateway.domain import LaunchSpec, Wish
-from gateway.domain.key import Grant, digest_of
+from gateway.domain.grant import Grant
+from gateway.keys import digest_of
 from gateway.store.recovery import open_store
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.patience import HANG_S

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from structlog.testing import capture_logs
 
 from gateway.controller import loop
 from gateway.controller.effects import Effects
@@ -20,6 +19,7 @@ from gateway.domain import LaunchSpec
 from gateway.errors import HostError
 from gateway.machine.gpu_watch import GpuWatch
 from tests.support.dataplane import until
+from tests.support.log_lines import capture_logs
 from tests.support.memory_host import Method, World
 from tests.support.patience import HANG_S
 from tests.support.running import Running, model_folder, running
@@ -37,7 +37,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 
 
 @pytest.fixture(autouse=True)
-def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MutableMapping[str, Any]]]:
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     monkeypatch.setattr("gateway.supervision.FIRST_REST_S", 0.01)
     monkeypatch.setattr("gateway.supervision.LONGEST_REST_S", 0.1)
     with capture_logs() as events:
@@ -90,7 +90,7 @@ PLACES: dict[str, tuple[type, str, Callable[..., bool]]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 async def test_an_error_in_the_work_of_one_model_stays_there_and_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[MutableMapping[str, Any]], place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[dict[str, Any]], place: str
 ) -> None:
     owner, method, hit = PLACES[place]
     async with running(tmp_path, healthy) as gateway:

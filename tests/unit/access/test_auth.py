@@ -10,8 +10,8 @@ from typing import Any, get_args
 import pytest
 
 from gateway.access.auth import Key, Keys, KeyTable, check_local
-from gateway.domain.key import Scope
 from gateway.errors import BadRequest, FitserveError, Forbidden, Unauthorized
+from gateway.keys import Scope
 
 ADMIN, API = "admin-secret-1", "api-secret-22"
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.access.auth import ANYONE, Key
-from gateway.domain.key import SCOPES
 from gateway.errors import FitserveError, ModelNotFound, NotFound, NotReady, Overloaded
+from gateway.keys import SCOPES
 from gateway.routing.queue import Pace
 from gateway.routing.responses import Responses
 from gateway.routing.routes import Routes

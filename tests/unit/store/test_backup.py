@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.domain import Wish
-from gateway.domain.key import Grant
+from gateway.domain.grant import Grant
 from gateway.errors import BadRequest, SettingsError, StoreError
 from gateway.store.backup import restore_backup, write_backup
 from gateway.store.database import VERSION

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from gateway.errors import SettingsError
 from gateway.store.data_folder import close_data_folder, in_use
 from gateway.store.database import Database
+from tests.support.log_lines import capture_logs
 
 
 @pytest.fixture(autouse=True)

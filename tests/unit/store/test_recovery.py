@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.domain import Fact
-from gateway.domain.key import Grant
+from gateway.domain.grant import Grant
 from gateway.errors import StoreError
 from gateway.store.database import Database
 from gateway.store.recovery import installation_id, open_store

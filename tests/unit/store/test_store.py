@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.domain import Bench, Cap, Change, Fact, Failure
-from gateway.domain.key import Grant
+from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store.database import Damaged
 from gateway.store.store import Store, measured_facts

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.domain.key import UsageRow
+from gateway.keys import UsageRow
 from gateway.store import usage_table
 from gateway.store.store import Store
 from gateway.store.usage_table import KEPT_DAYS, PARTS

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.domain.key import Grant
+from gateway.domain.grant import Grant
 from tests.support.memory_host import World
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript

@@ -222,7 +222,7 @@ async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
 ADMIT = """
 import sys
 from gateway.errors import RateLimited
-from gateway.domain.key import SCOPES
+from gateway.keys import SCOPES
 from gateway.access.auth import Key, KeyLimits
 from gateway.shared_memory import SharedMemory
 from gateway.serve.workers.shared_limits import SharedRateLimiter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gateway.domain.key import UsageRow
+from gateway.keys import UsageRow
 from gateway.serve.metrics.usage_counter import MOST_ROWS, UsageCounter
 
 TODAY = int(time.time()) // 86400

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from gateway.access.auth import ANYONE, Key, KeyLimits
 from gateway.access.failed_logins import MOST, FailedLogins
 from gateway.access.rate_limits import RateLimiter
-from gateway.domain.key import SCOPES
 from gateway.errors import NotFound, RateLimited
+from gateway.keys import SCOPES
 from gateway.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
 from gateway.serve.proxy.limits import Limits
 from gateway.serve.workers import channel

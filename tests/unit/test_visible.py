@@ -8,7 +8,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.visible import visible, visible_line
+from gateway.visible import visible, visible_line
 
 
 def test_no_control_character_and_no_direction_of_writing_is_left() -> None:

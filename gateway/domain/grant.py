@@ -1,0 +1,35 @@
+"""What a key may do that was made here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from gateway.domain.value import Form, Value
+from gateway.domain.wish import ModelName
+from gateway.keys import Scope
+
+_MOST = 10**9
+
+
+class Grant(Value):
+    """What the key of that name may do. None: no limit."""
+
+    # Built now: FastAPI looks at the model of a body before anything is validated with it.
+    model_config = ConfigDict(defer_build=False)
+
+    name: Annotated[
+        str,
+        Form(
+            r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$",
+            "a name has up to 64 letters, digits, `_`, `-` and `.`, and begins with a letter, a digit or `_`",
+        ),
+    ] = Field(description="by which the key is listed and revoked")
+    scopes: tuple[Scope, ...] = Field(("inference",), min_length=1, max_length=3)
+    models: tuple[ModelName, ...] | None = Field(
+        None, min_length=1, max_length=1000, description="the models it may ask; None: all"
+    )
+    requests_per_minute: int | None = Field(None, ge=1, le=_MOST)
+    tokens_per_minute: int | None = Field(None, ge=1, le=_MOST, description="of prompts and answers together")
+    max_in_flight: int | None = Field(None, ge=1, le=_MOST, description="requests at once")

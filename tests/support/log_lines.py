@@ -1,0 +1,33 @@
+"""What the gateway logs while a test looks: each line with its fields."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[dict[str, Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        known = {"event": record.getMessage(), "log_level": record.levelname.lower(), "exc_info": error}
+        self.lines.append({**getattr(record, "fields", {}), **known})
+
+
+@contextmanager
+def capture_logs() -> Iterator[list[dict[str, Any]]]:
+    """The lines of every level: their fields, and `event`, `log_level`, and as `exc_info` the error whose traceback is logged."""
+    ours, kept = logging.getLogger("fitserve"), _Kept()
+    level = ours.level
+    ours.addHandler(kept)
+    ours.setLevel(logging.DEBUG)
+    try:
+        yield kept.lines
+    finally:
+        ours.removeHandler(kept)
+        ours.setLevel(level)
