@@ -10,12 +10,10 @@ import re
 import shlex
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import yaml
-from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from gateway.core import variables
 from gateway.domain.facts import EVENT_KINDS
@@ -30,10 +28,10 @@ _ENDPOINT_KEY = "FITSERVE_ENDPOINT_KEY"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,?#]+", re.IGNORECASE)
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Every setting of the gateway. Names are the environment variables without `FITSERVE_`."""
 
-    model_config = SettingsConfigDict(env_prefix="FITSERVE_", env_ignore_empty=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs an admin key")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0: any free one")
@@ -78,7 +76,7 @@ class Settings(BaseSettings):
         description="origins of web pages that may call, with commas between, as `https://app.example`; `*`: all, which opens no admin API that "
         "has no key; never with credentials",
     )
-    engine_env: Annotated[dict[str, str], NoDecode] = Field(
+    engine_env: dict[str, str] = Field(
         {},
         description="environment variables of all engines: NAME=VALUE with spaces between, quoted as in a shell; in FITSERVE_CONFIG a mapping",
     )
@@ -190,22 +188,6 @@ class Settings(BaseSettings):
                     raise ValueError(str(error).rstrip(".")) from None
         return given
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the base class names them
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        sources: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
-        if path := os.environ.get("FITSERVE_CONFIG"):
-            if not Path(path).is_file():
-                raise SettingsError(f"FITSERVE_CONFIG names {path}, which is not a file.", hint="Correct the path or unset it.")
-            sources += (YamlConfigSettingsSource(settings_cls, yaml_file=path),)
-        return sources
-
     @property
     def data(self) -> Path:
         return self.data_dir.expanduser().absolute()
@@ -297,7 +279,7 @@ def _webhook_key(secret: SecretStr) -> bytes | None:
         return None
 
 
-def load_settings(**overrides: object) -> Settings:
+def load_settings() -> Settings:
     """Read and check the settings. Raises SettingsError naming the variable and what it may be."""
     known = {f"FITSERVE_{name.upper()}" for name in Settings.model_fields} | _OTHERS
     unknown = sorted(name for name in os.environ if name.startswith("FITSERVE_") and name not in known)
@@ -308,15 +290,13 @@ def load_settings(**overrides: object) -> Settings:
             hint=(f"{meant[0]} may be meant; " if meant else "") + "`fitserve serve --help` lists the settings.",
         )
     try:
-        settings = Settings(**{k: v for k, v in overrides.items() if v is not None})  # type: ignore[arg-type]
+        settings = Settings(**_of_file() | _of_environment())
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = "FITSERVE_" + "_".join(str(part) for part in first["loc"]).upper()
         raise SettingsError(
             f"{name} is wrong: {first['msg'].removeprefix('Value error, ')}.", hint="Correct it and start again."
         ) from None
-    except yaml.YAMLError as error:
-        raise SettingsError(f"The file named by FITSERVE_CONFIG is not YAML: {error}") from None
     if not settings.loopback and settings.admin_key is None:
         raise SettingsError(
             f"Refusing to listen on {settings.host} without a key: anyone who reaches that address could start programs here.",
@@ -327,6 +307,36 @@ def load_settings(**overrides: object) -> Settings:
         if key is not None and len(key.get_secret_value()) < 8:
             raise SettingsError(f"FITSERVE_{name.upper()} has fewer than 8 characters.", hint="Use a long random one.")
     return settings
+
+
+def _of_environment() -> dict[str, Any]:
+    """By the names of fields. An empty variable is none."""
+    given = {name: os.environ.get(f"FITSERVE_{name.upper()}") for name in Settings.model_fields}
+    return {name: value for name, value in given.items() if value}
+
+
+def _of_file() -> dict[str, Any]:
+    """What the file says that FITSERVE_CONFIG names. Raises SettingsError."""
+    path = os.environ.get("FITSERVE_CONFIG")
+    if not path:
+        return {}
+    import yaml  # few have such a file
+
+    if not Path(path).is_file():
+        raise SettingsError(f"FITSERVE_CONFIG names {path}, which is not a file.", hint="Correct the path or unset it.")
+    try:
+        said = yaml.safe_load(Path(path).read_bytes())
+    except OSError as error:
+        raise SettingsError(
+            f"The file named by FITSERVE_CONFIG cannot be read: {error.strerror}.", hint=f"Let this user read {path}."
+        ) from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"The file named by FITSERVE_CONFIG is not YAML: {error}") from None
+    if said is not None and not (isinstance(said, dict) and all(isinstance(name, str) for name in said)):
+        raise SettingsError(
+            "The file named by FITSERVE_CONFIG holds no settings.", hint="Write lines such as `port: 8080` into it."
+        )
+    return said or {}
 
 
 def listed() -> list[tuple[str, str]]:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -34,6 +35,42 @@ def test_a_file_that_is_not_yaml_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("FITSERVE_CONFIG", str(tmp_path / "settings.yaml"))
     with pytest.raises(SettingsError, match="not YAML"):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"- port", "holds no settings"),
+        (b"8080: port", "holds no settings"),
+        (b"words", "holds no settings"),
+        (b"\xff\xfe\x00", "not YAML"),
+        (b"prot: 1", "FITSERVE_PROT is wrong: Extra inputs are not permitted"),
+        (b"port: none", "FITSERVE_PORT is wrong"),
+        (None, "cannot be read: .*. Let this user read"),
+    ],
+)
+def test_what_is_wrong_with_the_file_is_told(
+    text: bytes | None, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "settings.yaml"
+    if text is None:
+        path.touch()
+        monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError(13, "Permission denied")))
+    else:
+        path.write_bytes(text)
+    monkeypatch.setenv("FITSERVE_CONFIG", str(path))
+    with pytest.raises(SettingsError, match=words):
+        load_settings()
+
+
+def test_an_empty_file_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("# nothing yet\n")
+    monkeypatch.setenv("FITSERVE_CONFIG", str(tmp_path / "settings.yaml"))
+    monkeypatch.setenv("FITSERVE_ACCESS_LOG", "yes")
+    monkeypatch.setenv("FITSERVE_KEEP_ALIVE", "1h30m")
+    monkeypatch.setenv("FITSERVE_DATA_DIR", "/d")
+    settings = load_settings()
+    assert (settings.access_log, settings.keep_alive, settings.data, settings.port) == (True, 5400, Path("/d"), 8080)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
