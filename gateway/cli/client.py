@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -12,6 +11,8 @@ from urllib.parse import urlsplit
 from gateway.errors import BadRequest, FitserveError, NotReady, Unauthorized, in_brief
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 
@@ -118,6 +119,8 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
     url, key = address()
     verify: ssl.SSLContext | bool = True
     if url.startswith("https://") and not os.environ.get("FITSERVE_URL"):
+        import ssl
+
         # The gateway of this machine: its certificate itself is what is trusted, whatever name it is for.
         verify = ssl.create_default_context(cafile=_certificate())
         verify.check_hostname = False

@@ -64,7 +64,8 @@ def _here(wish: Any) -> Any:
     from gateway.planning.offline import OfflinePlanner
     from gateway.store.recovery import facts_at_rest
 
-    planner, startable = OfflinePlanner.from_environment(), _startable(wish)
+    planner = OfflinePlanner.from_environment()
+    startable = _startable(wish, planner.profiles)
     decision = planner.decide_here(wish, startable, facts_at_rest(startable.data / "fitserve.db"))
     planner.profiles.documents.save()
     return decision
@@ -81,16 +82,15 @@ def _on(wish: Any, hardware: str) -> Any:
     return decision
 
 
-def _startable(wish: Any) -> Any:
+def _startable(wish: Any, profiles: Any) -> Any:
     """What a gateway of these settings could start. It chooses its host alike (`serve/host_choice.py`); an image is named for a container."""
-    from gateway.cli.asking import allowed_images
     from gateway.hosts.docker.client import listening
     from gateway.planning.startable import Startable
     from gateway.settings import load_settings
 
     settings = load_settings()
     process = settings.host_kind == "process" or (settings.host_kind == "auto" and not listening() and wish.image is None)
-    images = allowed_images() if not process and settings.host_kind != "agent" else None
+    images = None if process or settings.host_kind == "agent" else profiles.allowed_images(settings.allowed_images)
     return Startable(settings.data, process, images)
 
 
@@ -139,7 +139,7 @@ def _checked(wish: Any, hardware: str | None) -> Any:
 
     planner = OfflinePlanner.from_environment()
     name, machine = planner.machine(hardware)
-    startable = _startable(wish) if hardware is None else None
+    startable = _startable(wish, planner.profiles) if hardware is None else None
     decision, asked = asyncio.run(planner.check_on(wish, name, machine, inquirer(image=wish.image), startable))
     for problem in asked.problems.values():
         told(f"not checked: {problem}")

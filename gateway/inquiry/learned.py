@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from gateway.core import variables
@@ -90,6 +89,8 @@ async def learn(inquirer: Inquirer, near: Engine, engine: EngineRef, folder: Pat
 
 def keep(profile: Engine, folder: Path) -> Path:
     """Where `Profiles` finds it. Raises OSError."""
+    import yaml  # commands that learn nothing read no YAML
+
     path = folder / "engines" / profile.kind / f"{profile.version}.yaml"
     text = yaml.safe_dump(profile.model_dump(mode="json", exclude_defaults=True), sort_keys=False, width=128)
     atomic_file.write(path, text.encode())
