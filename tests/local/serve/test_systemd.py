@@ -46,7 +46,7 @@ def test_who_comes_before_the_gateway_is_answered_by_it_and_systemd_hears_when_i
                     resident = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
                     # What an idle gateway may take of the machine that is its engines'.
                     assert resident is not None
-                    assert int(resident[1]) < 95 * 1024
+                    assert int(resident[1]) < 85 * 1024
                     assert ready == f"MAINPID={process.pid}\nREADY=1".encode()
                     process.terminate()
                     assert manager.recv(4096) == b"STOPPING=1"

@@ -1,0 +1,49 @@
+"""What programs load, and so keep or wait for: none pays for what it does not use."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.demo.checkpoint import make_model
+from tests.support.paths import ROOT
+
+# Each takes memory for as long as a gateway lives, or time of every command.
+NEVER = {"rich", "pygments", "httpx", "huggingface_hub", "docker", "requests", "jinja2", "argparse"}
+UNUSED = {
+    "gateway.serve.server": NEVER
+    | {"typer", "pynvml", "gateway.cli", "gateway.planning.plan_program", "gateway.core.planner.decide"},
+    # One for each core: it holds tables, and no values of the planner.
+    "gateway.serve.workers.worker": NEVER | {"pydantic", "fastapi", "yaml", "sqlite3", "gateway.domain", "gateway.settings"},
+}
+
+
+@pytest.mark.parametrize("module", UNUSED)
+def test_a_server_loads_nothing_that_it_may_never_need(module: str) -> None:
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert module in loaded
+    assert loaded & UNUSED[module] == set()
+
+
+def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None:
+    make_model(tmp_path / "model")
+    command = [sys.executable, "-X", "importtime", "-m", "gateway.__main__", "plan", str(tmp_path / "model")]
+    environment = {**os.environ, "FITSERVE_DATA_DIR": str(tmp_path / "data"), "FITSERVE_HOST_KIND": "docker"}
+    loaded: list[set[str]] = []
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode in (0, 3), done.stderr[-2000:]  # 3: this machine is too small
+        loaded.append(set(re.findall(r"\| +([\w.]+)$", done.stderr, re.MULTILINE)))
+    assert "yaml" in loaded[0]
+    assert "gateway.core.planner.decide" in loaded[1]
+    assert (
+        loaded[1] & (NEVER | {"yaml", "fastapi", "starlette", "uvicorn", "uvloop", "gateway.serve", "gateway.controller"})
+        == set()
+    )
