@@ -75,6 +75,8 @@ class Supervised:
         """Ends the work where it is. Raises nothing of what the work meets then."""
         self._task.cancel()
         await asyncio.wait({self._task})
+        if not self._task.cancelled():
+            self._task.exception()  # else asyncio logs it once the task is collected
 
     async def _run(self) -> None:
         while True:

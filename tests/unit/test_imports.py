@@ -14,7 +14,18 @@ from gateway.demo.checkpoint import make_model
 from tests.support.paths import ROOT
 
 # Each takes memory for as long as a gateway lives, or time of every command.
-NEVER = {"rich", "pygments", "httpx", "huggingface_hub", "docker", "requests", "jinja2", "argparse"}
+NEVER = {
+    "rich",
+    "pygments",
+    "httpx",
+    "huggingface_hub",
+    "docker",
+    "requests",
+    "jinja2",
+    "argparse",
+    "structlog",
+    "pydantic_settings",
+}
 UNUSED = {
     "gateway.serve.server": NEVER
     | {"typer", "pynvml", "gateway.cli", "gateway.planning.plan_program", "gateway.core.planner.decide"},

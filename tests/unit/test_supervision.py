@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -98,6 +99,8 @@ async def test_work_that_is_ended_ends_in_every_state() -> None:
             async with asyncio.timeout(HANG_S):
                 await work.close()
             assert work.done
+    del work
+    gc.collect()  # asyncio tells of an error that nobody asked a task for when the task goes
 
 
 def test_rests_double_up_to_a_minute_and_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
