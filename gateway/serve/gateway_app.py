@@ -7,7 +7,6 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-import structlog
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,6 +15,7 @@ from gateway.access.origins import EXPOSED, METHODS
 from gateway.api.endpoints import is_inference
 from gateway.api.protocol import request_id, send_error
 from gateway.errors import FitserveError, NotReady
+from gateway.logging import Logger
 from gateway.serve.admin.scopes import Scopes
 from gateway.serve.handover import Taken
 from gateway.serve.metrics.access_log import AdminRequest
@@ -25,7 +25,7 @@ from gateway.tls import Certificate
 if TYPE_CHECKING:
     from gateway.serve.workers.supervisor import Workers
 
-log = structlog.get_logger("fitserve")
+log = Logger("fitserve")
 
 
 class GatewayApp:
