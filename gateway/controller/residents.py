@@ -101,7 +101,9 @@ class Residents:
         wanted = asked or model.wish.policy.pinned
         # Somebody could leave now who could not when it was planned.
         more = wanted and not stops and bool(set(self._fleet.leavers(model)) - model.offered)
-        if (asked and not model.asked) or more or (stops and idle and (old or not wanted)):
+        # Requests that wait for a place at copies that serve come and go: they change nothing where nobody leaves for one more copy.
+        first = asked and not (model.asked or model.serving)
+        if first or more or (stops and idle and (old or not wanted)):
             for replica in model.replicas:
                 replica.blocked, replica.takes = None, ()
         model.asked = asked

@@ -276,6 +276,36 @@ async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who
         assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}
 
 
+async def test_a_copy_that_nobody_leaves_for_is_not_planned_anew_for_each_request_that_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hold = tmp_path / "hold"
+
+    def holds(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, max_model_len=131072, hold=hold)
+
+    async with running(tmp_path, holds, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "c", pinned=True)
+        await gateway.until("c", "ready")
+        await add(gateway, tmp_path, "pair", copies=2, args={"max-num-seqs": 1})
+        await serving(gateway, "pair", 1)
+        async with asyncio.timeout(HANG_S):
+            while "1 of 2 copies serve; " not in (await gateway.show("pair"))["detail"]:
+                await asyncio.sleep(0.02)
+        capsys.readouterr()
+        for _ in range(6):
+            hold.touch()
+            answers = [asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(4)]
+            await counted(gateway, 'queued{model="pair"} 2')
+            await asyncio.sleep(0.2)
+            hold.unlink()
+            assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}
+            await counted(gateway, 'queued{model="pair"} 0')
+            await asyncio.sleep(0.2)
+        # Time that goes by may have it planned too.
+        assert capsys.readouterr().out.count("no plan") <= 1
+
+
 async def test_copies_of_a_pinned_model_never_leave(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
         await add(gateway, tmp_path, "pair", copies=2, pinned=True)
