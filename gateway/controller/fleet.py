@@ -85,8 +85,8 @@ class Fleet:
     def unblock(self) -> None:
         """Something of the machine became free: who found no plan looks again. Who waits for others hears of them when all have given."""
         for replica in self.replicas():
-            if not replica.takes:
-                replica.blocked = None
+            if not replica.takes and replica.blocked is not None:
+                replica.blocked, replica.looks_again = None, True
 
     def instance_names(self) -> set[str]:
         """Of every attempt that may still have an engine: where a replica serves, what served before it has none."""

@@ -90,7 +90,7 @@ class Loop:
         self._gate = StartGate(self._fleet, planner.hardware, launcher.settings.start_timeout_s)
         self._drains = Drains(routes, launcher.settings.drain_s)
         effects = Effects(store, self._running, planner, launcher, gpus, self._gate, self._drains, signatures)
-        self.residents = Residents(self._fleet, routes, store, launcher.settings, ended)
+        self.residents = Residents(self._fleet, routes, store, launcher.settings, self._gate.measures, ended)
         watching = (gpus, signatures, engine_client, self.wake, routes.silent_s, self._drains)
         self._effects = effects
         sleeping = SleepSteps(store, planner, launcher, self._gate, effects.planning)

@@ -69,7 +69,7 @@ class ReplicaState:
     blocked: str | None = None
     blocked_at: float = 0.0
     looks_again: bool = False
-    """It had no plan, and is planned again because time went by: until that is known it stays what it was."""
+    """It has no plan, and is planned again because time went by, or something became free: until that is known it stays what it was."""
     takes: tuple[Offer, ...] = ()
     """What other models give before it can be planned: it waits for that."""
     on_request: bool = False

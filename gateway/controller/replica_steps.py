@@ -132,9 +132,11 @@ class ReplicaSteps:
         )
         effects, name, room = self._effects, type(action).__name__, partial(self._fleet.room, model, replica)
         instead = partial(self._fleet.room, model, replica, instead=True)
+        # A look for room of which nobody waits for the end is no start.
+        replica.looks_again = replica.looks_again and replica.attempt is None and not model.asks
         match action:
             case Rest():
-                if not (replica.looks_again and replica.attempt is None and action.state == "starting"):
+                if not (replica.looks_again and action.state == "starting"):
                     replica.shown, replica.looks_again = action, False
                 if not replica.busy:
                     replica.setback.over()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from gateway.controller.fleet import Fleet
@@ -25,16 +25,24 @@ _COUNT_S, _NOTE_S = 1.0, 60.0
 
 
 class Residents:
-    """`unloads`: how often copies of models left, by why. `ended`: how many requests of each model have ended so far."""
+    """`unloads`: how often copies of models left that served, by why. `measures`: as of `StartGate`. `ended`: how many requests of each model have
+    ended so far."""
 
     def __init__(
-        self, fleet: Fleet, routes: Routes, store: Store, settings: Settings, ended: Callable[[], Mapping[str, float]]
+        self,
+        fleet: Fleet,
+        routes: Routes,
+        store: Store,
+        settings: Settings,
+        measures: Callable[[Collection[str]], bool],
+        ended: Callable[[], Mapping[str, float]],
     ) -> None:
         self.unloads: Counter[tuple[str, Why]] = Counter()
         self._fleet = fleet
         self._routes = routes
         self._store = store
         self._settings = settings
+        self._measures = measures
         self._ended = ended
         self._counts: Mapping[str, float] | None = None
         self._counted_at = self._noted_at = 0.0
@@ -76,7 +84,8 @@ class Residents:
         name, index = place
         going = [one for one in self._fleet.models[name].all_replicas if one.index == index and one.leaving is None]
         if going:
-            self.unloads[name, why.why] += 1
+            # Who sleeps has left before.
+            self.unloads[name, why.why] += not all(one.asleep for one in going)
             log.info("leaves", model=name, replica=index, why=why.words)
         for replica in going:
             replica.leaving = why
@@ -89,7 +98,7 @@ class Residents:
             stays = replica.asleep and not (replica.leaving.ends or model.deleting)
             there = replica.attempt is not None or any(one.instance_name in running for one in replica.attempts)
             if stays or not there:
-                replica.leaving, model.gave_way = None, True
+                replica.leaving, replica.looks_again, model.gave_way = None, True, True
                 self._fleet.unblock()
 
     def _hear(self, model: ManagedModel, *, asked: bool) -> None:
@@ -122,7 +131,7 @@ class Residents:
         if model.deleting:
             there = live or self._busy(model) or name in running.values()
             return Resident(name, (Copy(0, "leaves"),)) if there else None
-        copies = tuple(_copy(model, one) for one in model.replicas)
+        copies = tuple(replace(_copy(model, one), watched=self._watched(one)) for one in model.replicas)
         known = Resident(name, copies)
         if known.state == "serves":
             model.gave_way = False
@@ -148,6 +157,9 @@ class Residents:
             gave_way=model.gave_way,
             new=not any(one.history for one in model.replicas),
         )
+
+    def _watched(self, replica: ReplicaState) -> bool:
+        return replica.attempt is not None and self._measures(replica.attempt.plan.gpus)
 
     @staticmethod
     def _busy(model: ManagedModel) -> bool:

@@ -12,6 +12,7 @@ out       no        else                                                   rests
 serves    no        idle for longer than its keep_alive, not pinned        leaves
 serves    -         the plan of who is asked needs memory of some of its   these copies leave once their residence is over, and what they answer
                     copies, not pinned                                     is answered; the others serve
+idle, needed        an engine measures the memory of its GPUs now          leaves once that is over
 serves    -         a copy of it is away, and nobody waits                 the copy comes back where there is room
 serves    queued    a copy of it is away, no model that is out is asked    the copy comes back; where it finds no room, who is not asked leaves for it
 
@@ -45,12 +46,14 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Copy:
-    """One copy of a model. since: when it came into its state, in Unix seconds. load_s: what its last load took."""
+    """One copy of a model. since: when it came into its state, in Unix seconds. load_s: what its last load took. watched: an engine measures the
+    memory of its GPUs now, and would fail if this copy gave some back."""
 
     index: int
     state: State
     since: float = 0.0
     load_s: float = 0.0
+    watched: bool = False
 
     @property
     def residence_s(self) -> float:
@@ -142,9 +145,11 @@ def decide(residents: Iterable[Resident], now: float) -> Moves:
     for one in known:
         if one.stopped:
             hold[one.name] = "stopped by its owner"
-            leave |= _all(one, Leave("owner", "its owner stops it", ends=True), ("serves", "loads", "asleep"))
+            why = Leave("owner", "its owner stops it", ends=True)
+            leave |= {place: why for place, copy in _places(one) if copy.state in ("serves", "loads", "asleep")}
         elif _expired(one, now):
-            leave |= _all(one, Leave("idle", f"it was not asked for {in_words(one.idle_s(now))}"), ("serves", "loads"))
+            why = Leave("idle", f"it was not asked for {in_words(one.idle_s(now))}")
+            leave |= {place: why for place, copy in _places(one) if copy.state in ("serves", "loads") and not copy.watched}
     # Who serves already comes after those that do not.
     queue = sorted((one for one in known if _asks(one)), key=lambda one: (one.state == "serves", _turn(one, now), one.name))
     going = bool(leave) or any(copy.state == "leaves" for one in known for copy in one.copies)
@@ -172,24 +177,24 @@ def decide(residents: Iterable[Resident], now: float) -> Moves:
     return Moves(leave, hold)
 
 
-def _all(one: Resident, why: Leave, states: Iterable[State]) -> Iterator[tuple[Place, Leave]]:
-    return (((one.name, copy.index), why) for copy in one.copies if copy.state in states)
+def _places(one: Resident) -> Iterator[tuple[Place, Copy]]:
+    return (((one.name, copy.index), copy) for copy in one.copies)
 
 
 def _room(one: Resident, known: Iterable[Resident], now: float) -> dict[Place, Leave]:
-    """The copies that leave now for a model that is asked: none before the residence of each is over."""
+    """The copies that leave now for a model that is asked: none before the residence of each is over, and none while an engine measures its memory."""
     found: dict[Place, Leave] = {}
     for other in known:
-        for copy in other.copies:
-            place = other.name, copy.index
+        for place, copy in _places(other):
             ends = place in one.ends
-            if copy.state == "asleep" and ends:
-                found[place] = Leave("room", f"it makes room for {one.name}", ends=True)
-            elif copy.state == "serves" and place in one.needs and not other.pinned:
-                # For more of a model that serves nobody leaves that is asked.
-                if not _over(copy, now) or (one.state == "serves" and other.asked):
-                    return {}
-                found[place] = Leave("room", f"it makes room for {one.name}", ends=ends)
+            serves = copy.state == "serves" and place in one.needs and not other.pinned
+            if not serves and not (copy.state == "asleep" and ends):
+                continue
+            # For more of a model that serves nobody leaves that is asked.
+            stays = serves and (not _over(copy, now) or (one.state == "serves" and other.asked))
+            if stays or copy.watched:
+                return {}
+            found[place] = Leave("room", f"it makes room for {one.name}", ends=ends)
     return found
 
 

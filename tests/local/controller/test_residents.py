@@ -272,7 +272,7 @@ async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who
                 await asyncio.sleep(0.02)
         (tmp_path / "hold-pair").unlink()
         await serving(gateway, "pair", 2)
-        assert (await gateway.show("c"))["state"] == "stopped"
+        await gateway.until("c", "stopped")
         assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}
 
 

@@ -254,3 +254,17 @@ def test_for_requests_that_wait_at_its_other_copies_who_is_not_asked_leaves() ->
         # A model that is out comes first, however long the others have waited.
         assert moves(pair, serves("x"), out("y", waited_s=0.1)).hold == {"pair": "it waits for its turn, after y"}
     assert moves(short("pair", pinned=True), serves("x")) == Moves()
+
+
+def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
+    watched = [Copy(0, "serves", NOW - 90, watched=True)]
+    asking = out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), ends=(("b", 0),), promised=True)
+    sleeper = Resident("b", (Copy(0, "asleep", NOW - 90),))
+    assert set(moves(asking, serves("a"), sleeper).leave) == {("a", 0), ("b", 0)}
+    busy = moves(asking, Resident("a", tuple(watched)), sleeper)
+    assert not busy.leave
+    assert busy.hold == {"x": "it waits for a, b to leave"}
+    assert not moves(asking, serves("a"), Resident("b", (Copy(0, "asleep", NOW - 90, watched=True),))).leave
+    # Nor for being idle; its owner's word is obeyed at once.
+    assert not moves(Resident("a", tuple(watched), keep_alive_s=10, used_at=NOW - 90)).leave
+    assert moves(Resident("a", tuple(watched), stopped=True)).leave
