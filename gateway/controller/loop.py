@@ -99,6 +99,8 @@ class Loop:
         self._strays = Strays(effects.stop, launcher.settings.stop_grace_s, self.wake)
         self._setback = Setback("the control loop")
         self._wake = asyncio.Event()
+        self._instances: list[Instance] | None = None
+        """As of the last look; None: nobody has looked yet."""
         routes.demanded = self.wake
         self._lost = gpus.lost
 
@@ -111,6 +113,9 @@ class Loop:
         now = time.time()
         await asyncio.to_thread(self._store.add_model, wish, now)
         model = self._fleet.admit(ManagedModel(wish, now))
+        if self._instances is not None:
+            # So that it is no unknown model for whoever asks it as soon as this is answered.
+            self._publish_routes(self._instances)
         self.wake()
         return model
 
@@ -364,7 +369,7 @@ class Loop:
 
     async def _pass(self) -> None:
         """One look at the world and, for every replica, the next step."""
-        instances = await self._host.list()
+        self._instances = instances = await self._host.list()
         self.host_problem, problem = None, self._store.problem
         if self._store.failing is not None:
             # No other change may come for long; so try whether the disk has room again.

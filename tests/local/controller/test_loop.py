@@ -46,6 +46,28 @@ async def test_a_model_is_planned_started_verified_and_routed(tmp_path: Path) ->
         assert answer.json()["choices"][0]["text"]
 
 
+async def test_a_model_is_known_to_clients_as_soon_as_it_is_added(tmp_path: Path) -> None:
+    look = asyncio.Event()
+    look.set()
+
+    class Slow(MemoryHost):
+        async def list(self) -> list[Instance]:
+            await look.wait()
+            return await super().list()
+
+    world = World()
+    async with running(tmp_path, healthy, world, host=Slow(healthy, world)) as gateway:
+        await gateway.add("first", model_folder(tmp_path / "model"))
+        await gateway.until("first", "ready")
+        look.clear()
+        await gateway.add("second", tmp_path / "model")
+        answer = await gateway.client.post("/v1/completions", json={"model": "second", "prompt": "hi"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
+        assert (await gateway.client.post("/v1/completions", json={"model": "first", "prompt": "hi"})).is_success
+        look.set()
+        await gateway.until("second", "ready")
+
+
 async def test_before_it_is_ready_clients_are_told_to_wait(tmp_path: Path) -> None:
     def slow(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, start_delay_s=60)

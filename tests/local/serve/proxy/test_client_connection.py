@@ -678,9 +678,10 @@ async def test_bodies_that_trickle_make_room_for_one_that_waits() -> None:
             trickling = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(count)]
             for _, writer in trickling:
                 writer.write(raw_request(b"A" * 2**20, length=LIMIT))
-            await until(lambda: budget._waiting > 0)
+            await until(lambda: 2 * budget.used > budget.size)
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(raw_request(json.dumps({**ASK, "user": "B" * 2**21}).encode()))
+            await until(lambda: budget._waiting > 0)
             small = await statuses(gateway.port, GOOD, 1)
             assert small[0].startswith(b"200 OK")
             answer = asyncio.create_task(reader.readline())
