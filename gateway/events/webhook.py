@@ -67,6 +67,9 @@ class Webhook:
             known = await asyncio.to_thread(self._table.cursor, self._reader)
             # A new receiver hears of this gateway's start, and of what comes.
             self._number = known if known is not None else self._events.at_start
+            if known is None:
+                # Else what it does not take before this gateway ends would be from before the next one's start.
+                await self._note(self._number)
         found = await self._events.after(self._number)
         if found.gap:
             log.warning("events were gone before a webhook took them", receiver=self._receiver)

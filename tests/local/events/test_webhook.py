@@ -104,6 +104,20 @@ async def test_what_happened_while_the_receiver_was_away_is_told_by_the_next_gat
     ]
 
 
+async def test_one_that_took_nothing_yet_is_told_by_the_next_gateway_from_the_first_event_on(tmp_path: Path) -> None:
+    deaf = Receiver(503, refuses=10**6)
+    async with Upstream(deaf) as upstream:
+        async with running(tmp_path, healthy, **settings(upstream.url, webhook_events="gateway.*")):
+            async with asyncio.timeout(HANG_S):
+                while not deaf.asked:
+                    await asyncio.sleep(0.02)
+        deaf._left = 0
+        async with running(tmp_path, healthy, **settings(upstream.url, webhook_events="gateway.*")), asyncio.timeout(HANG_S):
+            while len(deaf.taken) < 3:
+                await asyncio.sleep(0.02)
+    assert [one["type"] for one in deaf.taken[:3]] == ["gateway.started", "gateway.stopped", "gateway.started"]
+
+
 async def test_a_receiver_that_is_gone_is_asked_no_more_and_no_secret_is_logged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
