@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.calibration import measurement
+from gateway.calibration import calibrator, measurement
 from gateway.domain import Fact, LaunchSpec
+from gateway.hosts.process.asked_environment import ask
 from tests.local.cli.test_main import fitserve
 from tests.support.fake_cuda import fake_cuda
 from tests.support.fake_nvml import two_3090
 from tests.support.makers import LLAMA_8B, machine
+from tests.support.patience import HANG_S
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -72,17 +76,26 @@ async def test_a_gpu_with_an_engine_is_left_alone(tmp_path: Path) -> None:
         assert {fact["scope"]["gpus"] for fact in found["facts"]} == {one.uuid for one in hardware.gpus} - {gpu}
 
 
-async def test_nothing_is_started_on_gpus_that_are_being_measured(tmp_path: Path) -> None:
+async def test_nothing_is_started_on_gpus_that_are_being_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def held(*arguments: Any) -> AsyncGenerator[bytes, None]:
+        begun.set()
+        await goes_on.wait()
+        async with aclosing(ask(*arguments)) as lines:
+            async for line in lines:
+                yield line
+
+    monkeypatch.setattr(calibrator, "ask", held)
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
         measuring = asyncio.create_task(gateway.client.post("/admin/calibrate"))
-        asking = tmp_path / "data/asking"
-        while not (asking.is_dir() and [*asking.iterdir()]):
-            await asyncio.sleep(0.01)
+        await asyncio.wait_for(begun.wait(), HANG_S)
         again = await gateway.client.post("/admin/calibrate")
         assert (again.status_code, "measured already" in again.json()["error"]["message"]) == (409, True)
         source = model_folder(tmp_path / "model", **LLAMA_8B)
         wish = {"name": "m", "source": str(source), "engines": ["vllm==0.26.0"]}
         assert (await gateway.client.post("/admin/plan", json=wish)).json()["plans"] == []
+        goes_on.set()
         assert (await measuring).status_code == 200
         assert (await gateway.client.post("/admin/plan", json=wish)).json()["plans"]
 
