@@ -59,8 +59,8 @@ class Observer:
         self._later: asyncio.TimerHandle | None = None
         self._looking: Supervised | None = None
 
-    def begin(self, store: Store) -> None:
-        """What was told before, by the store. Blocks. Raises StoreError."""
+    def begin(self, store: Store) -> list[Event]:
+        """What was told before, by the store; gives what went while no gateway ran, for `start`. Blocks. Raises StoreError."""
         bounds, told, models = store.events.bounds(), store.events.of_attempts(), store.events.models()
         oldest = store.events.after(bounds.oldest - 1, 1)
         since = oldest[0].at if oldest else time.time()
@@ -76,10 +76,12 @@ class Observer:
                 self._now[name] = _now(model)
         now = time.time()
         gone = [name for name, kind in models.items() if kind == "model.added" and name not in self._models]
-        self._events.tell([_event(now, "model.removed", f"{name} is removed.", model=name) for name in gone])
         self._known_keys = {one.grant.name: one for one in self._keys()}
+        return [_event(now, "model.removed", f"{name} is removed.", model=name) for name in gone]
 
-    def start(self) -> None:
+    def start(self, gone: list[Event]) -> None:
+        """On the event loop, as everything from now on."""
+        self._events.tell(gone)
         about: dict[str, Any] = {"version": __version__, "workers": self._settings.workers, "models": len(self._models)}
         self._tell(_event(time.time(), "gateway.started", f"fitserve {__version__} has started.", **about))
         self._looking = Supervised(self._look_at_engines, "the look at installed engines")

@@ -163,9 +163,9 @@ def create_app(
         events = app.state.events = EventLog(store)
         await events.begin()
         observer = Observer(events, loop.models, watch, lambda: keyring.kept, settings)
-        await asyncio.to_thread(observer.begin, store)
+        gone = await asyncio.to_thread(observer.begin, store)
         loop.passed = observer.look
-        observer.start()
+        observer.start(gone)
         hooks = webhooks(settings, events, store)
         about = {"version": __version__, "host": chosen.kind, "workers": settings.workers}
         in_flight = app.state.in_flight = workers or plane

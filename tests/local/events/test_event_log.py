@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from gateway.domain.facts import Event
 from gateway.events.event_log import EventLog
 from gateway.store.recovery import open_store
 from tests.support.patience import HANG_S
+from tests.support.running import model_folder, running
+from tests.support.scripted_engine import EngineScript
 
 pytestmark = pytest.mark.anyio
 
@@ -37,3 +40,17 @@ async def test_what_waits_for_a_thread_as_the_log_closes_is_kept(tmp_path: Path)
         await closing
     assert [event.kind for event in store.events.last(5, None)] == ["gateway.stopped"]
     store.close()
+
+
+async def test_a_gateway_tells_events_on_its_event_loop_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell, threads = EventLog.tell, set()
+
+    def told(log: EventLog, events: Iterable[Event]) -> None:
+        threads.add(threading.current_thread())
+        tell(log, events)
+
+    monkeypatch.setattr(EventLog, "tell", told)
+    async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+    assert threads == {threading.current_thread()}
