@@ -61,10 +61,12 @@ async def test_a_model_is_known_to_clients_as_soon_as_it_is_added(tmp_path: Path
         await gateway.until("first", "ready")
         look.clear()
         await gateway.add("second", tmp_path / "model")
-        answer = await gateway.client.post("/v1/completions", json={"model": "second", "prompt": "hi"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
-        assert (await gateway.client.post("/v1/completions", json={"model": "first", "prompt": "hi"})).is_success
+        early = [
+            await gateway.client.post("/v1/completions", json={"model": name, "prompt": "hi"}) for name in ("second", "first")
+        ]
         look.set()
+        assert (early[0].status_code, early[0].json()["error"]["code"]) == (503, "model_not_ready")
+        assert early[1].is_success
         await gateway.until("second", "ready")
 
 
