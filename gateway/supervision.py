@@ -90,6 +90,7 @@ class Supervised:
                 self.setback.broke(error)
                 pause_s = self.setback.rest_s
                 self._changed()
-            if pause_s is None:
+            # A step may also go on to its end though this work is ended: something in it took the cancellation for its own.
+            if pause_s is None or self._task.cancelling():
                 return
             await asyncio.sleep(pause_s)

@@ -100,7 +100,8 @@ class EngineClient:
                     tls = await asyncio.to_thread(_tls_context) if secure else None
                     connecting = loop.create_connection(lambda: call, host, port, ssl=tls)
                     # What asks for much has long to answer, and not so long to be there.
-                    await (connecting if within_s <= CONNECT_S else asyncio.wait_for(connecting, CONNECT_S))
+                    async with asyncio.timeout(min(within_s, CONNECT_S)):
+                        await connecting
                     return await call.answer
             except TimeoutError:
                 raise NoAnswerError(f"does not answer within {within_s:g} s") from None

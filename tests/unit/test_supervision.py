@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -91,7 +92,12 @@ async def test_work_that_is_ended_ends_in_every_state() -> None:
         finally:
             raise ValueError("at the end")
 
-    for step in (waits, fails, fails_at_its_end):
+    async def goes_on() -> float:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(HANG_S)
+        return 0.0
+
+    for step in (waits, fails, fails_at_its_end, goes_on):
         for turns in range(4):
             work = Supervised(step, "a test")
             for _ in range(turns):

@@ -286,7 +286,8 @@ class Workers:
             if not self._drained.is_set():
                 log.error("a worker has ended and is started again", worker=index, exit_code=code, in_s=wait_s)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._drained.wait(), wait_s)
+                    async with asyncio.timeout(wait_s):
+                        await self._drained.wait()
 
     async def _run(self, index: int) -> int:
         """Starts a worker and hears it until it has ended; its exit code."""
@@ -361,7 +362,8 @@ class Workers:
     async def _ended(self, worker: _Worker) -> int:
         """After the end of a worker: its streams have ended with it, its counts remain."""
         try:
-            code = await asyncio.wait_for(worker.process.wait(), 2)
+            async with asyncio.timeout(2):
+                code = await worker.process.wait()
         except TimeoutError:
             worker.process.kill()
             code = await worker.process.wait()

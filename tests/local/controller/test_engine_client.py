@@ -216,3 +216,14 @@ async def test_a_call_that_is_ended_closes_its_connection() -> None:
         await until(lambda: len(upstream.requests) == 2)
         again.cancel()
         await asyncio.wait({again})
+
+
+async def test_a_call_that_is_ended_ends_in_every_state() -> None:
+    async with Upstream(never_answers) as upstream:
+        for turns in range(60):
+            call = asyncio.create_task(EngineClient(1).get(upstream.url, HANG_S))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            call.cancel()
+            assert await asyncio.wait({call}, timeout=HANG_S) == ({call}, set())
+            assert call.cancelled()
