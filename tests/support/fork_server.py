@@ -67,6 +67,8 @@ def serve(server: socket.socket) -> str | None:
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # A shell that runs the tests in the background has it ignored, in all that they start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.close(report)
         for one in (server, woken, wakes, *running.values()):
             one.close()

@@ -54,6 +54,17 @@ def test_a_signal_that_ends_it_is_told() -> None:
     os.close(ours)
 
 
+def test_ctrl_c_is_heard_though_the_tests_run_in_the_background_of_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text("import signal\nprint(signal.getsignal(signal.SIGINT) is signal.default_int_handler)")
+    (tmp_path / "starts.py").write_text(
+        "import pathlib, sys\nfrom tests.support.forked import Forked\n"
+        "sys.exit(Forked('asks', (), {}, (0, 1, 2), folder=pathlib.Path(__file__).parent).wait())"
+    )
+    shell = ["sh", "-c", 'trap "" INT; exec "$0" "$1"', sys.executable, str(tmp_path / "starts.py")]
+    done = subprocess.run(shell, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_a_terminal_is_its_own() -> None:
     with TypingTerminal("--help") as terminal:
         assert terminal.ended() == 0
