@@ -46,7 +46,7 @@ class Logger:
 def configure_logging(level: str) -> None:
     """Write our events and the standard library's to stderr, from `level` on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines() if sys.stderr.isatty() else _Json())
+    handler.setFormatter(Lines() if sys.stderr.isatty() else _Json())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -72,7 +72,7 @@ class _Json(logging.Formatter):
         return json.dumps(line, default=repr)
 
 
-class _Lines(logging.Formatter):
+class Lines(logging.Formatter):
     """For people: `10:41:02 listening  url=http://127.0.0.1:8080`. What an engine or a client has written steers no terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -94,4 +94,4 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 # A command configures no log: what is told while it works is told to its user.
 if logging.lastResort is not None:
-    logging.lastResort.setFormatter(_Lines())
+    logging.lastResort.setFormatter(Lines())

@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from gateway.planning import plan_process
 from tests.support import forked
+from tests.support.log_lines import printed_logs
 
 
 @pytest.fixture(autouse=True)
 def planning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gateways of tests plan in forked processes: hundreds of them would import the planner, a second of processor time each."""
     monkeypatch.setattr(plan_process, "started", forked.started)
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[None]:
+    """Whoever looks at what was printed finds all that was logged, and so does who reads of a failure."""
+    with printed_logs():
+        yield

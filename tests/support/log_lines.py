@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gateway.logging import Lines
+
 
 class _Kept(logging.Handler):
     def __init__(self) -> None:
@@ -17,6 +19,23 @@ class _Kept(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         known = {"event": record.getMessage(), "log_level": record.levelname.lower(), "exc_info": error}
         self.lines.append({**getattr(record, "fields", {}), **known})
+
+
+class _Printed(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record))  # noqa: T201 - to the standard output of the test that runs
+
+
+@contextmanager
+def printed_logs() -> Iterator[None]:
+    """Every line is printed, as a terminal shows it."""
+    ours, printed = logging.getLogger("fitserve"), _Printed()
+    printed.setFormatter(Lines())
+    ours.addHandler(printed)
+    ours.setLevel(logging.DEBUG)
+    yield
+    ours.removeHandler(printed)
+    ours.setLevel(logging.NOTSET)
 
 
 @contextmanager
