@@ -60,6 +60,9 @@ class Call:
         self.dead = True
         self._writer.close()
 
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
     async def _chunks(self) -> bytes:
         body = b""
         while size := int(await self._reader.readline(), 16):
@@ -93,28 +96,36 @@ class Upstream:
         self.url = ""
 
     async def __aenter__(self) -> Upstream:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=64 * 1024 * 1024, backlog=512)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=64 * 1024 * 1024, backlog=512)
         self.url = "http://127.0.0.1:{1}".format(*self._server.sockets[0].getsockname())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        for _turn in range(4):  # what was accepted just now is told of
+            await asyncio.sleep(0)
         for handler in self._scripts:
             handler.cancel()
         await asyncio.gather(*self._handlers, return_exceptions=True)
+        for call in self.calls:  # of a handler that was cancelled before it began
+            call.abort()
+        await asyncio.sleep(0)
         await self._server.wait_closed()
 
     @property
     def requests(self) -> list[bytes]:
         return [request for call in self.calls for request in call.requests]
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        handler = asyncio.current_task()
-        assert handler is not None
-        self._handlers.add(handler)
-        self._scripts.add(handler)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         call = Call(reader, writer)
         self.calls.append(call)
+        handler = asyncio.create_task(self._serve(call, writer))
+        self._handlers.add(handler)
+        self._scripts.add(handler)
+
+    async def _serve(self, call: Call, writer: asyncio.StreamWriter) -> None:
+        handler = asyncio.current_task()
+        assert handler is not None
         reading = asyncio.create_task(call.read_requests())
         try:
             while not call.dead and await call.queue.get() is not None:
