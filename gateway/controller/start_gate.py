@@ -103,7 +103,7 @@ class StartGate:
 
     def measures(self, gpus: Collection[str]) -> bool:
         """Whether an engine measures one of these GPUs now, which fails where another one gives memory back meanwhile."""
-        return any(one.gpus & set(gpus) and one.stage == "loads" and not one.sized for one in self._holders.values())
+        return any(one.stage == "loads" and not one.sized and not one.gpus.isdisjoint(gpus) for one in self._holders.values())
 
     def waits(self, attempt: Attempt) -> bool:
         return attempt.instance_name in self._waiting

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from gateway.domain import Attempt, BenchReport, Instance
 from gateway.logging import Logger
-from gateway.own_program import started
+from gateway.own_program import end, started
 
 log = Logger("fitserve.tuning")
 
@@ -50,7 +50,6 @@ async def measure(attempt: Attempt, instance: Instance, busy: Callable[[], bool]
     except ValidationError:
         return None
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
         answering.cancel()
         await asyncio.gather(answering, return_exceptions=True)
+        await end(child)

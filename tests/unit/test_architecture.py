@@ -40,7 +40,7 @@ ARROWS = {
     "core.sharing": "core.planner core.engines core core.speed core.facts core.failures",
     "core.planner": "core core.chat core.lora core.engines core.speed core.facts core.kernels core.speculative core.layers core.quantization core.model",
     "hosts.docker": "inquiry hosts",
-    "hosts.process": "hosts inquiry open_files core store",
+    "hosts.process": "hosts inquiry open_files core store own_program",
     "inquiry": "core store",
     "routing": "access api shared_memory",
     "access": "api shared_memory store",

@@ -76,9 +76,9 @@ class PlanningInput:
         return {frozenset((link.a, link.b)): link for link in self.hardware.links}
 
     @cached_property
-    def rooms(self) -> list[tuple[Gpu, int]]:
-        """Each GPU, with its `available_bytes`."""
-        return [(gpu, available_bytes(gpu, self.claims)) for gpu in self.hardware.gpus]
+    def available(self) -> Mapping[str, int]:
+        """By UUID, the `available_bytes` of each GPU."""
+        return {gpu.uuid: available_bytes(gpu, self.claims) for gpu in self.hardware.gpus}
 
     def memory_of(self, group: tuple[Gpu, ...]) -> GroupMemory:
         """What these GPUs have, looked up once for all engine versions."""
@@ -86,7 +86,7 @@ class PlanningInput:
         if key not in self._groups:
             least = min((gpu.total_bytes or 0 for gpu in group), default=self.hardware.ram_total_bytes)
             seen = min((size - driver_bytes(gpu) for gpu in group if (size := gpu.total_bytes)), default=0)
-            room = [(available_bytes(gpu, self.claims) - HEADROOM, gpu.total_bytes or least) for gpu in group]
+            room = [(self.available[gpu.uuid] - HEADROOM, gpu.total_bytes or least) for gpu in group]
             self._groups[key] = GroupMemory(least, seen, room)
         return self._groups[key]
 

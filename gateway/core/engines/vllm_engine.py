@@ -11,7 +11,7 @@ from typing import ClassVar
 from gateway.core.attention.vllm_attention import layer_attention
 from gateway.core.attention.vllm_rules import AttentionRules
 from gateway.core.engines.candidate import Budget, Candidate, Default, Footprint
-from gateway.core.engines.planning_input import available_bytes, available_ram
+from gateway.core.engines.planning_input import available_ram
 from gateway.core.engines.refusal import Refused
 from gateway.core.kernels.expert_kernels import MoeRules
 from gateway.core.kernels.linear import LinearRules
@@ -172,7 +172,7 @@ class VllmRules:
         seen = candidate.devices.seen
         if "gpu-memory-utilization" in candidate.args:
             share = float(candidate.args["gpu-memory-utilization"])
-            found = ((available_bytes(gpu, candidate.given.claims), gpu.total_bytes or seen) for gpu in candidate.group)
+            found = ((candidate.given.available[gpu.uuid], gpu.total_bytes or seen) for gpu in candidate.group)
             free, total = min(found, key=lambda one: one[0] - one[1] * share)
             if total * share > free:  # the engine would compare the same, and end
                 reason = f"--gpu-memory-utilization={share:g} was set, which is {gib(round(total * share))} of a GPU that has {gib(free)} free"

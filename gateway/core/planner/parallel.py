@@ -105,8 +105,8 @@ def rooms(hardware: Hardware, claims: Mapping[str, int]) -> dict[str, int]:
 def spare_groups(given: PlanningInput, size: int, budget_bytes: int) -> int:
     """How many groups of `size` alike GPUs have this much room on each."""
     kinds: dict[tuple[str, str | None, int | None], int] = {}
-    for gpu, room in given.rooms:
-        if room >= budget_bytes:
+    for gpu in given.hardware.gpus:
+        if given.available[gpu.uuid] >= budget_bytes:
             kind = (gpu.name, gpu.capability, gpu.total_bytes)
             kinds[kind] = kinds.get(kind, 0) + 1
     return sum(count // size for count in kinds.values()) if size else 0

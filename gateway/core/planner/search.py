@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from gateway.core.engines.candidate import Candidate, EngineRules
 from gateway.core.engines.evidence import Evidence
@@ -278,7 +278,7 @@ class Search:
         """One variant through all gates. Raises Refused, whose evidence is what was computed until then."""
         bare = self._laid_out(variant)
         batch = batch_of(bare)
-        asked = partial(question, bare, batch, self._environment(variant))
+        asked = cache(partial(question, bare, batch, self._environment(variant)))
         answer = self.given.answers.get(asked()) if self.given.answers else None
         refusal: Refused | None = None
         try:

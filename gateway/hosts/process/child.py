@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gateway.errors import HostError
 from gateway.inquiry.spoken import Spoken
+from gateway.own_program import end
 
 _CHUNK = 64 * 1024
 
@@ -46,9 +47,7 @@ async def lines_of(command: Sequence[str], given: bytes, *, cwd: Path, env: Mapp
         listening.cancel()
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-        # Its end is told only when its pipes are closed, and one that floods is not read to the end of its pipe.
-        child._transport.close()  # type: ignore[attr-defined] # noqa: SLF001 - asyncio has no other way to close them
-        await child.wait()
+        await end(child)
         await asyncio.gather(feeding, listening, return_exceptions=True)
 
 

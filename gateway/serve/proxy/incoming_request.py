@@ -12,6 +12,7 @@ Which engine gets it, and what comes back: `Exchange`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -43,7 +44,7 @@ class BodySource(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class IncomingRequest:
+class IncomingRequest(ABC):
     """The request alone. `Exchange` has its answer too."""
 
     plane: DataPlane
@@ -143,9 +144,9 @@ class IncomingRequest:
         """There is room for more of the body."""
         self.connection.resume_upload()
 
+    @abstractmethod
     def give_up(self, error: FitserveError) -> None:
         """There is no room for the body any more."""
-        raise NotImplementedError
 
     def _hold(self, size: int, *, pressed: bool = False) -> None:
         if self.held or size > SMALL_BYTES:
