@@ -12,6 +12,8 @@ from types import TracebackType
 from tests.support.forked import Forked
 from tests.support.patience import HANG_S
 
+AGAIN_S = 1.0
+
 
 class TypingTerminal:
     """Use as a context manager. `seen` is everything that the command has printed."""
@@ -42,6 +44,16 @@ class TypingTerminal:
         while words not in self.seen[after:]:
             assert self._read(), f"the command ended without {words!r}: {self.seen[-2000:]}"
         return self.seen.index(words, after) + len(words)
+
+    def interrupted(self, words: str, after: int = 0) -> int:
+        """Press Ctrl-C, and again where nothing comes, until the words come; where they end. The `input` of CPython does not hear one that comes between
+        the print of its prompt and its wait."""
+        began = time.monotonic()
+        while words not in self.seen[after:] and time.monotonic() - began < HANG_S:
+            self.type("\x03")
+            while words not in self.seen[after:] and select.select([self._ours], [], [], AGAIN_S)[0]:
+                self._read()
+        return self.until(words, after)
 
     def ended(self) -> int:
         """The exit code, once all is read."""
