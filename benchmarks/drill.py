@@ -1,6 +1,6 @@
 """The gateway on a machine with GPUs, case by case: starts side by side, deaths, sleep, a foreign process, two GPUs. A line of JSON for each.
 
-    python -m benchmarks.drill FOLDER --engines DATA/engines [--engine vllm==0.26.0] [--seconds 540] [--case sleep --case kill]
+    python -m benchmarks.drill FOLDER --engines DATA/engines [--engine vllm==0.26.0] [--seconds 540] [--case sleep --case kill] [--env NAME=VALUE]
 
 FOLDER keeps the two models that are made there (13.0 and 1.7 GiB), the gateway's data and log, and `results.jsonl`. The same command again goes on
 with the cases that are not in it. A case that needs more GPUs than there are is left out.
@@ -68,32 +68,33 @@ class Late(Exception):
 
 class Drill:
     """models: folders by name, `large` and `small`. python: of the engine's environment, for the foreign process; None: it
-    cannot take memory. until: by time.monotonic()."""
+    cannot take memory. until: by time.monotonic(). env: NAME=VALUE for each engine."""
 
-    def __init__(self, gateway: Gateway, models: Mapping[str, Path], engine: str, python: Path | None, until: float) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        models: Mapping[str, Path],
+        engine: str,
+        python: Path | None,
+        until: float,
+        env: Sequence[str] = (),
+    ) -> None:
         self.gateway, self.models, self.engine, self.python, self._until = gateway, models, engine, python, until
+        self._options = ("--engine", engine, *(part for one in env for part in ("--env", one)))
         self.warm: dict[str, float] = {}
 
     def add(self, name: str, model: str, *options: str) -> Figures:
         """Until it is ready, or is known not to be."""
         began = time.monotonic()
         wait = max(1, min(START_S, self._until - began))
-        command = [
-            "add",
-            name,
-            str(self.models[model]),
-            "--engine",
-            self.engine,
-            *options,
-            "--wait",
-            "--timeout",
-            f"{wait:.0f}s",
-        ]
-        done = self.gateway.cli(*command)
+        done = self.begin(name, model, *options, "--wait", "--timeout", f"{wait:.0f}s")
         if time.monotonic() >= self._until:
             raise Late
         found = {"seconds": since(began), "exit": done.returncode, **self.outcome(name)}
         return found if done.returncode == 0 else {**found, "said": (done.stdout + done.stderr)[-1500:]}
+
+    def begin(self, name: str, model: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return self.gateway.cli("add", name, str(self.models[model]), *self._options, *options)
 
     def outcome(self, name: str) -> Figures:
         view = self.gateway.show(name)
@@ -105,6 +106,7 @@ class Drill:
         for name in names:
             self.gateway.client.delete(f"/admin/models/{name}").raise_for_status()
         wait_for("all engines are gone", lambda: not engines(self.gateway), every_s=0.02)
+        wait_for("all models are gone", lambda: not self.gateway.client.get("/admin/models").json()["data"], every_s=0.02)
 
     def ask(self, name: str, timeout_s: float = START_S) -> Figures:
         """One streamed answer: seconds to its first text and to its end, or what was said instead."""
@@ -206,7 +208,7 @@ def together(drill: Drill) -> Figures:
 
 
 def _hurt(drill: Drill, number: signal.Signals) -> Figures:
-    drill.add("large", "large")
+    start = drill.add("large", "large")
     with drill.asked("large") as answers:
         drill.wait("an answer", lambda: answers)
         began = time.monotonic()
@@ -217,7 +219,13 @@ def _hurt(drill: Drill, number: signal.Signals) -> Figures:
         ready = since(began)
         drill.wait("an answer after it", lambda: answers[-1][1] == httpx.codes.OK and answers[-1][0] > began + ready)
     refused = [status for when, status in answers if when > began and status != httpx.codes.OK]
-    found = {"noticed_s": noticed, "again_s": ready, "refused": len(refused), **drill.outcome("large")}
+    found = {
+        "start_s": start["seconds"],
+        "noticed_s": noticed,
+        "again_s": ready,
+        "refused": len(refused),
+        **drill.outcome("large"),
+    }
     drill.remove("large")
     return found
 
@@ -247,7 +255,7 @@ def power(drill: Drill) -> Figures:
 
 def removed(drill: Drill) -> Figures:
     """`rm` of a model whose engine starts."""
-    drill.gateway.cli("add", "large", str(drill.models["large"]), "--engine", drill.engine)
+    drill.begin("large", "large")
     drill.wait("its engine starts", lambda: engines(drill.gateway))
     time.sleep(min(10.0, drill.warm.get("large", 2.0) / 2))
     began = time.monotonic()
@@ -320,9 +328,24 @@ def replicas(drill: Drill) -> Figures:
     return {"added": added, "answers": len(answers), "failed": len(failed), "statuses": sorted(set(failed))}
 
 
+def traffic(drill: Drill) -> Figures:
+    """What clients are served corrects what is expected of the plan."""
+    expected = drill.add("small", "small")
+    before = drill.gateway.show("small")["plan"]["speed"]
+    with drill.asked("small") as answers:
+        drill.wait("it is learned", lambda: drill.gateway.show("small")["plan"]["speed"]["grade"] == "served")
+    after = drill.gateway.show("small")["plan"]["speed"]
+    facts = [
+        one["fact"] for one in drill.gateway.client.get("/admin/facts").json()["data"] if one["fact"]["kind"] == "speed_ratio"
+    ]
+    drill.remove("small")
+    return {"added": expected, "answers": len(answers), "before": before, "after": after, "facts": facts}
+
+
 # With the GPUs that each needs.
 CASES: dict[Callable[[Drill], Figures], int] = {
     alone: 1, together: 1, sleep: 1, foreign: 1, pair: 2, kill: 1, freeze: 1, replicas: 2, power: 1, removed: 1,
+    traffic: 1,
 }  # fmt: skip
 
 
@@ -361,6 +384,7 @@ def main() -> int:
     parser.add_argument("--engine", default="vllm==0.26.0")
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--case", action="append", default=[], choices=[case.__name__ for case in CASES])
+    parser.add_argument("--env", action="append", default=[], help="NAME=VALUE for each engine")
     parser.add_argument("--rehearse", action="store_true")
     given = parser.parse_args()
     until = time.monotonic() + given.seconds
@@ -368,9 +392,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     if given.rehearse:
         storm = BootStorm(folder, 0, 2)
-        drill = Drill(
-            storm.gateway, dict.fromkeys(("large", "small"), storm.source), "vllm==0.26.0", Path(sys.executable), until
-        )
+        drill = Drill(storm.gateway, dict.fromkeys(("large", "small"), storm.source), "vllm==0.26.0", None, until)
     else:
         models = {"large": folder / "large", "small": folder / "small"}
         for name, shape in (("large", LARGE), ("small", SMALL)):
@@ -381,7 +403,7 @@ def main() -> int:
         with contextlib.suppress(FileExistsError):
             (data / "engines").symlink_to(given.engines.absolute())
         python = data / "engines" / given.engine.replace("==", "-") / "bin/python"
-        drill = Drill(Gateway(data, folder / "gateway.log"), models, given.engine, python, until)
+        drill = Drill(Gateway(data, folder / "gateway.log"), models, given.engine, python, until, given.env)
     with contextlib.closing(drill.gateway):
         drill.gateway.start()
         return min(1, run(drill, given.case, folder / "results.jsonl"))
