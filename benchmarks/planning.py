@@ -3,8 +3,8 @@
     python benchmarks/planning.py [--rounds 10]
 
 Prints one line a figure: what was reached, and what is to be reached. Decisions and the matrix are CPU time of this process, the
-best of the rounds for each model, with nothing of the model cached, and the garbage collector set as `fitserve plan` and the gateway's
-process for plans set it; the command is told in wall and in CPU time.
+best of the rounds for each model, with nothing of the model cached, and the garbage collector set as the gateway's process for plans
+sets it; the command is told in wall and in CPU time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.__main__ import _OBJECTS  # noqa: E402
 from gateway.core.attention.vllm_attention import choose_backend  # noqa: E402
 from gateway.core.layers.build import _blueprint, _schemes  # noqa: E402
 from gateway.core.model.spec import read_model  # noqa: E402
@@ -33,6 +32,7 @@ from gateway.core.planner.decide import decide  # noqa: E402
 from gateway.core.planner.layer_kernels import layer_kernels  # noqa: E402
 from gateway.domain import Engine, Hardware, ModelSpec, Wish  # noqa: E402
 from gateway.errors import BadModel  # noqa: E402
+from gateway.planning.plan_program import _OBJECTS  # noqa: E402
 from gateway.profiles import Profiles  # noqa: E402
 from tests.conformance.layer_cases import QUANTS  # noqa: E402
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from gateway.core.model.spec import Tensor
 from gateway.domain import Asked, EngineAnswer, Hardware, OpenQuestions, Question, RuleGap
 from gateway.domain.image_name import exact
 from gateway.errors import HostError
 from gateway.inquiry.document import ModelFiles, StatedGpus
-from gateway.inquiry.inquirer import Inquirer
+
+if TYPE_CHECKING:
+    from gateway.inquiry.inquirer import Inquirer  # asyncio, which most plans do not need
 
 LIMIT_S = 60.0
 """For all questions about one model: two imports of an engine, and some dozen command lines."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -119,6 +118,8 @@ class Repository:
         return self.hub.fetch(self.listing, name)
 
     def headers(self, names: Sequence[str]) -> Iterator[Header]:
+        from concurrent.futures import ThreadPoolExecutor  # a folder needs none
+
         with ThreadPoolExecutor(8) as pool:
             # Whoever looks at no more of them ends the rest of the reading too.
             yield from pool.map(self._header, names)

@@ -41,7 +41,6 @@ from gateway.domain.plan import ALONE
 from gateway.domain.wish import Goal
 from gateway.errors import BadRequest, HostError, NeedsRemoteCode
 from gateway.planning.alternatives import Unplanned, with_alternatives
-from gateway.planning.images import hear
 from gateway.planning.startable import Startable
 from gateway.profiles import Profiles, first_problem
 from gateway.settings import Settings, load_settings
@@ -229,6 +228,8 @@ class OfflinePlanner:
     ) -> Checked[Decision]:
         """As `decide_on`, once the engines that are here were asked about it; startable: of these alone."""
         if wish.image is not None:
+            from gateway.planning.images import hear  # asyncio, which most plans do not need
+
             (one,) = self.engines(wish, machine)
             with suppress(HostError):  # the question about the model says why
                 await hear(EngineRef(kind=one.kind, version=one.version, image=one.image), self.profiles, inquirer, LIMIT_S)
