@@ -1,9 +1,15 @@
-"""TLS for clients: certificate and key from files, read again when they change. Connections that are open keep what they began with."""
+"""TLS for clients: certificate and key from files, read again when they change. Connections that are open keep what they began with.
+And the handshake of a connection, which has a place among its client's connections and a time."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import ssl
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from gateway.errors import SettingsError
 from gateway.logging import Logger
@@ -12,6 +18,9 @@ from gateway.supervision import Supervised
 log = Logger("fitserve.tls")
 
 _LOOK_S = 5.0
+HANDSHAKE_S = 10.0
+# For the last words of TLS, which a client need not say.
+_FAREWELL_S = 5.0
 
 
 class Certificate:
@@ -67,6 +76,55 @@ class Certificate:
             except OSError:
                 found.append((0, 0, 0))
         return tuple(found)
+
+
+class Places(Protocol):
+    """`gateway.serve.proxy.limits.ConnectionLimiter`."""
+
+    def come(self, address: str) -> Any: ...
+
+    def left(self, address: str, place: Any) -> None: ...
+
+
+class Handshake(asyncio.Protocol):
+    """One connection until its handshake is over; then it is what `behind` makes, which takes over its place. The event loop's own TLS
+    tells nobody of connections whose handshake goes on, and gives each of them a minute."""
+
+    behind: ClassVar[Callable[..., Any]]
+    """Makes a protocol with a `place`."""
+    context: ClassVar[ssl.SSLContext]
+    limiter: ClassVar[Places]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """With what `behind` is made with."""
+        self._make = partial(type(self).behind, *args, **kwargs)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        address = peer_address(transport)
+        place = self.limiter.come(address)
+        if place != "out":
+            # Nothing was read yet. In another file the connection begins anew, as one with TLS.
+            connection = transport.get_extra_info("socket").dup()
+            self._task = asyncio.get_running_loop().create_task(self._shake(connection, address, place))
+        transport.abort()
+
+    async def _shake(self, connection: socket.socket, address: str, place: object) -> None:
+        made = self._make()
+        made.place = place
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: made, connection, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=_FAREWELL_S
+            )
+        except OSError:
+            # No TLS, none that we speak, or too slow.
+            self.limiter.left(address, place)
+            connection.close()
+
+
+def peer_address(transport: asyncio.BaseTransport) -> str:
+    """Without its port. Empty: no TCP."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
 def _reason(error: OSError) -> str:

@@ -85,7 +85,7 @@ def allow_connections(settings: Settings) -> Settings:
 def server_config(settings: Settings, app: GatewayApp) -> uvicorn.Config:
     """How uvicorn serves `app`: every connection is a `ClientConnection`, which answers inference itself."""
     tls = app.certificate.context if app.certificate is not None else None
-    return uvicorn_config(app, client_protocol(app.plane), lifespan="on", grace_s=settings.stop_grace_s, tls=tls)
+    return uvicorn_config(app, client_protocol(app.plane, tls), lifespan="on", grace_s=settings.stop_grace_s)
 
 
 class GatewayServer(uvicorn.Server):

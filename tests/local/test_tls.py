@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from gateway.errors import SettingsError
 from gateway.tls import Certificate
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import scripted_gateway
+from tests.support.dataplane import Gateway, until
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
 
@@ -93,6 +96,51 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
         Certificate(cert, key)
     with pytest.raises(SettingsError, match="cannot be used: no such file"):
         Certificate(tmp_path / "none.pem", None)
+
+
+def held(port: int, address: str, count: int) -> list[socket.socket]:
+    """Connections of that address which never say a word of TLS."""
+    return [socket.create_connection(("127.0.0.1", port), HANG_S, (address, 0)) for _ in range(count)]
+
+
+async def health(port: int, **how: Any) -> bytes:
+    """The first line of the answer; empty where there is none."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting_all(), **how)
+    except OSError:
+        return b""
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+@pytest.mark.anyio
+async def test_handshakes_that_go_on_have_a_place_as_connections_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate = Certificate(*make(tmp_path, "a.example"))
+    with Gateway(tls=certificate.context, connections=8, connections_per_address=4) as gateway:
+        limiter = gateway.plane.connection_limiter
+        silent = held(gateway.port, "127.0.0.2", 100)
+        await until(lambda: limiter.admitted == 4)
+        # Of the same address nobody gets in; others do.
+        assert await health(gateway.port, local_addr=("127.0.0.2", 0)) == b""
+        for _ in range(3):
+            assert (await health(gateway.port)).startswith(b"HTTP/1.1 200 ")
+        for one in silent:
+            one.close()
+        await until(lambda: limiter.admitted == 0)
+        # What is no TLS, and what begins as TLS and ends there.
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"):
+            [one] = held(gateway.port, "127.0.0.1", 1)
+            one.sendall(words)
+            one.close()
+        assert (await health(gateway.port)).startswith(b"HTTP/1.1 200 ")
+        await until(lambda: limiter.admitted == 0)
+        monkeypatch.setattr("gateway.tls.HANDSHAKE_S", 0.1)
+        [slow] = held(gateway.port, "127.0.0.1", 1)
+        assert slow.recv(1) == b""
+        slow.close()
+        await until(lambda: limiter.admitted == 0)
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

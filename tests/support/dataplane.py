@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -111,12 +112,14 @@ class Gateway:
         queue_per_model: int | None = None,
         *,
         still: bool = False,
+        tls: ssl.SSLContext | None = None,
         **limits: Any,
     ) -> None:
         self.routes = Routes(queue_per_model=queue_per_model)
         self.plane = DataPlane(self.routes, keys or Everyone(), Limits(**{"body_bytes": LIMIT, **limits}), meter)
         self._app = app or echo
         self._still = still
+        self._tls = tls
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -124,7 +127,7 @@ class Gateway:
     def __enter__(self) -> Gateway:
         config = uvicorn.Config(
             self._app,
-            http=client_protocol(self.plane),
+            http=client_protocol(self.plane, self._tls),
             interface="asgi3",
             lifespan="off",
             log_config=None,

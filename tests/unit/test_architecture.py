@@ -25,7 +25,7 @@ ARROWS = {
     "serve.page": "serve.metrics controller routing access",
     "serve.metrics": "serve.admin serve.proxy controller core.speed supervision version api machine store",
     "serve.admin": "api events catalog calibration controller profiles core.planner routing access core.facts core settings store wishes version export",
-    "serve.proxy": "serve.proxy.bodies routing access api",
+    "serve.proxy": "serve.proxy.bodies tls routing access api",
     "serve.proxy.bodies": "routing access api",
     "events": "controller hosts.process access core supervision machine settings store version",
     "tuning": "controller core.planner core.speed core.facts supervision settings store own_program",

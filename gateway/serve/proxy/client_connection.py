@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import ssl
 from collections import deque
 from typing import Any, ClassVar
 
@@ -34,13 +35,17 @@ from gateway.serve.proxy.asgi_request import AsgiRequest
 from gateway.serve.proxy.data_plane import DataPlane
 from gateway.serve.proxy.exchange import Exchange
 from gateway.serve.proxy.request_reader import RequestReader
+from gateway.tls import Handshake, peer_address
 
 log = logging.getLogger(__name__)
 
 
-def client_protocol(plane: DataPlane) -> type[ClientConnection]:
+def client_protocol(plane: DataPlane, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
     """The protocol class for `uvicorn.Config(http=...)`: uvicorn makes one object per connection, all of which share `plane`."""
-    return type("ClientConnection", (ClientConnection,), {"shared": plane, "__slots__": ()})
+    made = type("ClientConnection", (ClientConnection,), {"shared": plane, "__slots__": ()})
+    if tls is None:
+        return made
+    return type("ClientHandshake", (Handshake,), {"behind": made, "context": tls, "limiter": plane.connection_limiter})
 
 
 class ClientConnection(asyncio.Protocol):
@@ -48,7 +53,7 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         *("_current", "_holds_up", "_last_words", "_loop", "_reader", "_repeat", "_stall", "_turns"),
-        *("address", "app_state", "config", "deadline", "discarding", "plane", "server_state", "transport", "unread"),
+        *("address", "app_state", "config", "deadline", "discarding", "place", "plane", "server_state", "transport", "unread"),
     )
     shared: ClassVar[DataPlane]
 
@@ -76,24 +81,25 @@ class ClientConnection(asyncio.Protocol):
         self._holds_up = False  # the body that comes in has to wait: for room, for a replica, or for who reads it
         self.unread = False  # nothing is read, for the body or for a turn
         self.address = ""
+        self.place: limits.Place | None = None  # a handshake before has got one
 
     # --- the transport's side ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.server_state.connections.add(self)  # type: ignore[arg-type]
         self.transport = transport
-        peer = transport.get_extra_info("peername")
-        self.address = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.address = peer_address(transport)
         self.plane.opened(self, self._loop)
         self.deadline = self._loop.time() + limits.FIRST_BYTE_S
-        if not self.plane.connection_limiter.admit(self.address):
-            if self.plane.connection_limiter.flooded():
-                transport.abort()
-            else:
-                self.hang_up(refusals.too_many_connections())
+        if self.place is None:
+            self.place = self.plane.connection_limiter.come(self.address)
+        if self.place == "refused":
+            self.hang_up(refusals.too_many_connections())
+        elif self.place == "out":
+            transport.abort()
 
     def connection_lost(self, _: Exception | None) -> None:
-        self.plane.connection_limiter.left(self.address)
+        self.plane.connection_limiter.left(self.address, self.place or "out")
         self.plane.connections.discard(self)
         self.server_state.connections.discard(self)
         for request in (self._current, self._reader.incoming, *self._turns):

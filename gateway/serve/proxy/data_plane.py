@@ -93,7 +93,7 @@ class DataPlane:
             connection.leave()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while self.connections:  # noqa: ASYNC110 - connections go one by one
+                while self.connections or self.connection_limiter.admitted:  # noqa: ASYNC110 - connections go one by one, handshakes too
                     await asyncio.sleep(SWEEP_S)
         server.should_exit = True
 

@@ -11,6 +11,7 @@
     the connection is kept, without a request      Limits.keep_alive_s closed
     the rest of a refused body is thrown away      LINGER_S in all     closed
     connections are refused, beside those kept     most_refused        closed without a word
+    a TLS handshake goes on                        tls.HANDSHAKE_S     closed
 
 While a body waits for memory, others have less time (`body_budget.py`). Nobody has a time while the gateway does not read.
 
@@ -26,7 +27,7 @@ import struct
 import termios
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gateway.access.client_network import client_network
 from gateway.errors import BadRequest, HeadTooLarge
@@ -143,6 +144,10 @@ def most_refused(connections: int) -> int:
     return min(REFUSED, 1 + connections // 8)
 
 
+Place = Literal["in", "refused", "out"]
+"""Of a connection: it may stay; it hears why not; there is no room for words either, and it is closed at once."""
+
+
 class Stall:
     """Watches a client that has not taken all bytes that were written: whether the client takes any."""
 
@@ -168,27 +173,33 @@ class Stall:
 
 
 class ConnectionLimiter:
-    """Counts the connections: all, and by address; the addresses of one IPv6 network (/64) are one client's."""
+    """Counts the connections: those that were let in, all and by address, and beside them those that hear why they are not. The addresses
+    of one IPv6 network (/64) are one client's."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._total = 0
         self._of: Counter[str] = Counter()
+        self._refused = 0
+        self.admitted = 0
 
-    def admit(self, address: str) -> bool:
-        """Whether one more connection from `address` may stay. Each call needs its call of `left`, whatever the answer was."""
+    def come(self, address: str) -> Place:
+        """Of one more connection from `address`. The call of `left` that each call needs has the answer of this one."""
         network = client_network(address)
-        self._total += 1
-        self._of[network] += 1
-        return self._total <= self._limits.connections and self._of[network] <= self._limits.connections_per_address
+        if self.admitted < self._limits.connections and self._of[network] < self._limits.connections_per_address:
+            self.admitted += 1
+            self._of[network] += 1
+            return "in"
+        if self._refused < most_refused(self._limits.connections):
+            self._refused += 1
+            return "refused"
+        return "out"
 
-    def flooded(self) -> bool:
-        """Whether so many are refused that one more gets no answer."""
-        return self._total > self._limits.connections + most_refused(self._limits.connections)
-
-    def left(self, address: str) -> None:
-        network = client_network(address)
-        self._total -= 1
-        self._of[network] -= 1
-        if not self._of[network]:
-            del self._of[network]
+    def left(self, address: str, place: Place) -> None:
+        if place == "refused":
+            self._refused -= 1
+        elif place == "in":
+            network = client_network(address)
+            self.admitted -= 1
+            self._of[network] -= 1
+            if not self._of[network]:
+                del self._of[network]

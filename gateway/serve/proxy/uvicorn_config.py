@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from typing import Literal
 
 import uvicorn
@@ -16,7 +15,6 @@ def uvicorn_config(
     *,
     lifespan: Literal["on", "off"],
     grace_s: float,
-    tls: ssl.SSLContext | None = None,
 ) -> uvicorn.Config:
     """`http`: the protocol of client connections; grace_s: how long requests may go on when the server stops."""
     made = uvicorn.Config(
@@ -31,5 +29,4 @@ def uvicorn_config(
         timeout_graceful_shutdown=round(grace_s),
     )
     made.load()
-    made.ssl = tls
     return made

@@ -232,12 +232,12 @@ def main() -> None:
         sys.exit(f"fitserve: worker and control process are not of the same version: {error}")
     configure_logging(begin.log_level)
     worker = Worker(index, begin, memory)
-    app, protocol = ControlForwarder(Path(begin.control)), client_protocol(worker.plane)
     certificate = (
         Certificate(Path(begin.tls[0]), Path(begin.tls[1]) if begin.tls[1] else None) if begin.tls is not None else None
     )
     tls = certificate.context if certificate is not None else None
-    config = uvicorn_config(app, protocol, lifespan="off", grace_s=begin.grace_s, tls=tls)
+    app, protocol = ControlForwarder(Path(begin.control)), client_protocol(worker.plane, tls)
+    config = uvicorn_config(app, protocol, lifespan="off", grace_s=begin.grace_s)
     WorkerServer(config, worker, end, certificate).run(sockets=listeners)
 
 

@@ -330,6 +330,18 @@ async def test_too_many_connections_are_told_to_come_back() -> None:
             assert (await statuses(gateway.port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", 1))[0].startswith(b"200")
 
 
+async def test_who_is_refused_keeps_nobody_else_out() -> None:
+    """Those beyond the limit of their address hear it while their client lingers; they take no place of the others."""
+    with Gateway(connections=6, connections_per_address=2) as gateway:
+        gateway.route(model(refused_url()))
+        crowd = [await asyncio.open_connection("127.0.0.1", gateway.port, local_addr=("127.0.0.2", 0)) for _ in range(30)]
+        await until(lambda: gateway.plane.connection_limiter._refused > 0)
+        for _ in range(3):
+            assert (await statuses(gateway.port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", 1))[0].startswith(b"200")
+        for _, writer in crowd:
+            writer.close()
+
+
 async def only(gateway: Gateway) -> ClientConnection:
     """The gateway's end of its one connection."""
     await until(lambda: len(gateway.plane.connections) == 1)

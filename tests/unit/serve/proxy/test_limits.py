@@ -19,20 +19,26 @@ from gateway.serve.proxy.limits import STALL_S, ConnectionLimiter, Limits, Stall
 def test_connections_of_one_client_are_counted_together_and_off_again(addresses: list[str], other: str) -> None:
     limiter = ConnectionLimiter(Limits(connections_per_address=3))
     for _ in range(2):
-        assert [limiter.admit(address) for address in addresses] == [True, True, True, False]
-        assert limiter.admit(other)
-        for address in (*addresses, other):
-            limiter.left(address)
+        places = [limiter.come(address) for address in addresses]
+        assert places == ["in", "in", "in", "refused"]
+        assert limiter.come(other) == "in"
+        for address, place in zip((*addresses, other), (*places, "in"), strict=True):
+            limiter.left(address, place)
     # A client that has left leaves nothing behind.
     assert not limiter._of
-    assert limiter._total == 0
+    assert (limiter.admitted, limiter._refused) == (0, 0)
 
 
 def test_only_some_of_a_crowd_hear_why_they_are_refused() -> None:
     """Each takes a file until its client has left, and the engines need files too."""
     limiter = ConnectionLimiter(Limits(connections=16))
-    answered = [limiter.admit("10.0.0.1") or (limiter.flooded() and "cut") or "told" for _ in range(100)]
-    assert answered == [True] * 16 + ["told"] * 3 + ["cut"] * 81
+    assert [limiter.come("10.0.0.1") for _ in range(100)] == ["in"] * 16 + ["refused"] * 3 + ["out"] * 81
+
+
+def test_who_is_refused_takes_no_place_of_others() -> None:
+    limiter = ConnectionLimiter(Limits(connections=16, connections_per_address=4))
+    assert [limiter.come("10.0.0.1") for _ in range(100)] == ["in"] * 4 + ["refused"] * 3 + ["out"] * 93
+    assert [limiter.come(f"10.0.1.{number}") for number in range(12)] == ["in"] * 12
 
 
 def test_a_connection_whose_socket_is_gone_is_no_error() -> None:
