@@ -47,6 +47,7 @@ class ModelsFileWatch:
         self._kept = data / "models-file.json"
         self._app = app
         self._seen: Seen | None = None
+        self._still = _seen(path)
         self._said = ""
         self._work = Supervised(self._look, "the file of models", file=str(path))
 
@@ -57,6 +58,10 @@ class ModelsFileWatch:
         """Follow the file where it is another one than the last time; the seconds until the next look."""
         now = _seen(self._path)
         if now == self._seen and self._said != _AGAIN:
+            return _LOOK_S
+        if now != self._still:
+            # Who writes it may not have written all of it.
+            self._still = now
             return _LOOK_S
         said = ""
         try:

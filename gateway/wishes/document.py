@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import yaml
 
 Keys = tuple[str | int, ...]
-# No file of models is deeper; an alias that holds itself is.
+# No file of models is deeper.
 _DEEPEST = 12
+# Values, those that stand for an alias counted wherever it stands: a few lines of aliases of aliases are more than any memory.
+_MOST_VALUES = 200_000
 
 
 class Place(NamedTuple):
@@ -41,21 +43,41 @@ class Document(NamedTuple):
 
 
 def read(text: str) -> Document:
-    loader = yaml.SafeLoader(text)
+    loader = None
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         places: dict[Keys, Place] = {}
-        mistakes = list(_walk(node, (), places)) if node is not None else []
+        mistakes = list(_walk(node, (), places)) if node is not None and _values(node, {}) <= _MOST_VALUES else []
+        if node is not None and not places:
+            return Document(None, {}, [Mistake(_place(node), f"with its aliases this is more than {_MOST_VALUES} values")])
         data = loader.construct_document(node) if node is not None and not mistakes else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Place(mark.line + 1, mark.column + 1) if mark is not None else Place(1, 1)
         return Document(None, {}, [Mistake(place, f"this is not YAML: {error.problem or error.context}")])
+    except yaml.reader.ReaderError as error:
+        line, last = text.count("\n", 0, error.position) + 1, text.rfind("\n", 0, error.position)
+        return Document(None, {}, [Mistake(Place(line, error.position - last), "this character may not be in YAML")])
+    except RecursionError:
+        return Document(None, {}, [Mistake(Place(1, 1), "this is nested too deeply")])
     except (yaml.YAMLError, ValueError) as error:
         return Document(None, {}, [Mistake(Place(1, 1), f"this is not YAML: {' '.join(str(error).split())}")])
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     return Document(data, places, mistakes)
+
+
+def _values(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node is. One that holds itself is more than may be."""
+    if (found := known.get(id(node))) is None:
+        known[id(node)] = _MOST_VALUES + 1
+        inner = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
+        found = known[id(node)] = 1 + (
+            sum(_values(one, known) for one in inner) if not isinstance(node, yaml.ScalarNode) else 0
+        )
+    return found
 
 
 def _walk(node: yaml.Node, keys: Keys, places: dict[Keys, Place]) -> Iterator[Mistake]:
@@ -75,6 +97,8 @@ def _walk(node: yaml.Node, keys: Keys, places: dict[Keys, Place]) -> Iterator[Mi
             if not name or name in seen:
                 yield Mistake(_place(key), f"the key {name!r} stands here twice" if name else "a key has to be a word")
             seen.add(name)
+            # As it is written: `no` and `1.10` are names, not False and 1.1.
+            key.tag = "tag:yaml.org,2002:str"
             places[(*keys, name)] = _place(key)
             yield from _walk(value, (*keys, name), places)
 

@@ -26,6 +26,8 @@ from gateway.wishes.references import References, Unresolved, texts
 
 _OWN = "x-"
 _SHOWN = 20
+# Of its characters: reading YAML takes a second for some 200,000 of them.
+_LONGEST = 4 * 1024 * 1024
 # Fields that hold other fields.
 _NESTED: dict[str, set[str]] = {"policy": set(Policy.model_fields), "chat_template": set(ChatTemplate.model_fields)}
 _FIELDS = set(ModelRequest.model_fields) - {"name"}
@@ -43,9 +45,12 @@ class ModelsFile(NamedTuple):
 def load(path: Path) -> ModelsFile:
     """Raises BadRequest with every mistake: file, line and column."""
     try:
-        text = path.read_text()
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(_LONGEST + 1)
+        why = f"it is longer than {_LONGEST} characters" if len(text) > _LONGEST else ""
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        text, why = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
+    if why:
         raise BadRequest(
             f"The file of models {path} cannot be read: {why}.", hint="Correct the path, or make the file."
         ) from None
@@ -105,25 +110,25 @@ def _named(name: object) -> bool:
 
 def _of_the_top(document: Document) -> list[Mistake]:
     data = document.data
-    if data is None and not document.mistakes:
+    if document.mistakes:
         return []
-    if not isinstance(data, dict):
-        return (
-            [Mistake(document.place(()), "the file has to be a mapping with the key `models`")] if not document.mistakes else []
-        )
+    if data is not None and not isinstance(data, dict):
+        return [Mistake(document.place(()), "the file has to be a mapping with the key `models`")]
     wrong = [
         Mistake(document.place((str(key),)), _unknown(str(key), {"models"}))
-        for key in data
+        for key in data or {}
         if str(key) != "models" and not str(key).startswith(_OWN)
     ]
-    models = data.get("models") or {}
+    models = (data or {}).get("models")
+    if models is None:
+        # So a file looks that somebody is writing, or that a full disk has cut off: nothing of the gateway is to go for it.
+        nothing = Mistake(document.place(("models",)), "there are no models; a file without any says `models: {}`")
+        return wrong or [nothing]
     if not isinstance(models, dict):
         return [
             *wrong,
             Mistake(document.place(("models",)), "`models` has to be a mapping: a name, and below it what the model is"),
         ]
-    if "models" in data and data["models"] is None:
-        data["models"] = {}
     bare = [
         Mistake(document.place(("models", str(name))), f"{name} has to be a mapping, as `source: org/name`")
         for name, fields in models.items()
@@ -151,11 +156,16 @@ def _wish(document: Document, name: str, fields: dict[str, Any], references: Ref
     if mistakes:
         return mistakes
     given = references.resolved({str(key): value for key, value in fields.items()})
-    for key in _FOLDERS:
-        if key in given:
-            given[key] = _from(references.folder, given[key])
+    folders = [(given, key, (*top, key)) for key in _FOLDERS if key in given]
     if isinstance(adapters := given.get("loras"), dict):
-        given["loras"] = {name: _from(references.folder, source) for name, source in adapters.items()}
+        folders += [(adapters, key, (*top, "loras", str(key))) for key in adapters]
+    for held, key, at in folders:
+        try:
+            held[key] = _from(references.folder, held[key])
+        except (ValueError, RuntimeError) as error:  # a character that no path has; the home of nobody
+            mistakes.append(Mistake(document.place(at), f"this cannot be a folder: {references.hidden(str(error))}"))
+    if mistakes:
+        return mistakes
     try:
         wish = ModelRequest.model_validate({"name": name, **given}).wish()
     except ValidationError as error:

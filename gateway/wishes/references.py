@@ -51,12 +51,14 @@ class References:
                 raise Unresolved(f"the variable {name} is not set")
             value = self.environment[name]
         else:
-            path = self.folder / Path(name).expanduser()
             try:
+                path = self.folder / Path(name).expanduser()
                 with path.open() as file:
                     value = file.read(_LONGEST).removesuffix("\n")
-            except (OSError, UnicodeDecodeError) as error:
-                raise Unresolved(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+            except UnicodeDecodeError:
+                raise Unresolved(f"{path} cannot be read: it is no text") from None
+            except (OSError, ValueError, RuntimeError) as error:  # a character that no path has; the home of nobody
+                raise Unresolved(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         self.held[found[0]] = value
         return value
 

@@ -31,6 +31,14 @@ def steps(views: Iterable[Mapping[str, Any]], wanted: Mapping[str, Wish], prune:
     endpoint."""
     there = {str(view["name"]): view["wish"] for view in views}
     found = [Step("remove", name) for name in sorted(set(prune) & there.keys() - wanted.keys())]
+    # A name that goes from one model to another is free before it is taken.
+    owners = {known: name for name, wish in wanted.items() for known in (name, *wish.aliases, *wish.loras)}
+    for name in sorted(wanted.keys() & there.keys()):
+        aliases = there[name].get("aliases", [])
+        kept = [alias for alias in aliases if owners.get(alias, name) == name]
+        if kept != aliases:
+            found.append(Step("change", name, {"aliases": kept}))
+            there[name] = {**there[name], "aliases": kept}
     for name, wish in wanted.items():
         new = wish.model_dump(mode="json")
         if name not in there:
@@ -41,10 +49,10 @@ def steps(views: Iterable[Mapping[str, Any]], wanted: Mapping[str, Wish], prune:
                 f"{name} cannot become {'a model' if wish.source else 'an endpoint'}.", hint="Remove it first (`fitserve rm`)."
             )
         # Where the file pins no commit, the gateway goes on with those that it has.
-        kept = _KEPT - ({"commits"} if wish.commits else set())
+        own = _KEPT - ({"commits"} if wish.commits else set())
         if body := patch(
-            {key: value for key, value in there[name].items() if key not in kept},
-            {k: v for k, v in new.items() if k not in kept},
+            {key: value for key, value in there[name].items() if key not in own},
+            {k: v for k, v in new.items() if k not in own},
         ):
             found.append(Step("change", name, body))
     return found

