@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,5 +101,11 @@ def lines(found: Diagnosis) -> Iterator[str]:
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    while piece := file.read(_PIECE):
-        yield piece
+    """The file's bytes. PowerShell writes UTF-16 into a file (`> engine.log`), with its mark at the beginning."""
+    piece = file.read(_PIECE)
+    decoder = (
+        codecs.getincrementaldecoder("utf-16")("replace") if piece[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else None
+    )
+    while piece:
+        yield decoder.decode(piece).encode(errors="replace") if decoder else piece
+        piece = file.read(_PIECE)

@@ -25,6 +25,8 @@ class Process:
     files: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
     file: str = ""
     layer: str = ""
+    asserted: str = ""
+    """The `assert` that stood last in the traceback."""
     tracing: bool = False
     ignored: bool = False
     replaces: bool = False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 _BLOCK = 64 * 1024
+_FIRST = 60
 
 # A line with none of these proves no failure. They are looked for in bytes, a block at a time.
 FATAL = (b"atal", b"hit an exc", b"xit code", b"NVRM", b"atchdog", b"hut", b"SIG")
@@ -27,6 +29,12 @@ _PHASES = (
 SERVES = (b"Received req", b"POST /", b"throughput", b" batch")
 _SETTINGS = (b"Selected ", b"Using ", b"Initializing a", b"non-default args", b"server_args=")
 PROGRESS = (*_PHASES, *SERVES, *_SETTINGS)
+# Where a log that is one line had its ends of line: a page, a form or a program lost them, or wrote them out.
+_LOST = re.compile(
+    rb"\\r?\\n"
+    rb"|(?<=\S) (?=(?:\(\w{1,40} (?:\w+=\d+ ?)+\) )*(?:ERROR|WARNING|INFO) \d\d-\d\d \d\d:|\[\d{4}-\d\d-\d\d \d\d:)"
+    rb'| (?=Traceback \(most|File "[^"]{1,300}", line \d|(?:\w{1,40}\.){0,8}\w{1,40}(?:Error|Exception): )'
+)
 
 
 class LineFilter:
@@ -38,7 +46,8 @@ class LineFilter:
 
     def __init__(self, handle: Callable[[bytes], None]) -> None:
         self.number = 0
-        self.attend = 0
+        # What is pasted as a few lines is read whole: of a known text the words may be there that prove it, and none of those above.
+        self.attend = _FIRST
         self.anchors: tuple[bytes, ...] = ALARMS + PROGRESS
         self._handle = handle
         self._rest = b""
@@ -60,6 +69,8 @@ class LineFilter:
     def close(self) -> None:
         """The log ends, maybe in the middle of a line."""
         if self._rest:
+            if self.number == 0:
+                self._rest = _LOST.sub(b"\n", self._rest)
             self._block(self._rest + b"\n")
             self._rest = b""
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import re
 
 EXCEPTION = re.compile(
-    r"(?:\w+\.)*(?P<name>\w*(?:Error|Exception|Exit|Interrupt|Expired|OutOfResources|CompilerFailed))(?:: ?|\((?=['\"])|$)"
+    r"(?:\w+\.)*(?P<name>\w*(?:Error(?:_\w+)?|Exception|Exit|Interrupt|Expired|OutOfResources|CompilerFailed|IsEnabled|(?<=[a-z])Timeout)|(?<=\.exc\.)Unsupported)"
+    r"(?:: ?|\((?=['\"])|$)"
 )
 # The end may be missing: terminals break lines.
 FRAME = re.compile(r'\s*File "(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?')
 RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")
+# Its exception says nothing of its own. A notebook puts an arrow and the line's number before it.
+ASSERT = re.compile(r"\s*(?:-+> ?\d+ +)?(assert .+)")
 # A known text in a line that is no exception proves something only where the line complains.
 COMPLAINT = re.compile(
-    r"ERROR|CRITICAL|rror\b|rror:|ailed|atal|llegal|out of memory|imeout|annot|not (?:find|found)|no module|Killed"
+    r"ERROR|CRITICAL|rror\b|ailed|atal|llegal|out of memory|imeout|annot|unbalanced|too old|larger than|Killed"
+    r"|total capacity|allocated by PyTorch"
+    r"|no(?:t (?:find|found|valid|supported|available)| module)"
 )
 HARMLESS = re.compile(
-    r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn|deprecat|skip|disabled|Possible solution|^\d\. ",
+    r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA initialization)|deprecat|skip|disabled|Possible solution|^\d\. ",
     re.IGNORECASE,
 )
 TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
@@ -26,11 +31,13 @@ DYING = re.compile(
 WRAPPER = re.compile(
     r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Engine process failed to start|Frontend process failed during engine core|Executor failed|cancelled$"
     r"|EngineCore encountered an issue|Worker failed with error .*please check the stack trace above for the root cause$"
-    r"|Received sigquit from a child process|Scheduler or DataParallelController \d+ terminated with|Cancelled by )"
+    r"|Received sigquit from a child process|SIGQUIT received\.|Scheduler or DataParallelController \d+ terminated with|Cancelled by )"
     r"|(?:[\w.]+\.)?Engine(?:Dead|Generate)Error(?::|$)"
 )
 BENIGN = re.compile(
     r"(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError|ConnectionResetError|EOFError)(?::|$)"
+    # One request or one answer could not be read: that ends no engine.
+    r"|(?:[\w.]+\.)?ValidationError: \d+ validation errors? for \w*(?:Request|Response)\b"
 )
 STOPPED = re.compile(
     r"\[shutdown\] .{0,40}(?:shutdown triggered|trigger received signal)|SIGTERM received\.|Received SIG(?:TERM|INT)\b|Shutting down$"

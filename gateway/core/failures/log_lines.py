@@ -20,16 +20,21 @@ _ENTITY = re.compile(rf"&({'|'.join(_HTML)});")
 # A progress bar that another process wrote into: what follows it is a line of its own.
 _BAR = re.compile(r"^.{0,300}?\d{1,3}%\|.{0,80}?\| *\d+/\d+ \[[^\]]{0,80}(?:it/s|s/it)\](?=\S)")
 _FENCE = re.compile(r"^ {0,3}(?:(?:> ?)+)?`{1,3}(?=\S)|`{3}$")
+# What pages put for a space, and between letters.
+_PAGE = {0xA0: " ", 0x200B: None, 0xFEFF: None}
+# The other side of a frame around the line.
+_FRAME_END = " \t│┃║"
 _AFTER = re.compile(r" \[repeated \d+x across cluster\].{0,120}$")
 _LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 # What others put before the engine's own line. It says nothing, and any number of them may follow each other.
 _CARRIED = re.compile(
-    r"(?:[>|] ?)+(?=\S|$)"
+    r"(?:[>|│┃║] ?)+(?=\S|$)"
     r"|[-*] (?=\w+(?:Error|Exception):)"
     rf"|(?:\w{{3}} [ \d]\d \d\d:\d\d:\d\d|{_TIME}) [\w.-]{{1,64}} [\w./@-]{{1,40}}(?:\[\d+\])?: "
     rf"|{_TIME}(?: (?:std(?:out|err) [FP]|\d+))? (?!(?:[A-Z]+\d+ ?)+\])"
     r"|std(?:out|err) [FP] "
+    r"|[\w.-]{1,64}\[(?:debug|info|warn|warning|error)\] ?"
     r"|\[?[\w./-]{0,64}\]? +\| "
     r"|\[(?:pod/)?[\w.-]{1,64}/[\w.-]{1,64}(?:/[\w.-]{1,64})?\] (?=\S)"
     r"|\[[A-Z][A-Za-z]*(?: [A-Za-z]+)+\] (?=\S)"
@@ -73,7 +78,10 @@ def clean(raw: bytes) -> str:
         text = _ANSI.sub("", text)
     if "it/s]" in text or "s/it]" in text:
         text = _BAR.sub("", text)
-    return text.rstrip()[:MAX_LINE]
+    if not text.isascii():
+        text = text.translate(_PAGE)
+    # Some consoles write out the end of each line.
+    return text.rstrip().removesuffix("\\n").rstrip(_FRAME_END)[:MAX_LINE]
 
 
 def parse(text: str) -> LogLine:

@@ -20,6 +20,7 @@ from functools import partial
 from gateway.core.failures.candidate import MESSAGE_LINES, Candidate, Process
 from gateway.core.failures.line_filter import ALARMS, FATAL, SERVES, LineFilter
 from gateway.core.failures.line_forms import (
+    ASSERT,
     BENIGN,
     COMPLAINT,
     DYING,
@@ -116,7 +117,7 @@ class LogReader:
             process.open, process.tracing, process.ignored, process.left = None, True, ignored, 0
             process.frames.clear()
             process.files.clear()
-            process.layer = ""
+            process.layer = process.asserted = ""
         elif frame := FRAME.match(line.text):
             self._lines.attend = max(self._lines.attend, 20)
             process.open = None
@@ -136,12 +137,15 @@ class LogReader:
             self._dying = self._dying or (text, self._lines.number)
         elif process.open is not None and process.left > 0:
             self._continued(line, text, process)
-        elif not process.tracing:
+        elif raised := RAISE.match(line.text):
+            self._cut_off(text, process, raised[1])
+        elif asserted := ASSERT.match(line.text):
+            process.asserted = asserted[1]
+            self._cut_off(asserted[1], process, "AssertionError")
+        elif not process.tracing or not line.text[:1].isspace():
             # A progress bar is no record of its own.
             self._learn(line.text)
             self._hinted(line, text, process)
-        elif raised := RAISE.match(line.text):
-            self._cut_off(text, process, raised[1])
         elif "/models/" in process.file or "/mamba/" in process.file:
             layer = LAYER.search(line.text)
             process.layer = layer[1] if layer and layer[1] not in NOT_LAYERS else process.layer
@@ -215,7 +219,7 @@ class LogReader:
         phase = self._phase(row, process)
         name = EXCEPTION.match(line.text)
         message = line.text[name.end() :] if name else line.text
-        shape = Shape(name["name"] if name else "", message, tuple(process.files), phase)
+        shape = Shape(name["name"] if name else "", message or process.asserted, tuple(process.files), phase)
         bare = row is None and not (traced or process.fatal)
         candidate = Candidate(
             row,
@@ -239,15 +243,21 @@ class LogReader:
             process.close()
             return
         proof = partial(self._signatures.proof, engine=self._engine, frames=frozenset(process.frames), line=False)
-        found = proof(line.text) if candidate.row is None else None
+        alone = proof(line.text)
+        found = alone if candidate.row is None else None
         at = text, self._lines.number
+        clearer = False
         if found is None and broken:
             at = candidate.line, candidate.number
             found = candidate.broken(line.text.strip(), len(text), proof)
+            # What the whole message proves, and neither of its parts, is nearer than what its beginning did.
+            clearer = found is not None and candidate.row is not found[0] and (alone is None or alone[0] is not found[0])
         if found is not None and candidate.row is None:
             candidate.line, candidate.number = at
+            if found is alone:
+                candidate.said, candidate.columns, candidate.last = line.text, len(text), len(text)
             self._lines.attend = MESSAGE_LINES
-        if found is not None and (candidate.row is None or found[1].items() > candidate.culprit.items()):
+        if found is not None and (candidate.row is None or clearer or found[1].items() > candidate.culprit.items()):
             candidate.row, candidate.culprit = found[0], self._culprit(found[0], found[1], process)
             candidate.phase = self._phase(found[0], process)
             return

@@ -372,6 +372,16 @@ async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -
             assert "out of memory" in await printed(*command)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_a_log_that_powershell_wrote_is_read(tmp_path: Path, encoding: str) -> None:
+    log = tmp_path / "engine.log"
+    log.write_bytes(
+        "INFO:     Started\r\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\r\n".encode(encoding)
+    )
+    done = fitserve("diagnose", str(log))
+    assert (done.returncode, done.stdout.split(" ")[0]) == (1, "gpu_oom")
+
+
 @pytest.mark.anyio
 async def test_an_engine_is_warmed_with_a_tiny_model_of_which_nothing_is_left(tmp_path: Path) -> None:
     made: list[LaunchSpec] = []

@@ -220,10 +220,11 @@ def test_a_line_without_end_is_dropped_and_not_kept() -> None:
 def test_lines_are_numbered_and_handed_over_once() -> None:
     handed: list[tuple[int, bytes]] = []
     lines = LineFilter(lambda raw: handed.append((lines.number, raw)))
-    for piece in (b"nothing\nan Er", b"ror\n\nTrace", b"back"):
+    for piece in (b"the first lines are read whole\n" * 60, b"nothing\nan Er", b"ror\n\nTrace", b"back"):
         lines.feed(piece)
     lines.close()
-    assert [(number, raw) for number, raw in handed if raw] == [(2, b"an Error"), (4, b"Traceback")]
+    assert [(number, raw) for number, raw in handed[60:] if raw] == [(62, b"an Error"), (64, b"Traceback")]
+    assert len(handed) == 62
 
 
 @pytest.mark.parametrize(
