@@ -23,7 +23,7 @@ def traced(frame: str, function: str, error: str) -> Failure:
     return read("Traceback (most recent call last):", f'  File "{SITE}/{frame}", line 7, in {function}', error)
 
 
-@pytest.mark.parametrize("split", ["tuned", "held"])
+@pytest.mark.parametrize("split", ["tuned", "held", "second-tuned", "second-held"])
 def test_nine_of_ten_failures_that_users_reported_are_named(split: str) -> None:
     rows = score(OWN, SIGNATURES, split)
     assert len(rows) >= 45
