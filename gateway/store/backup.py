@@ -13,6 +13,7 @@ is not in it either.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import shutil
@@ -22,10 +23,12 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, Annotated, NamedTuple, Self
+
+import msgspec
 
 from gateway.errors import BadRequest, SettingsError, StoreError
-from gateway.store.database import VERSION, Database
+from gateway.store.database import VERSION, Damaged, Database
 
 _DATABASE, _MANIFEST = "fitserve.db", "manifest.json"
 _FILES = ("installation", "models-file.json")
@@ -34,7 +37,30 @@ _FOLDER = "learned"
 _REPLACED = (_DATABASE, f"{_DATABASE}-wal", f"{_DATABASE}-shm", "keys.json", "models-file.json", "live", _FOLDER)
 # A backup of thousands of models with all their attempts is a hundredth of it.
 _LARGEST = 8 * 1024**3
+# Of an entry, however small: a file takes a block of the disk.
+_LEAST = 4096
+_PIECE = 1024 * 1024
+_MOST_AROUND = 64 * 1024
+# The year 9999.
+_LAST_S = 253_402_300_800.0
 _STRUCK = "0" * 64
+
+
+class _Manifest(msgspec.Struct):
+    fitserve: Annotated[str, msgspec.Meta(max_length=100)]
+    database: int
+    made_at: Annotated[float, msgspec.Meta(ge=0, lt=_LAST_S)]
+
+
+class _Entry(tarfile.TarInfo):
+    """What stands around the files of an archive is read whole: it may not be larger than any name is."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type not in tarfile.REGULAR_TYPES and found.size > _MOST_AROUND:
+            raise tarfile.ReadError("the names in it are too long")
+        return found
 
 
 class Restored(NamedTuple):
@@ -48,7 +74,7 @@ class Restored(NamedTuple):
     aside: Path | None
 
 
-def write_backup(data: Path, into: BinaryIO, version: str) -> None:
+def write_backup(data: Path, into: IO[bytes], version: str) -> None:
     """Of the data folder, whether a gateway uses it or not. version: of this fitserve. Raises StoreError."""
     copy = data / f"backup-{time.time_ns()}.db"
     try:
@@ -79,13 +105,12 @@ def restore_backup(data: Path, archive: Path, before: Callable[[], None] = lambd
     try:
         manifest = _unpacked(archive, draft)
         _check_installation(data, draft, archive)
-        counts = _sound(draft / _DATABASE)
+        counts = _sound(draft / _DATABASE, archive)
         before()
         aside = _set_aside(data)
         for path in sorted(draft.iterdir()):
-            if path.name != _MANIFEST:
-                path.rename(data / path.name)
-        return Restored(str(manifest["fitserve"]), float(str(manifest["made_at"])), *counts, aside)
+            path.rename(data / path.name)
+        return Restored(manifest.fitserve, manifest.made_at, *counts, aside)
     except OSError as error:
         raise StoreError(
             f"{data} cannot be written: {error.strerror or error}.", hint="Free disk space or repair its permissions."
@@ -129,36 +154,48 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(entry, io.BytesIO(content))
 
 
-def _unpacked(archive: Path, draft: Path) -> dict[str, object]:
-    """The manifest, once all is in `draft`."""
-    manifest: dict[str, object] = {}
+def _unpacked(archive: Path, draft: Path) -> _Manifest:
+    """The manifest, once all else is in `draft`."""
+    manifest: _Manifest | None = None
     left = _LARGEST
     try:
-        with tarfile.open(archive, "r|gz") as entries:
+        with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r|gz", tarinfo=_Entry) as entries:
             for entry in entries:
-                left -= entry.size
+                left -= max(entry.size, _LEAST)
                 content = entries.extractfile(entry) if _belongs(entry) and left >= 0 else None
-                if content is None or bool(manifest) == (entry.name == _MANIFEST):
+                if content is None or (manifest is None) != (entry.name == _MANIFEST):
                     raise _no_backup(archive, f"{entry.name[:100]!r} does not belong into one")
-                if entry.name == _MANIFEST:
-                    manifest = json.loads(content.read())
+                if manifest is None:
+                    manifest = msgspec.json.decode(content.read(_MOST_AROUND), type=_Manifest)
                     _check_version(manifest)
-                    continue
-                path = draft / entry.name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("xb") as file:
-                    shutil.copyfileobj(content, file)
-    except OSError as error:
-        if error.errno is not None:
-            raise BadRequest(
-                f"{archive} cannot be read: {error.strerror}.", hint="Give what `fitserve backup` wrote."
-            ) from None
-        raise _no_backup(archive, str(error)) from None
-    except (tarfile.TarError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+                else:
+                    _write_out(content, draft / entry.name, archive)
+    except (tarfile.TarError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise _no_backup(archive, str(error) or type(error).__name__) from None
-    if not (draft / _DATABASE).is_file():
+    except OSError as error:
+        if error.errno is None:  # what gzip says of its contents
+            raise _no_backup(archive, str(error)) from None
+        raise BadRequest(f"{archive} cannot be read: {error.strerror}.", hint="Give what `fitserve backup` wrote.") from None
+    if manifest is None or not (draft / _DATABASE).is_file():
         raise _no_backup(archive, "it has no database")
     return manifest
+
+
+def _write_out(content: IO[bytes], path: Path, archive: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            while piece := content.read(_PIECE):
+                file.write(piece)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise _no_backup(archive, f"{path.name[:100]!r} cannot be in it ({error.strerror})") from None
+        if error.errno is None:
+            raise
+        raise StoreError(
+            f"The backup cannot be unpacked: {error.strerror}. Nothing was changed.",
+            hint=f"Free disk space, or repair the permissions of {path.parent}.",
+        ) from None
 
 
 def _belongs(entry: tarfile.TarInfo) -> bool:
@@ -167,11 +204,11 @@ def _belongs(entry: tarfile.TarInfo) -> bool:
     return entry.isreg() and known and ".." not in parts
 
 
-def _check_version(manifest: dict[str, object]) -> None:
-    if int(str(manifest["database"])) > VERSION:
+def _check_version(manifest: _Manifest) -> None:
+    if manifest.database > VERSION:
         raise SettingsError(
-            f"The backup was made by fitserve {manifest['fitserve']}, whose database has version {manifest['database']}; this one reads up to {VERSION}.",
-            hint=f"Restore it with fitserve {manifest['fitserve']} or a newer one.",
+            f"The backup was made by fitserve {manifest.fitserve}, whose database has version {manifest.database}; this one reads up to {VERSION}.",
+            hint=f"Restore it with fitserve {manifest.fitserve} or a newer one.",
         )
 
 
@@ -179,16 +216,19 @@ def _check_installation(data: Path, draft: Path, archive: Path) -> None:
     """Raises SettingsError where the folder is another gateway's: nobody would know its engines any more."""
     with contextlib.suppress(FileNotFoundError):
         here, there = (folder / "installation" for folder in (data, draft))
-        if here.read_text().strip() != there.read_text().strip():
+        if here.read_bytes().strip() != there.read_bytes().strip():
             raise SettingsError(
                 f"{data} belongs to another installation than {archive}.",
                 hint="Set FITSERVE_DATA_DIR to an empty folder, or to that of the backup.",
             )
 
 
-def _sound(database: Path) -> tuple[int, int, int]:
-    """Brought to this version; how many models, keys and facts it has. Raises StoreError where it is damaged."""
-    opened = Database(database)
+def _sound(database: Path, archive: Path) -> tuple[int, int, int]:
+    """Brought to this version; how many models, keys and facts it has. Raises BadRequest where it is damaged, StoreError."""
+    try:
+        opened = Database(database)
+    except Damaged as error:
+        raise _no_backup(archive, f"its database is damaged: {error.problem}") from None
     try:
         models, keys, facts = (int(opened.rows(f"SELECT count(*) FROM {table}")[0][0]) for table in ("models", "keys", "facts"))  # noqa: S608
     finally:

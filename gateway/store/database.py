@@ -136,6 +136,8 @@ class OtherVersion(StoreError):
 class Damaged(StoreError):
     """The file does not hold what was written into it."""
 
+    problem = ""
+
 
 class Database:
     """One connection behind one lock. Raises StoreError when the database cannot be opened, read or written.
@@ -238,7 +240,9 @@ class Database:
             self.connection.execute(statement)
 
     def _damaged(self, problem: str) -> Damaged:
-        return Damaged(f"The database {self.path} is damaged: {problem}.", hint="Move it aside to start with an empty one.")
+        damaged = Damaged(f"The database {self.path} is damaged: {problem}.", hint="Move it aside to start with an empty one.")
+        damaged.problem = problem
+        return damaged
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -51,9 +51,7 @@ def load(path: Path) -> ModelsFile:
     except (OSError, UnicodeDecodeError) as error:
         text, why = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
     if why:
-        raise BadRequest(
-            f"The file of models {path} cannot be read: {why}.", hint="Correct the path, or make the file."
-        ) from None
+        raise BadRequest(f"The file of models {path} cannot be read: {why}.", hint="Correct the path, or make the file.")
     document, references = read(text), References(path.absolute().parent)
     wishes: dict[str, Wish] = {}
     mistakes = [*document.mistakes, *_of_the_top(document)]

@@ -32,7 +32,9 @@ def backup(
     draft = path.with_name(f"{path.name}.part")
     try:
         try:
-            with draft.open("wb") as into:
+            # Perhaps in a folder where others write too: never through what stands there.
+            draft.unlink(missing_ok=True)
+            with draft.open("xb") as into:
                 into.writelines(stream("/admin/backup", {}))
         except NotReady:
             if os.environ.get("FITSERVE_URL"):

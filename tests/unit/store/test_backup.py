@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import resource
 import sqlite3
 import tarfile
 import threading
@@ -143,6 +144,7 @@ def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
         torn = bytearray(database.serialize())
     torn[torn.index(b"x/y")] ^= 1
     newer = json.dumps({"fitserve": "9.0", "database": VERSION + 1, "made_at": 1}).encode()
+    manifest = b'{"fitserve": "1.2.3", "database": 1, "made_at": %b}'
     cases: list[tuple[Path, type[Exception], str]] = [
         (cut, BadRequest, "is no whole backup"),
         (text, BadRequest, "is no whole backup"),
@@ -156,7 +158,14 @@ def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
         ({"fitserve": None}, BadRequest, "it has no database"),
         ({"manifest": None}, BadRequest, "does not belong into one"),
         ({"manifest": newer}, SettingsError, f"fitserve 9.0, whose database has version {VERSION + 1}"),
-        ({"fitserve": bytes(torn)}, StoreError, "damaged"),
+        ({"fitserve": bytes(torn)}, BadRequest, "its database is damaged: a row of models"),
+        ({"fitserve": b"words" * 9000}, BadRequest, "its database is damaged: file is not a database"),
+        ({"manifest": b"{}"}, BadRequest, "is no whole backup"),
+        ({"manifest": b"[]"}, BadRequest, "is no whole backup"),
+        ({"manifest": b'{"a":' * 9000}, BadRequest, "is no whole backup"),
+        ({"manifest": manifest % b"NaN"}, BadRequest, "is no whole backup"),
+        ({"manifest": manifest % b"1e300"}, BadRequest, "is no whole backup"),
+        ({"manifest": manifest % (b"1" + b" " * 1_000_000)}, BadRequest, "is no whole backup"),
     ):
         with pytest.raises(kind, match=words):
             restore_backup(data, changed(archive, **files))
@@ -164,6 +173,34 @@ def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
     assert [wish.name for wish, *_ in again.models()] == ["m"]
     again.close()
     assert {path.name for path in data.iterdir()} - {"fitserve.db-wal", "fitserve.db-shm"} == {"fitserve.db", "installation"}
+
+
+def test_names_that_are_bombs_are_not_read(tmp_path: Path) -> None:
+    """A header of an archive may be gigabytes, of which the archive itself has megabytes."""
+    data, store = data_folder(tmp_path / "data")
+    archive = archived(data, tmp_path / "a.tar.gz")
+    store.close()
+    with tarfile.open(tmp_path / "bomb.tar.gz", "w:gz") as made, tarfile.open(archive) as old:
+        entry = tarfile.TarInfo("learned/a.yaml")
+        entry.pax_headers = {"comment": "x" * 1_000_000}
+        for one in old:
+            made.addfile(one, old.extractfile(one))
+        made.addfile(entry)
+    with pytest.raises(BadRequest, match="the names in it are too long"):
+        restore_backup(data, tmp_path / "bomb.tar.gz")
+
+
+def test_a_disk_that_is_full_is_not_the_archives_fault(tmp_path: Path) -> None:
+    data, store = data_folder(tmp_path / "data")
+    archive = archived(data, tmp_path / "a.tar.gz")
+    store.close()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(StoreError, match=r"cannot be unpacked: File too large\. Nothing was changed"):
+            restore_backup(data, archive)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_without_a_database_there_is_nothing_to_keep(tmp_path: Path) -> None:

@@ -29,6 +29,12 @@ async def test_what_a_gateway_knows_goes_to_another_folder(tmp_path: Path) -> No
         done = await asyncio.to_thread(fitserve, "backup", archive, **there)
         assert done.returncode == 0, done.stderr
         assert os.stat(archive).st_mode & 0o777 == 0o600  # noqa: PTH116 - of a file that is here
+        # Who asks for a piece that is not there, or leaves, leaves nothing behind.
+        asked = {"authorization": f"Bearer {there['FITSERVE_KEY']}", "range": "bytes=999999999-"}
+        assert (await gateway.client.get("/admin/backup", headers=asked)).status_code == 200
+        async with gateway.client.stream("GET", "/admin/backup", headers=asked) as left:
+            assert int(left.headers["content-length"]) > 1000
+        assert not list((first / "data").glob("backup*"))
         again = await asyncio.to_thread(fitserve, "backup", archive, **there)
         assert (again.returncode, "exists already" in again.stderr) == (2, True)
         # Not under a gateway that works.
