@@ -188,6 +188,16 @@ class Settings(BaseModel):
                     raise ValueError(str(error).rstrip(".")) from None
         return given
 
+    @field_validator("tls_cert", "tls_key", "data_dir", "models_dir", "models_file", "profiles_dir", "agent_socket")
+    @classmethod
+    def _paths(cls, given: Path | None) -> Path | None:
+        try:
+            if given is not None and "\0" in str(given.expanduser()):
+                raise ValueError("no path has a NUL in it")
+        except RuntimeError:
+            raise ValueError(f"{given} names the home of a user who is not here") from None
+        return given
+
     @property
     def data(self) -> Path:
         return self.data_dir.expanduser().absolute()
@@ -330,8 +340,10 @@ def _of_file() -> dict[str, Any]:
         raise SettingsError(
             f"The file named by FITSERVE_CONFIG cannot be read: {error.strerror}.", hint=f"Let this user read {path}."
         ) from None
-    except yaml.YAMLError as error:
-        raise SettingsError(f"The file named by FITSERVE_CONFIG is not YAML: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none; brackets without end
+        raise SettingsError(
+            f"The file named by FITSERVE_CONFIG is not YAML: {error}", hint="Correct it and start again."
+        ) from None
     if said is not None and not (isinstance(said, dict) and all(isinstance(name, str) for name in said)):
         raise SettingsError(
             "The file named by FITSERVE_CONFIG holds no settings.", hint="Write lines such as `port: 8080` into it."

@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-from gateway.errors import BadRequest, FitserveError, NotReady, Unauthorized, in_brief
+from gateway.errors import BadRequest, FitserveError, NotReady, SettingsError, Unauthorized, in_brief
 
 if TYPE_CHECKING:
     import ssl
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _PORT = 8080
 # Planning a large repository reads its headers over the network first.
 _PATIENCE_S = 120.0
+_NO_TEXT = "What was given is not valid UTF-8."
 
 
 def call(method: str, path: str, body: Any = None, *, timeout_s: float | None = _PATIENCE_S) -> Any:
@@ -32,7 +33,7 @@ def call(method: str, path: str, body: Any = None, *, timeout_s: float | None = 
         except httpx.HTTPError as error:
             raise _unreachable(client, error) from None
         except UnicodeEncodeError:
-            raise BadRequest("What was given is not valid UTF-8.", hint="Type it again.") from None
+            raise BadRequest(_NO_TEXT, hint="Type it again.") from None
         if response.is_error:
             raise _reported_error(response.status_code, response.content)
         return response.json()
@@ -73,6 +74,14 @@ def lines(path: str, body: Any) -> Iterator[str]:
 def reported(said: Any) -> FitserveError:
     """The error that an answer's body tells of."""
     return _reported_error(500, json.dumps(said).encode())
+
+
+def in_path(name: str) -> str:
+    """A name as a part of a path, whatever was typed: `m?` is not `m`, and `a/../m` neither. Raises BadRequest."""
+    try:
+        return "/".join(one.replace(".", "%2E") if one in (".", "..") else quote(one, safe=":") for one in name.split("/"))
+    except UnicodeEncodeError:
+        raise BadRequest(_NO_TEXT, hint="Type it again.") from None
 
 
 def address() -> tuple[str, str | None]:
@@ -122,13 +131,25 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
         import ssl
 
         # The gateway of this machine: its certificate itself is what is trusted, whatever name it is for.
-        verify = ssl.create_default_context(cafile=_certificate())
+        verify = ssl.create_default_context()
+        try:
+            verify.load_verify_locations(_certificate())
+        except OSError as error:
+            raise SettingsError(
+                f"The certificate {_certificate()}, by which the gateway of this machine is known, cannot be used: {in_brief(error)}.",
+                hint="Put a good one at FITSERVE_TLS_CERT.",
+            ) from None
         verify.check_hostname = False
         verify.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.Client(
-        base_url=url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=5), trust_env=False, verify=verify
-    )
+    headers = {"authorization": f"Bearer {key}".encode(errors="surrogateescape")} if key else {}
+    try:
+        return httpx.Client(
+            base_url=url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=5), trust_env=False, verify=verify
+        )
+    except httpx.InvalidURL as error:
+        raise BadRequest(
+            f"FITSERVE_URL is {url!r}, which is not a URL ({error}).", hint="Give one like http://127.0.0.1:8080."
+        ) from None
 
 
 def _unreachable(client: httpx.Client, error: Exception) -> NotReady:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import call
+from gateway.cli.client import call, in_path
 from gateway.cli.options import Json, usage
 from gateway.cli.present import table
 from gateway.cli.terminal import say, told
@@ -65,7 +65,7 @@ def ls(as_json: Json = False) -> None:
 @app.command("rm")
 def rm(name: str, as_json: Json = False) -> None:
     """Revoke a key at once. Exit code 1 where the disk did not take that yet, so that a restart would bring the key back."""
-    answer = call("DELETE", f"/admin/keys/{name}")
+    answer = call("DELETE", f"/admin/keys/{in_path(name)}")
     say(json.dumps(answer, indent=2) if as_json else f"key {name}: removed")
     if not answer["durable"]:
         told(

@@ -237,12 +237,25 @@ def test_wrong_settings_stop_the_start_in_words(tmp_path: Path, environment: dic
         ({"FITSERVE_PORT": ""}, "No gateway answers at http://127.0.0.1:8080"),
         ({"FITSERVE_CONFIG": "/does/not/exist"}, "not a file"),
         ({"FITSERVE_HOST": "::1"}, "No gateway answers at http://[::1]:8080"),
+        ({"FITSERVE_URL": "http://[::1"}, "FITSERVE_URL is 'http://[::1', which is not a URL"),
+        ({"FITSERVE_KEY": "k\u00e9y", "FITSERVE_PORT": "9"}, "No gateway answers at http://127.0.0.1:9"),
+        ({"FITSERVE_TLS_CERT": "/does/not/exist"}, "The certificate /does/not/exist, by which"),
+        ({"FITSERVE_TLS_CERT": "/dev/null"}, "The certificate /dev/null, by which"),
+        ({"FITSERVE_DATA_DIR": "~no-such-user/x"}, "names the home of a user who is not here"),
     ],
 )
 def test_commands_look_for_the_gateway_where_the_settings_put_it(environment: dict[str, str], words: str) -> None:
     done = fitserve("ps", **environment)
     assert done.returncode in (2, 3)
     assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("text", ["port: 2024-13-41", "x: " + "[" * 5000, "port: [", "- 1"])
+def test_a_config_file_that_cannot_be_read_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "fitserve.yaml").write_text(text)
+    done = fitserve("ps", FITSERVE_CONFIG=str(tmp_path / "fitserve.yaml"))
+    assert (done.returncode, "The file named by FITSERVE_CONFIG" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
 
 
 def test_a_config_file_tells_commands_too_where_the_gateway_is(tmp_path: Path) -> None:
@@ -339,6 +352,19 @@ async def test_the_life_of_a_model_on_the_command_line(tmp_path: Path) -> None:
             return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
 
         await _check_life(gateway, run, model_folder(tmp_path / "model"))
+
+
+@pytest.mark.anyio
+async def test_a_name_is_what_was_typed_whatever_a_url_would_make_of_it(tmp_path: Path) -> None:
+    """A pattern that no file fits is passed on by the shell as it is: `fitserve rm 'm?'` once removed m."""
+    async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        for verb in ("rm", "stop"):
+            for name in ("m?", "m?weights=true", "m#2", "x/../m", "./m", "%6d", "m/", "/m", "../models/m", "m\udcff"):
+                done = await asyncio.to_thread(fitserve, verb, name, FITSERVE_URL=gateway.url)
+                assert done.returncode in (1, 2), (name, done.stdout, done.stderr)
+                assert "There is no" in done.stderr or "UTF-8" in done.stderr, done.stderr
+        assert (await gateway.until("m", "ready"))["name"] == "m"
 
 
 @pytest.mark.anyio
