@@ -141,7 +141,7 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
             ) from None
         verify.check_hostname = False
         verify.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    headers = {"authorization": f"Bearer {key}".encode(errors="surrogateescape")} if key else {}
+    headers = {b"authorization": f"Bearer {key}".encode(errors="surrogateescape")} if key else {}
     try:
         return httpx.Client(
             base_url=url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=5), trust_env=False, verify=verify

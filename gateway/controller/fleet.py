@@ -287,7 +287,9 @@ class Fleet:
 
     def check_names(self, wish: Wish) -> None:
         """Raises Conflict where a name or an alias of a wish is a name of another model."""
-        taken = {name: other.wish.name for other in self.models.values() for name in names(other.wish)}
+        wishes = [one.wish for one in self.models.values()]
+        wishes += [one.change.wish for one in self.models.values() if one.change is not None and not one.change.refused]
+        taken = {name: other.name for other in wishes for name in names(other)}
         own = names(wish)
         if len(set(own)) < len(own):
             raise Conflict(

@@ -98,6 +98,8 @@ class Loop:
         self._changes = ChangeSteps(effects, Failpoint(launcher.settings.failpoint), self._drains)
         self._strays = Strays(effects.stop, launcher.settings.stop_grace_s, self.wake)
         self._setback = Setback("the control loop")
+        # Of wishes one at a time is held against the others and recorded: no two take one name, and none is lost.
+        self._wishing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._instances: list[Instance] | None = None
         """As of the last look; None: nobody has looked yet."""
@@ -109,10 +111,11 @@ class Loop:
     async def add(self, wish: Wish) -> ManagedModel:
         """Record a new model durably, then start working on it. Raises Conflict, StoreError."""
         self._store.changeable()
-        self._fleet.check_names(wish)
-        now = time.time()
-        await asyncio.to_thread(self._store.add_model, wish, now)
-        model = self._fleet.admit(ManagedModel(wish, now))
+        async with self._wishing:
+            self._fleet.check_names(wish)
+            now = time.time()
+            await asyncio.to_thread(self._store.add_model, wish, now)
+            model = self._fleet.admit(ManagedModel(wish, now))
         if self._instances is not None:
             # So that it is no unknown model for whoever asks it as soon as this is answered.
             self._publish_routes(self._instances)
@@ -126,12 +129,14 @@ class Loop:
         self.model(name).deleting = True
         self.wake()
 
-    async def change(self, name: str, wish: Wish, *, anew: bool) -> ManagedModel:
-        """Record another wish for a model durably, then bring its engines to it. anew: other engines may be needed. Raises NotFound, Conflict,
-        StoreError."""
+    async def change(self, model: ManagedModel, old: Wish, wish: Wish, *, anew: bool) -> ManagedModel:
+        """Record another wish for a model durably, then bring its engines to it. old: the wish that it was made of. anew: other engines may be
+        needed. Raises NotFound, Conflict, StoreError."""
         self._store.changeable()
-        model = self.model(name)
-        async with model.changing:
+        name = model.wish.name
+        async with self._wishing:
+            if self.models.get(name) is not model or model.wish != old:
+                raise Conflict(f"The model {name} was changed meanwhile.", hint="Nothing was changed; try again.")
             if model.deleting:
                 raise Conflict(f"The model {name} is being removed.", hint="Add it again when it is gone.")
             if model.change is not None and not model.change.refused:

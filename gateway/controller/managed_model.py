@@ -207,8 +207,6 @@ class ManagedModel:
     """Of the wish in force."""
     change: Change | None = None
     """Another wish that takes its place, or that was given up."""
-    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a change is recorded."""
     stopped: bool = False
     """Its owner has stopped it, and it is not loaded until its owner starts it."""
     used_at: float = 0.0

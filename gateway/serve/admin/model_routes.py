@@ -251,9 +251,7 @@ async def change_model(request: Request, name: str, body: dict[str, Any], dry_ru
         reason=planned.reason if planned is not None and planned.plan is None else "",
     )
     if not dry_run and wish != old:
-        if loop.model(name) is not model or model.wish != old:
-            raise Conflict(f"The model {name} was changed meanwhile.", hint="Nothing was changed; try again.")
-        await loop.change(name, wish, anew=anew)
+        await loop.change(model, old, wish, anew=anew)
     text = answer.model_dump_json(exclude={"decision"}).encode()
     decision = planned.decision if dry_run and planned is not None else b"null"
     return _json(b'%b,"decision":%b}' % (text.removesuffix(b"}"), decision), 202 if anew and not dry_run else 200)

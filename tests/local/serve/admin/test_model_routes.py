@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,49 @@ async def test_a_name_is_taken_once(tmp_path: Path) -> None:
         again = await gateway.client.post("/admin/models", json={"name": "m", "source": str(source)})
         assert again.status_code == 409
         assert "fitserve rm m" in again.json()["error"]["message"]
+
+
+async def test_of_changes_at_once_none_is_lost_and_no_name_is_given_twice(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        folder = model_folder(tmp_path / "model")
+        for name in "ab":
+            await gateway.add(name, folder)
+            await gateway.until(name, "ready")
+
+        async def at_once(*bodies: tuple[str, dict[str, Any]]) -> list[int]:
+            asked = (gateway.client.patch(f"/admin/models/{name}", json=body) for name, body in bodies)
+            return [response.status_code for response in await asyncio.gather(*asked)]
+
+        for number in range(1, 6):
+            alias = f"x{number}"
+            statuses = await at_once(("a", {"policy": {"priority": number}}), ("a", {"aliases": [alias]}))
+            wish = (await gateway.show("a"))["wish"]
+            done = [wish["policy"]["priority"] == number, wish["aliases"] == [alias]]
+            assert [status == 200 for status in statuses] == done
+            assert {*statuses} <= {200, 409}
+            taken = await at_once(("a", {"aliases": [f"z{number}"]}), ("b", {"aliases": [f"z{number}"]}))
+            assert sorted(taken) == [200, 409]
+            new = [{"name": f"{name}{number}", "endpoint": refused_url(), "aliases": [f"q{number}"]} for name in "cd"]
+            adds = await asyncio.gather(*(gateway.client.post("/admin/models", json=body) for body in new))
+            assert sorted(response.status_code for response in adds) == [202, 409]
+
+
+async def test_a_name_that_a_change_is_to_bring_is_taken(tmp_path: Path) -> None:
+    """Until the change is over, or refused: its model will have the name."""
+    stays = threading.Event()
+
+    def slow(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, serve=not stays.is_set())
+
+    async with running(tmp_path, slow) as gateway:
+        for name in "ab":
+            await gateway.add(name, model_folder(tmp_path / "model"))
+            await gateway.until(name, "ready")
+        stays.set()
+        changed = await gateway.client.patch("/admin/models/a", json={"max_context": 1024, "aliases": ["new"]})
+        assert changed.status_code == 202
+        taken = await gateway.client.patch("/admin/models/b", json={"aliases": ["new"]})
+        assert (taken.status_code, "new is a name of the model a" in taken.text) == (409, True)
 
 
 async def test_logs_come_whole_in_part_and_as_they_grow(tmp_path: Path) -> None:
