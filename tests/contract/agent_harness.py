@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +17,7 @@ from gateway.domain.units import GIB
 from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.host import Host
 from tests.contract.docker_harness import BASE_IMAGE, PROGRAM, DockerHarness, answering_docker
-from tests.support.paths import ROOT
+from tests.support.forked import Forked
 from tests.support.patience import HANG_S
 
 # The engine of the agent's one profile: the scripted engine, which mounts itself as a model.
@@ -43,7 +41,7 @@ class AgentHarness(DockerHarness):
         self.socket = folder / "agent" / "agent.sock"
         self.log = folder / "agent.log"
         self.models = folder / "shared"
-        self.agent: subprocess.Popen[bytes] | None = None
+        self.agent: Forked | None = None
         super().__init__()
         self.models.mkdir()
         for file in PROGRAM:
@@ -65,12 +63,8 @@ class AgentHarness(DockerHarness):
         }
         keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
         with self.log.open("ab") as log:
-            self.agent = subprocess.Popen(
-                [sys.executable, "-m", "gateway.__main__", "agent"],
-                env={**keep, **{f"FITSERVE_{name}": value for name, value in settings.items()}},
-                cwd=ROOT,
-                stderr=log,
-            )
+            environment = {**keep, **{f"FITSERVE_{name}": value for name, value in settings.items()}}
+            self.agent = Forked("gateway.__main__", ["agent"], environment, (0, 1, log.fileno()))
         before = self.log.read_text().count("listening")
         end = time.monotonic() + HANG_S
         while self.log.read_text().count("listening") == before:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import random
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,12 +30,20 @@ def living_in(folder: Path) -> list[int]:
 
 
 def free_port() -> int:
-    """Below those that Linux gives to outgoing connections: one of these may take it while nobody listens there."""
-    while True:
-        port = random.randrange(10_000, 20_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+    """Below those that Linux gives to outgoing connections: one of these may take it while nobody listens there. No port is given twice in ten
+    thousand, to whichever run of tests beside this one: the last one is in a file."""
+    last = os.open(Path(tempfile.gettempdir(), "fitserve-tests-port"), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(last, fcntl.LOCK_EX)
+        port = int(os.pread(last, 16, 0) or 10_000)
+        while True:
+            port = port + 1 if port < 19_999 else 10_000
+            with socket.socket() as probe, suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                os.pwrite(last, b"%d" % port, 0)
+                return port
+    finally:
+        os.close(last)
 
 
 class ProcessHarness:

@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import signal
 import subprocess
-import sys
 import uuid
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from docker.errors import NotFound
 from gateway.hosts.docker.client import socket_path
 from tests.contract.docker_harness import BASE_IMAGE, PROGRAM
 from tests.e2e.conftest import Gateway, wait_for
+from tests.support.forked import Forked
 from tests.support.makers import engine
-from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
 from tests.support.running import model_folder
 
@@ -30,7 +29,7 @@ class AgentGateway(Gateway):
         """Not started yet. The model is `folder / "models" / "model"`; its folder holds the program of the engine too."""
         self.installation = f"storm-{uuid.uuid4().hex[:8]}"
         self.docker = APIClient(f"unix://{socket_path()}", version="auto", timeout=int(HANG_S))
-        self.agent: subprocess.Popen[bytes] | None = None
+        self.agent: Forked | subprocess.Popen[bytes] | None = None
         self.network = f"fitserve-{self.installation}"
         source = model_folder(folder / "models" / "model")
         for file in PROGRAM:
@@ -53,9 +52,7 @@ class AgentGateway(Gateway):
 
     def launch(self) -> None:
         if self.agent is None or self.agent.poll() is not None:
-            with (self.data.parent / "agent.log").open("ab") as log:
-                command = [sys.executable, "-m", "gateway.__main__", "agent"]
-                self.agent = subprocess.Popen(command, env=self._agents, cwd=ROOT, stderr=log)
+            self.agent = self.process_of(["-m", "gateway.__main__", "agent"], self._agents, self.data.parent / "agent.log")
         if self.process is None or self.dead():
             super().launch()
 

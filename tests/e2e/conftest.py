@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from gateway.cli.install import find_uv
 from gateway.demo.checkpoint import make_model
 from tests.conformance.kept import Kept
 from tests.contract.process_harness import free_port
+from tests.support import forked
+from tests.support.forked import Forked
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
 
@@ -60,12 +62,14 @@ def fitserve(data: Path, *arguments: str, host: str = "process") -> subprocess.C
     """The command line on its own, without a gateway."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
     environment |= {"FITSERVE_DATA_DIR": str(data), "FITSERVE_HOST_KIND": host}
-    command = [sys.executable, "-m", "gateway.__main__", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=START_S, check=False)
+    return forked.run(arguments, environment, timeout_s=START_S)
 
 
 class Gateway:
     """`fitserve serve` on a data folder; start, kill and ask it."""
+
+    forks = False
+    """Whether its process is forked from one that has imported the gateway: in tests, unless the start of the process is what is tested."""
 
     def __init__(self, data: Path, log: Path, **settings: str) -> None:
         self.data = data
@@ -76,13 +80,19 @@ class Gateway:
         keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
         self.environment = {**keep, **own, **settings}
         self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=HANG_S)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Forked | subprocess.Popen[bytes] | None = None
         self.command = ["-m", "gateway.__main__", "serve"]
 
     def launch(self) -> None:
         """Returns before it answers."""
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, *self.command], env=self.environment, cwd=ROOT, stderr=log)
+        self.process = self.process_of(self.command, self.environment, self.log)
+
+    def process_of(self, command: list[str], environment: Mapping[str, str], file: Path) -> Forked | subprocess.Popen[bytes]:
+        """`python -m ...`; file: for what it says."""
+        with file.open("ab") as log:
+            if not self.forks:
+                return subprocess.Popen([sys.executable, *command], env=environment, cwd=ROOT, stderr=log)
+            return Forked(command[1], command[2:], environment, (0, 1, log.fileno()), asks=True)
 
     def dead(self) -> bool:
         """Whether it was started and has ended."""
@@ -110,10 +120,7 @@ class Gateway:
 
     def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The command line against this gateway."""
-        command = [sys.executable, "-m", "gateway.__main__", *arguments]
-        return subprocess.run(
-            command, env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=START_S, check=False
-        )
+        return forked.run(arguments, self.environment, timeout_s=START_S)
 
     def show(self, name: str) -> Any:
         response = self.client.get(f"/admin/models/{name}")
@@ -152,6 +159,14 @@ class Gateway:
         finally:
             self.kill(signal.SIGTERM)
             self.client.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks() -> Iterator[None]:
+    """What tests.e2e has programs of that print figures start gateways as users do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gateway, "forks", True)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -90,6 +90,7 @@ def started(folder: Path, processes: int) -> Iterator[Gateway]:
     """A gateway with the model m, whose engine takes its time."""
     slow = ["--tokens-per-second", "50"]
     with contextlib.closing(scripted_gateway(folder, slow, FITSERVE_WORKERS=str(processes))) as gateway:
+        gateway.forks = False
         # An idle connection would be kept for a while.
         gateway.client.headers["connection"] = "close"
         gateway.start()

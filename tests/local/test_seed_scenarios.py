@@ -41,6 +41,8 @@ FAST = {
 class Seed(Gateway):
     """A gateway on the machine of a snapshot. `forgets`: shipped knowledge that it does not have."""
 
+    forks = True
+
     def __init__(self, folder: Path, machine: str, *versions: str) -> None:
         super().__init__(folder / "data", folder / "gateway.log", **FAST)
         self.folder = folder

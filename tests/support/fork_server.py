@@ -1,11 +1,13 @@
 """Runs as a process of its own without threads: imports what modules of `gateway` import, then forks a process for each that is asked for.
 
-A request on the socket of its first argument: JSON (module, arguments, environment, folder, terminal), with four descriptors: standard
-input, output and error, and where it tells the pid of the new process, and its exit status as subprocess does once it has ended.
+A request on the socket of its first argument: JSON (module, arguments, environment, folder, umask, terminal, asks), with four descriptors: standard
+input, output and error, and where it tells the pid of the new process, and its exit status as subprocess does once it has ended. A process that
+`asks` has a socket of its own for requests, by which a gateway has its planner forked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -20,8 +22,19 @@ import termios
 import time
 from typing import Any, TextIO
 
+from gateway.planning import plan_process
+from tests.support import forked
+
 # Nothing that reads its environment when it is imported, as the library of the Hub does.
-IMPORTED = ("httpx", "gateway.planning.plan_program", "gateway.cli.verbs.registered", "gateway.cli.main", "gateway.__main__")
+IMPORTED = (
+    "httpx",
+    "gateway.planning.plan_program",
+    "gateway.cli.verbs.registered",
+    "gateway.cli.main",
+    "gateway.__main__",
+    "gateway.serve.server",
+    "gateway.hosts.agent.agent_server",
+)
 MOST_BYTES = 1 << 20
 
 
@@ -48,31 +61,49 @@ def serve(server: socket.socket) -> str | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes.fileno())
     running: dict[int, socket.socket] = {}
+    askers = {server}
     while True:
-        ready, _, _ = select.select([server, woken], [], [])
+        ready, _, _ = select.select([*askers, woken], [], [])
         if woken in ready:
             woken.recv(4096)
             tell_of_ended(running)
-        if server not in ready:
+        for asker in askers.intersection(ready):
+            message, descriptors, _, _ = socket.recv_fds(asker, MOST_BYTES, 4)
+            if message:
+                break
+            if asker is server:
+                return None
+            askers.remove(asker)
+            asker.close()
+        else:
             continue
-        message, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, 4)
-        if not message:
-            return None
         *streams, report = descriptors
+        asked = json.loads(message)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if pid := os.fork():
             running[pid] = socket.socket(fileno=report)
-            running[pid].send(b"%d" % pid)
+            tell(running[pid], pid)
             for descriptor in streams:
                 os.close(descriptor)
+            theirs.close()
+            if asked["asks"]:
+                askers.add(ours)
+            else:
+                ours.close()
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # A shell that runs the tests in the background has it ignored, in all that they start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.close(report)
-        for one in (server, woken, wakes, *running.values()):
+        for one in (*askers, ours, woken, wakes, *running.values()):
             one.close()
-        return become(json.loads(message), streams)
+        if asked["asks"]:
+            forked.servers[:] = [theirs]
+            setattr(plan_process, "started", forked.started)  # noqa: B010 - it is not its own
+        else:
+            theirs.close()
+        return become(asked, streams)
 
 
 def tell_of_ended(running: dict[int, socket.socket]) -> None:
@@ -81,7 +112,13 @@ def tell_of_ended(running: dict[int, socket.socket]) -> None:
         if not pid:
             return
         with running.pop(pid) as report:
-            report.send(b"%d" % os.waitstatus_to_exitcode(status))
+            tell(report, os.waitstatus_to_exitcode(status))
+
+
+def tell(report: socket.socket, number: int) -> None:
+    """Whoever asked for the process may have ended meanwhile."""
+    with contextlib.suppress(ConnectionError):
+        report.send(b"%d" % number)
 
 
 def become(asked: dict[str, Any], streams: list[int]) -> str:
@@ -93,6 +130,7 @@ def become(asked: dict[str, Any], streams: list[int]) -> str:
     if asked["terminal"]:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.chdir(asked["folder"])
+    os.umask(asked["umask"])
     os.environ.clear()
     os.environ.update(asked["environment"])
     time.tzset()

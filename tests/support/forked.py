@@ -17,16 +17,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
 
 
 class Forked:
-    """A running process. Its standard streams are the descriptors that it was given; theirs who asked for it are their own to close."""
+    """A running process, with what `subprocess.Popen` has for it. Its standard streams are the descriptors that it was given; theirs who asked for it
+    are their own to close. asks: it is a gateway, whose planner is forked too."""
 
     def __init__(
         self,
@@ -37,11 +37,18 @@ class Forked:
         *,
         folder: Path = ROOT,
         terminal: bool = False,
+        asks: bool = False,
     ) -> None:
         self.report, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fields = {"module": module, "arguments": [*arguments], "environment": {**environment}, "folder": str(folder)}
+        fields: dict[str, Any] = {
+            "module": module,
+            "arguments": [*arguments],
+            "environment": {**environment},
+            "folder": str(folder),
+        }
+        fields |= {"umask": _umask(), "terminal": terminal, "asks": asks}
         with report, _asking:
-            socket.send_fds(_server(), [json.dumps({**fields, "terminal": terminal}).encode()], [*streams, report.fileno()])
+            socket.send_fds(_server(), [json.dumps(fields).encode()], [*streams, report.fileno()])
         self.report.settimeout(HANG_S)
         self.pid = int(self.report.recv(64))
         self._code: int | None = None
@@ -54,10 +61,24 @@ class Forked:
             self.report.close()
         return self._code
 
-    def kill(self) -> None:
-        if self._code is None:
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        with contextlib.suppress(BlockingIOError):
+            return self.wait(0)
+        return None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _umask() -> int:
+    """Of this process, which cannot be asked for it without being given another one for a moment."""
+    return int(Path("/proc/self/status").read_text().partition("\nUmask:")[2].split()[0], 8)
 
 
 def run(
@@ -122,10 +143,17 @@ async def started(program: str, variables: Mapping[str, str], *, errors: bool = 
 
 
 _asking = threading.Lock()
+servers: list[socket.socket] = []
+"""The one that is asked, once there is one."""
 
 
-@cache
 def _server() -> socket.socket:
+    if not servers:
+        servers.append(_new_server())
+    return servers[0]
+
+
+def _new_server() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
     with theirs:

@@ -31,16 +31,19 @@ def test_a_command_does_the_same_as_in_an_interpreter_of_its_own(tmp_path: Path,
 def test_it_is_its_own_process_with_the_environment_that_it_was_given(tmp_path: Path) -> None:
     (tmp_path / "shown.py").write_text(
         "import json, os, sys\n"
-        "json.dump([dict(os.environ), os.getcwd(), sys.argv[1:], sys.stdin.read(), os.getsid(0) == os.getpid(), __name__], sys.stdout)\n"
+        "json.dump([dict(os.environ), os.getcwd(), sys.argv[1:], sys.stdin.read(), os.umask(0), os.getsid(0) == os.getpid(), __name__], sys.stdout)\n"
         "print('é', file=sys.stderr)\nsys.exit(7)\n"
     )
     said, told = tmp_path / "said", tmp_path / "told"
     (tmp_path / "given").write_text("ü")
+    before = os.umask(0o007)
     with (tmp_path / "given").open("rb") as given, said.open("wb") as out, told.open("wb") as err:
         streams = (given.fileno(), out.fileno(), err.fileno())
         # The folder is where Python looks first, as with -m.
-        assert Forked("shown", ["a", "b"], {"ONE": "1"}, streams, folder=tmp_path).wait() == 7
-    assert json.loads(said.read_text()) == [{"ONE": "1"}, str(tmp_path), ["a", "b"], "ü", True, "__main__"]
+        process = Forked("shown", ["a", "b"], {"ONE": "1"}, streams, folder=tmp_path)
+    os.umask(before)
+    assert process.wait() == 7
+    assert json.loads(said.read_text()) == [{"ONE": "1"}, str(tmp_path), ["a", "b"], "ü", 0o007, True, "__main__"]
     assert told.read_text() == "é\n"
 
 
@@ -52,6 +55,35 @@ def test_a_signal_that_ends_it_is_told() -> None:
     assert process.wait() == process.wait() == -signal.SIGTERM
     process.kill()
     os.close(ours)
+
+
+def test_whether_it_has_ended_is_told_without_waiting_and_an_ended_one_gets_no_signal() -> None:
+    ours, theirs = pty.openpty()
+    process = Forked("gateway.planning.plan_program", (), os.environ, (theirs, theirs, theirs))
+    os.close(theirs)
+    assert process.poll() is None
+    process.kill()
+    assert process.wait() == process.poll() == -signal.SIGKILL
+    process.send_signal(signal.SIGTERM)
+    os.close(ours)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_gateway_has_its_planner_forked_too(tmp_path: Path, asks: bool) -> None:
+    (tmp_path / "plans.py").write_text(
+        "import asyncio, os\nfrom pathlib import Path\nfrom gateway.planning import plan_process\n"
+        "async def main():\n"
+        "    child = await plan_process.started('gateway.planning.plan_program', {})\n"
+        "    parent = int(Path(f'/proc/{child.pid}/stat').read_text().rpartition(')')[2].split()[1])\n"
+        "    child.stdin.write_eof()\n"
+        "    print(parent == os.getpid(), parent == os.getppid(), await child.wait())\n"
+        "asyncio.run(main())\n"
+    )
+    said = tmp_path / "said"
+    with said.open("wb") as out:
+        process = Forked("plans", (), {**os.environ, "PYTHONPATH": str(ROOT)}, (0, out.fileno(), 2), folder=tmp_path, asks=asks)
+        assert process.wait() == 0
+    assert said.read_text() == f"{not asks} {asks} 0\n"
 
 
 def test_ctrl_c_is_heard_though_the_tests_run_in_the_background_of_a_shell(tmp_path: Path) -> None:
