@@ -27,8 +27,12 @@ class Timed(NamedTuple):
     work: Work
     machine: Machine
 
-    def clock(self, table: SpeedTable) -> Clock:
-        return Clock(self.work, self.machine, table.of(self.plan.engine.kind), eager=self.plan.enforce_eager.value)
+    def clock(self, table: SpeedTable, version: str | None = None) -> Clock:
+        """version: of the engine that was measured, where it is not the plan's."""
+        plan = self.plan
+        kind, seqs = plan.engine.kind, plan.max_num_seqs.value
+        graphs = table.graphs(kind, version or plan.engine.version, seqs, eager=plan.enforce_eager.value)
+        return Clock(self.work, self.machine, table.of(kind), graphs)
 
 
 def timed(

@@ -14,6 +14,7 @@ import math
 import random
 import statistics
 import sys
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,12 +64,30 @@ def args_of(flags: list[str]) -> dict[str, Any]:
     return {name: value or "true" for name, _, value in named}
 
 
-def points(*results: Path) -> list[Point]:
+def lines(*results: Path) -> list[dict[str, Any]]:
+    read = (json.loads(line) for file in results for line in file.read_text().splitlines())
+    return [row for row in read if "loads" in row]
+
+
+def seen(loads: dict[str, Any]) -> dict[tuple[str, str], float]:
+    """By load and figure what a line of results has: seconds, or tokens/s."""
+    found = {}
+    for name, figures in loads.items():
+        if figures["errors"]:
+            continue
+        if name.startswith("ttft"):
+            found[name, "ttft"] = figures["ttft_ms"] / 1e3
+        else:
+            found[name, "tokens_s"] = figures["tokens_s"]
+        if name == "1":
+            found[name, "tpot"] = figures["tpot_ms"] / 1e3
+    return found
+
+
+def points(rows: list[dict[str, Any]]) -> list[Point]:
     hardware = PROFILES.hardware("8xh200")
-    read = [json.loads(line) for file in results for line in file.read_text().splitlines()]
-    rows = {(row["model"], row["setting"]): row for row in read if "loads" in row}
     found = []
-    for row in rows.values():
+    for row in {(row["model"], row["setting"]): row for row in rows}.values():
         args = args_of(row["flags"])
         tp, pp = int(args.pop("tensor-parallel-size", 1)), int(args.pop("pipeline-parallel-size", 1))
         made = timed(models.config(row["model"]), hardware, row.get("engine", VLLM), tp, pp, args)
@@ -76,22 +95,38 @@ def points(*results: Path) -> list[Point]:
             print("no plan:", row["model"], row["setting"])
             continue
         most = made.plan.max_num_batched_tokens.value
-        for name, figures in row["loads"].items():
-            whats = {"ttft": figures["ttft_ms"] / 1e3} if name.startswith("ttft") else {"tokens_s": figures["tokens_s"]}
-            whats |= {"tpot": figures["tpot_ms"] / 1e3} if name == "1" else {}
-            found += [
-                Point(row["model"], row["setting"], name, what, value, made, most)
-                for what, value in whats.items()
-                if not figures["errors"]
-            ]
+        figures = seen(row["loads"]).items()
+        found += [Point(row["model"], row["setting"], name, what, value, made, most) for (name, what), value in figures]
     return found
+
+
+def noise(rows: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
+    """By load and figure how far nine of ten measurements of the same setting are apart: logarithms. Of another start, or of the same one asked
+    again; of the latter medians alone, for rates have kernels in them that are built at the first request of a size."""
+    apart: dict[tuple[str, str], list[float]] = {}
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["model"], row["setting"]), []).append(row)
+    for group in groups.values():
+        again = [(row["first"], row["loads"]) for row in group if "first" in row]
+        for one, other in [*again, *((a["loads"], b["loads"]) for a, b in combinations(group, 2))]:
+            first, second = seen(one), seen(other)
+            for key in first.keys() & second.keys():
+                if key[1] != "tokens_s" or (one, other) not in again:
+                    apart.setdefault(key, []).append(off(first[key], second[key]))
+    return {key: sorted(values)[math.ceil(0.9 * len(values)) - 1] for key, values in apart.items() if len(values) >= 3}
 
 
 def off(expected: float, measured: float) -> float:
     return abs(math.log(expected / measured))
 
 
-def show(all_points: list[Point], table: SpeedTable, estimates: dict[tuple[str, str], Any]) -> None:
+def show(
+    all_points: list[Point],
+    table: SpeedTable,
+    estimates: dict[tuple[str, str], Any],
+    chance: dict[tuple[str, str], float],
+) -> None:
     errors: dict[str, list[float]] = {}
     others: list[float] = []
     ours_there: list[float] = []
@@ -120,15 +155,21 @@ def show(all_points: list[Point], table: SpeedTable, estimates: dict[tuple[str, 
         print(
             f"where both say something: ours median {statistics.median(ours_there):.1%}, aiconfigurator's {statistics.median(others):.1%}, of {len(others)}"
         )
+    for (load, what), size in sorted(chance.items()):
+        print(f"the same setting measured again, {load} {what}: nine of ten are within {math.expm1(size):.1%}")
     told = "settings of one model in the right order, of pairs that differ by more than 5 %"
     print(f"{told}:", *ordered(all_points, table))
+    print(f"{told}, and by more than the same setting measured again:", *ordered(all_points, table, chance=chance))
     print(f"{told}, and are expected to differ by 2 % or more:", *ordered(all_points, table, 0.02))
     best(all_points)
 
 
-def ordered(all_points: list[Point], table: SpeedTable, least: float = 0.0) -> tuple[int, int]:
-    """Pairs of settings of one model whose figures differ by more than 5 %, and how many of them the model puts in the right order. least: by how
-    much they have to differ as expected: what does the same work differs by chance."""
+def ordered(
+    all_points: list[Point], table: SpeedTable, least: float = 0.0, chance: Mapping[tuple[str, str], float] | None = None
+) -> tuple[int, int]:
+    """How many pairs of settings of one model the model puts in the right order, and of how many: whose figures differ by more than 5 %. least: by how
+    much they have to differ as expected: what does the same work differs by chance. chance: how much more than 5 % they have to differ as measured, by
+    load and figure."""
     right = pairs = 0
     groups: dict[tuple[str, str, str], list[Point]] = {}
     for one in all_points:
@@ -136,7 +177,12 @@ def ordered(all_points: list[Point], table: SpeedTable, least: float = 0.0) -> t
     for group in groups.values():
         for a, b in combinations(group, 2):
             mine, other = a.expected(table), b.expected(table)
-            if abs(a.measured / b.measured - 1) > 0.05 and abs(mine / other - 1) >= least:
+            more = (chance or {}).get((a.load, a.what), 0.0)
+            if (
+                abs(a.measured / b.measured - 1) > 0.05
+                and off(a.measured, b.measured) > more
+                and abs(mine / other - 1) >= least
+            ):
                 pairs += 1
                 right += (a.measured < b.measured) == (mine < other)
     return right, pairs
@@ -165,8 +211,8 @@ def best(all_points: list[Point]) -> None:
 # --- fit ---
 
 _FITTED = (
-    "dense.memory", "dense.flops", "dense.least_s", "experts.memory", "experts.flops", "experts.least_s", "attention.flops", "layer_s", "eager_layer_s",
-    "step_s", "request_s", "first_s", "admit_s", "expert_launch_of.vllm", "nvlink.part", "nvlink.latency_s", "stage_s", "stage_wait",
+    "dense.memory", "dense.flops", "dense.least_s", "experts.memory", "experts.flops", "experts.least_s", "attention.flops", "narrow", "small_cache.flops", "layer_s", "eager_layer_s",
+    "step_s", "request_s", "first_s", "admit_s", "experts.launch_s", "nvlink.part", "nvlink.latency_s", "stage_s", "stage_wait",
 )  # fmt: skip
 
 
@@ -177,6 +223,7 @@ def fit(all_points: list[Point], table: SpeedTable) -> SpeedTable:
     names = [*_FITTED]
     for group in ("kernels", "expert_kernels"):
         names += [f"{group}.{name}.{part}" for name in values[group] for part in ("memory", "flops", "least_s")]
+    names += [f"expert_kernels.{name}.launch_s" for name in values["expert_kernels"]]
 
     def cost(tried: dict[str, Any]) -> float:
         made = SpeedTable.model_validate(tried)
@@ -195,7 +242,7 @@ def fit(all_points: list[Point], table: SpeedTable) -> SpeedTable:
             kept = place[last]
             for factor in (1 + width, 1 / (1 + width)):
                 value = kept * factor
-                if ("memory" in last or "flops" in last or last == "part") and value > 1:
+                if ("memory" in last or "flops" in last or last in ("part", "narrow")) and value > 1:
                     value = 1.0
                 place[last] = value
                 now = cost(values)
@@ -215,13 +262,13 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--without")
     given = parser.parse_args()
-    found = points(*given.results)
-    lines = given.estimates.read_text().splitlines()
-    estimates = {(row["model"], row["setting"]): row for row in map(json.loads, lines)}
+    rows = lines(*given.results)
+    found = points(rows)
+    estimates = {(row["model"], row["setting"]): row for row in lines(given.estimates)}
     table = PROFILES.pace.table
     if given.fit:
         table = fit([one for one in found if given.without is None or not one.model.startswith(given.without)], table)
-    show([one for one in found if given.without is None or one.model.startswith(given.without)], table, estimates)
+    show([one for one in found if given.without is None or one.model.startswith(given.without)], table, estimates, noise(rows))
     if given.fit:
         print(yaml.safe_dump(json.loads(json.dumps(table.model_dump())), sort_keys=False))
 

@@ -42,6 +42,8 @@ BLOCKS = {
     "nvfp4": "nvfp4",
     "mxfp4": "mxfp4",
 }
+# max_running_requests where nobody sets it, at the least: srt/model_executor/model_runner_kv_cache_mixin.py of SGLang 0.5.9.
+UNSAID = {"sglang": 2048}
 LATEST = {"vllm": "vllm==0.33.0", "sglang": "sglang==0.5.23"}
 
 
@@ -150,13 +152,14 @@ def rows(configs: Path | None) -> Iterator[Row | str]:
         if made is None:
             yield f"{one.model} {one.quantization} on {one.count} x {one.gpu} TP {one.tensor_parallel}: no plan, or no config"
             continue
-        clock, most = made.clock(PROFILES.pace.table), made.plan.max_num_batched_tokens.value
+        clock, most = made.clock(PROFILES.pace.table, one.version), made.plan.max_num_batched_tokens.value
         for figure in one.figures:
             if figure.input_tokens is None and figure.concurrency > 2:
                 continue
             read, written = figure.input_tokens or 0, figure.output_tokens or 256
             kept = made.plan.memory.kv_tokens // max(1, read + written) if made.plan.memory.kv_bytes_per_token else 10**6
-            at_once = max(1.0, min(figure.concurrency, made.plan.max_num_seqs.value, kept))
+            seqs = one.max_sequences or UNSAID.get(one.engine, made.plan.max_num_seqs.value)
+            at_once = max(1.0, min(figure.concurrency, seqs, kept))
             all_per_s = clock.apart_per_s if unlike(figure) else clock.total_per_s
             if figure.tpot_ms or figure.decode_tokens_s:
                 seen = 1000 / figure.tpot_ms if figure.tpot_ms else figure.decode_tokens_s or 0.0

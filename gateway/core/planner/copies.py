@@ -23,7 +23,7 @@ from gateway.domain import Choice, IntChoice, Speed
 def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[int], Speed | None]:
     """direct: ranks read each other's memory. The speed is None where nothing is known of the GPUs."""
     given, size, memory, context = candidate.given, len(candidate.group), sizes.memory, sizes.context.value
-    wish, clock = given.wish, _clock(candidate, eager=sizes.batch.eager.value, direct=direct)
+    wish, clock = given.wish, _clock(candidate, sizes, direct=direct)
     evidence, known = candidate.evidence, given.corrections
     near = about(candidate.scope, evidence.kernels, evidence.attention, clock.machine.source) if known and clock else {}
     ratios = known.ratios(near) if near else {}
@@ -53,26 +53,27 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     return IntChoice(value=most, reason=reason, source="speed model"), many
 
 
-def _clock(candidate: Candidate, *, eager: bool, direct: bool) -> Clock | None:
+def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> Clock | None:
     """One clock for all candidates that do the same work on the same GPUs, whatever their engine version: it knows what it once computed."""
     given, group, pace, rows = candidate.given, candidate.group, candidate.given.pace, candidate.evidence.kernels
     if not pace or given.spec.task != "generate":
         return None
-    if parts := [_clock(part, eager=eager, direct=direct) for part in candidate.parts]:
+    if parts := [_clock(part, sizes, direct=direct) for part in candidate.parts]:
         known = [clock for clock in parts if clock is not None]
         if len(known) < len(parts):
             return None
         sources = " and ".join(dict.fromkeys(clock.machine.source for clock in known))
         return replace(known[0], machine=replace(known[0].machine, source=sources), beside=tuple(known[1:]))
     work = work_with(given.spec, candidate.stage, candidate.rank, rows, given.gpus, candidate.engine.traits, pace.table)
-    kind = candidate.engine.kind
-    key = work, tuple(gpu.index for gpu in group), eager, direct, kind
+    engine, batch = candidate.engine, sizes.batch
+    graphs = pace.table.graphs(engine.kind, engine.version, batch.seqs.value, eager=batch.eager.value)
+    key = work, tuple(gpu.index for gpu in group), graphs, direct, engine.kind
     if key not in given.clocks:
         place = "machine", key[1], direct
         if place not in given.clocks:
             given.clocks[place] = machine_of(group, given.links, pace, given.measured, direct=direct)
         machine = given.clocks[place]
-        given.clocks[key] = Clock(work, machine, _table(given, pace, kind), eager) if machine else None
+        given.clocks[key] = Clock(work, machine, _table(given, pace, engine.kind), graphs) if machine else None
     clock: Clock | None = given.clocks[key]
     return clock
 

@@ -22,6 +22,8 @@ from gateway.domain import AttentionGroup, Experts, LayerKernel, ModelSpec, Tens
 
 # What sees or hears computes nothing for a token of text.
 _MEDIA = re.compile(r"^(model\.)?(visual|vision|audio|image|multi_modal|mm_|vit|perceiver|connector|encoder\.vision)")
+# Heads with so many elements or fewer leave the units that multiply half empty.
+_NARROW = 64
 # Sizes of a key and of a value of one head, of all models with latents that are published: qk_nope_head_dim + qk_rope_head_dim and v_head_dim of
 # DeepSeek-V2 and -V3, Kimi-K2.
 _MLA_HEAD = (192, 128)
@@ -179,4 +181,5 @@ def _reading(group: AttentionGroup, rank: Rank, item: int) -> Reading:
         2.0 * group.layers * heads * (group.head_dim + value),
         group.window,
         small=stored == 1,
+        narrow=group.head_dim <= _NARROW,
     )

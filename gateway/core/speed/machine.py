@@ -8,6 +8,7 @@ if this card reached as much of it as the card of the fit (`Reference`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -18,6 +19,7 @@ from pydantic import Field
 from gateway.core.kernels.cards import Card, CardTable
 from gateway.core.speed.measured import Measured, Reduce, reach
 from gateway.domain import Gpu, Link, Value
+from gateway.domain.release import release
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,14 @@ class Part(Value):
     memory: float = Field(gt=0, le=1)
     flops: float = Field(gt=0, le=1)
     least_s: float = Field(0.0, ge=0, description="no layer takes less, however small")
+    launch_s: float = Field(0.0, ge=0, description="of the CPU, for a whole layer of experts without CUDA graphs")
+
+
+class Graphs(NamedTuple):
+    """The largest batches that run as CUDA graphs, in tokens: of steps that decode alone, and of those that compute prompts."""
+
+    steps: float = math.inf
+    prompts: float = math.inf
 
 
 class WirePart(Value):
@@ -94,11 +104,12 @@ class SpeedTable(Value):
     """What engines reach of the peaks of GPUs (profiles/speed.yaml), fitted to measurements.
 
     kernels: by a part of the kernel's name; the first that matches counts. experts: of products of experts, by the same. layer_s: what
-    one layer costs beside its products with CUDA graphs, eager_layer_s without; expert_launch_s: the least of a layer of experts where prompts are
-    computed, which has no graphs; expert_launch_of: of kinds of engines of which that is known. step_s, request_s: of the engine's own programs for each step, for
+    one layer costs beside its products with CUDA graphs, eager_layer_s without, if it has no experts. graph_tokens_of: of kinds of engines whose graphs are for all
+    batches up to so many tokens, at most twice the requests in a step. prompt_graphs_since: of kinds whose graphs of prompts are for any batch, since which
+    version; others compute prompts without. step_s, request_s: of the engine's own programs for each step, for
     each request in the batch; step_of: the first of them, of kinds of engines with a time of their own. separate_of: kinds of engines
     whose steps compute prompts or decode, never both. first_s: of a request before its prompt is computed; admit_s: of each of several, which begin behind each other. small_cache: of attention
-    that reads a KV cache in 8 bits. stage_s: of a message to the next stage. stage_wait: the part
+    that reads a KV cache in 8 bits. narrow: the part of its FLOP/s with heads of 64 elements or fewer. stage_s: of a message to the next stage. stage_wait: the part
     by which stages that work at once are slower than each alone. band: the part by which a number
     and a measurement may differ; docs/speed.md says how many do by less. reference: without one, what is measured of a GPU is not comparable.
     """
@@ -109,11 +120,12 @@ class SpeedTable(Value):
     experts: Part
     expert_kernels: dict[str, Part] = Field({})
     attention: Part
+    narrow: float = Field(1.0, gt=0, le=1)
     small_cache: Part
     layer_s: float
     eager_layer_s: float
-    expert_launch_s: float = 0.0
-    expert_launch_of: dict[str, float] = Field({})
+    graph_tokens_of: dict[str, int] = Field({})
+    prompt_graphs_since: dict[str, str] = Field({})
     step_s: float
     step_of: dict[str, float] = Field({})
     request_s: float
@@ -131,9 +143,18 @@ class SpeedTable(Value):
 
     def of(self, kind: str) -> SpeedTable:
         """As it is for this kind of engine."""
-        launch_s, step_s = self.expert_launch_of.get(kind, self.expert_launch_s), self.step_of.get(kind, self.step_s)
-        made: SpeedTable = self.evolve(step_s=step_s, expert_launch_s=launch_s, separate=kind in self.separate_of)
+        made: SpeedTable = self.evolve(step_s=self.step_of.get(kind, self.step_s), separate=kind in self.separate_of)
         return made
+
+    def graphs(self, kind: str, version: str, seqs: int, *, eager: bool) -> Graphs:
+        """seqs: the most requests of a step. eager: the engine was told to do without."""
+        if eager:
+            return Graphs(0, 0)
+        if kind in self.graph_tokens_of:
+            most = min(self.graph_tokens_of[kind], 2 * seqs)
+            return Graphs(most, most)
+        since = self.prompt_graphs_since.get(kind)
+        return Graphs(prompts=math.inf if since and release(version) >= release(since) else 0)
 
     @property
     def names(self) -> KernelNames:

@@ -127,7 +127,8 @@ def clock_of(
     work = work_with(spec, one, rank, plan.kernels, gpus, engine.traits, pace.table)
     links = {frozenset((link.a, link.b)): link for link in machine.links}
     here = machine_of(group, links, pace, Measured(facts), direct=plan.custom_all_reduce.value)
-    return Clock(work, here, pace.table.of(engine.kind), plan.enforce_eager.value) if here else None
+    graphs = pace.table.graphs(engine.kind, engine.version, plan.max_num_seqs.value, eager=plan.enforce_eager.value)
+    return Clock(work, here, pace.table.of(engine.kind), graphs) if here else None
 
 
 def learned(plan: Plan, seen: Sequence[Served], clock: Clock, known: Iterable[Fact], at: float) -> tuple[Fact, ...]:

@@ -11,19 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gateway.core.speed.machine import Machine, SpeedTable
-from gateway.core.speed.work import Product, Work
+from gateway.core.speed.machine import Graphs, Machine, SpeedTable
+from gateway.core.speed.work import Product, Reading, Work
 from gateway.domain import Speed
 
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """How long the work of a rank takes on a machine. eager: without CUDA graphs. beside: of the other stages, where stages are unlike."""
+    """How long the work of a rank takes on a machine. graphs: which batches need not wait for the CPU. beside: of the other stages, where stages are unlike."""
 
     work: Work
     machine: Machine
     table: SpeedTable
-    eager: bool = False
+    graphs: Graphs = Graphs()
     beside: tuple[Clock, ...] = ()
     # What was told of it before: core/speed/expectation.py.
     told: dict[tuple[float, ...], Speed] = field(default_factory=dict, init=False, repr=False)
@@ -43,6 +43,14 @@ class Clock:
             self._known[key] = self._prompts_s(count, length, most)
         return self._known[key]
 
+    def _prompts_beside_s(self, count: float, length: float, most: int, requests: float, beside_s: float) -> float:
+        """The same in steps that decode a token of so many requests too, which takes `beside_s` of the GPU."""
+        tokens = count * length
+        without = min(float(most), tokens) + requests > self.graphs.prompts
+        slowest_s = max(clock.launched_s for clock in (self, *self.beside))
+        launched_s = max(1.0, tokens / most) * slowest_s if without else 0.0
+        return max(self._prompts_s(count, length, most, launched=False) + beside_s, launched_s)
+
     def _decode_s(self, requests: float, context: float) -> float:
         stages = self.work.pp
         part = max(1.0, requests / stages)
@@ -54,36 +62,42 @@ class Clock:
 
     def step_s(self, requests: float, context: float) -> float:
         """Of this stage alone, for so many requests."""
-        flops = self._attention_flops
         seconds = self._products_s(requests, requests)
+        if not self.graphs.steps:
+            # Small steps begin when the CPU has the tokens of the one before, so that launching and computing add up.
+            seconds += self.launched_s
+        elif requests > self.graphs.steps:
+            seconds = max(seconds, self.launched_s)
         for reading in self.work.readings:
             memory = self.machine.memory * (self.table.small_cache if reading.small else self.table.attention).memory
             read = reading.token_bytes * reading.seen(context) + reading.state_bytes
-            seconds += requests * max(read / memory, reading.flops * reading.seen(context) / flops)
+            seconds += requests * max(read / memory, reading.flops * reading.seen(context) / self._attention_flops(reading))
         # The engine's own programs prepare a step while the GPU computes the one before.
         return max(seconds, self.table.step_s + self.table.request_s * requests)
 
-    def _prompts_s(self, count: float, length: float, most: int) -> float:
+    def _prompts_s(self, count: float, length: float, most: int, *, launched: bool = True) -> float:
         tokens = count * length
         batch = min(float(most), tokens)
         batches = tokens / batch
         logits = max(1.0, batch / length)
         clocks = (self, *self.beside)
-        each = [clock.batch_s(batch, logits) for clock in clocks]
+        each = [clock.batch_s(batch, logits, launched=launched) for clock in clocks]
         computed = max(batches * one + count * clock.pairs_s(length) for one, clock in zip(each, clocks, strict=True))
         others = sum(each) - max(each) if self.beside else (self.work.pp - 1) * each[0]
         fill = others + (self.work.pp - 1) * self.table.stage_s
         return computed * (self._waiting if batches > 1 else 1) + fill + count * self.table.admit_s
 
-    def batch_s(self, tokens: float, logits: float) -> float:
-        """Of a batch of prompts in this stage alone, but for attention."""
-        # Prompts are computed without graphs, and a layer of experts takes so many kernels that the CPU may be the slower one.
-        return max(self._products_s(tokens, logits), self.table.step_s, self._experts_launched_s)
+    def batch_s(self, tokens: float, logits: float, *, launched: bool = True) -> float:
+        """Of a batch of prompts in this stage alone, but for attention. launched: where there is no graph for it, the CPU counts too."""
+        waited_s = self.launched_s if launched and tokens > self.graphs.prompts else 0.0
+        return max(self._products_s(tokens, logits), self.table.step_s, waited_s)
 
     def pairs_s(self, length: float) -> float:
         """Of a whole prompt's attention in this stage alone."""
-        pairs = sum((reading.prompt_flops or reading.flops) * reading.pairs(length) for reading in self.work.readings)
-        return pairs / self._attention_flops
+        return sum(
+            (reading.prompt_flops or reading.flops) * reading.pairs(length) / self._attention_flops(reading)
+            for reading in self.work.readings
+        )
 
     def total_per_s(self, requests: float, read: float, written: float, most: int) -> float:
         """Tokens/s of so many requests at once, each of which reads a prompt of `read` tokens and writes `written`.
@@ -96,13 +110,16 @@ class Clock:
     def apart_per_s(self, requests: float, read: float, written: float, most: int) -> float:
         """The same of requests of unlike lengths, each of which begins as another ends: prompts are computed few at a time."""
         steps = min(requests, written)  # those that compute prompts
-        decode_s, prompts_s = self.decode_s(requests, read + written / 2), self.prompts_s(requests / steps, read, most)
-        if not self.table.separate:
-            # A step that computes a prompt too reads weights once.
-            decoded_s = (written - steps) * decode_s + steps * max(0.0, decode_s - self.decode_s(1, 1))
+        decode_s = self.decode_s(requests, read + written / 2)
+        if self.table.separate:
+            seconds = written * decode_s + steps * self.prompts_s(requests / steps, read, most)
         else:
-            decoded_s = written * decode_s
-        return requests * written / (decoded_s + steps * prompts_s + self.table.first_s)
+            # A step that computes a prompt too reads weights once.
+            beside_s = max(0.0, decode_s - self.decode_s(1, 1))
+            seconds = (written - steps) * decode_s + steps * self._prompts_beside_s(
+                requests / steps, read, most, requests, beside_s
+            )
+        return requests * written / (seconds + self.table.first_s)
 
     def first_token_s(self, prompt: int, most: int) -> float:
         return self.table.first_s + self.prompts_s(1, prompt, most)
@@ -122,9 +139,7 @@ class Clock:
         memory, flops, _ = self._head_rates
         seconds += max(work.head.bytes / memory, work.head.flops * logits / flops) / work.pp
         seconds += work.reduces * self._reduce_s(tokens) + work.layers * table.layer_s
-        # Without graphs the CPU launches kernel by kernel: the GPU waits for it, or it for the GPU.
-        launched_s = work.layers * table.eager_layer_s * self.machine.launch + self._experts_launched_s if self.eager else 0.0
-        return max(seconds, launched_s)
+        return seconds
 
     def _reduce_s(self, tokens: float) -> float:
         """Seconds of one all-reduce."""
@@ -152,11 +167,14 @@ class Clock:
     def _head_rates(self) -> tuple[float, float, float]:
         return self._rates(self.work.head)
 
-    @property
-    def _attention_flops(self) -> float:
-        return self.machine.flops["bfloat16"] * self.table.attention.flops
+    def _attention_flops(self, reading: Reading) -> float:
+        part = (self.table.small_cache if reading.small else self.table.attention).flops
+        return self.machine.flops["bfloat16"] * part * (self.table.narrow if reading.narrow else 1.0)
 
-    @property
-    def _experts_launched_s(self) -> float:
-        """Of the CPU, for the kernels of all layers of experts without graphs."""
-        return self.work.expert_layers * self.table.expert_launch_s * self.machine.launch
+    @cached_property
+    def launched_s(self) -> float:
+        """Of the CPU, which launches kernel by kernel where there are no graphs. A layer of experts takes more kernels than others."""
+        work, table = self.work, self.table
+        expert_s = max((table.part(one.kernel, experts=True).launch_s for one in work.products if one.experts), default=0.0)
+        plain_s = (work.layers - work.expert_layers) * table.eager_layer_s
+        return (plain_s + work.expert_layers * expert_s) * self.machine.launch

@@ -39,7 +39,7 @@ class Product:
 @dataclass(frozen=True)
 class Reading:
     """Attention layers of one kind on one rank. token_bytes: of the KV cache for each token of context, of which `window` count.
-    state_bytes: what is read and written for each request, however long. small: the cache is kept in 8 bits. flops: of one token with one token of its context; of a
+    state_bytes: what is read and written for each request, however long. small: the cache is kept in 8 bits. narrow: heads have 64 elements or fewer. flops: of one token with one token of its context; of a
     prompt's, where they differ, `prompt_flops`."""
 
     token_bytes: float
@@ -47,6 +47,7 @@ class Reading:
     window: int | None = None
     state_bytes: float = 0
     small: bool = False
+    narrow: bool = False
     prompt_flops: float = 0
 
     def seen(self, context: float) -> float:

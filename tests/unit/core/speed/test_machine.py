@@ -16,13 +16,13 @@ TABLE = PROFILES.pace.table
 
 
 def test_expectations_are_near_what_two_h200_did() -> None:
-    points = compare.points(*compare.RESULTS)
+    points = compare.points(compare.lines(*compare.RESULTS))
     offs = [abs(one.expected(TABLE) / one.measured - 1) for one in points]
     assert len(offs) == 258
-    assert statistics.median(offs) < 0.05
+    assert statistics.median(offs) < 0.04
     alone = [abs(one.expected(TABLE) / one.measured - 1) for one in points if one.what == "tpot"]
     assert statistics.median(alone) < 0.05
-    assert max(alone) < 0.4
+    assert max(alone) < 0.25
     right, pairs = compare.ordered(points, TABLE, 0.02)
     assert right / pairs > 0.9
 

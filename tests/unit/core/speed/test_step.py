@@ -10,7 +10,7 @@ from gateway.core.layers.build import build
 from gateway.core.layers.stages import stage
 from gateway.core.model.rank import Rank
 from gateway.core.speed.count import Model, work_of
-from gateway.core.speed.machine import Machine, Part, Wire
+from gateway.core.speed.machine import Graphs, Machine, Part, Wire
 from gateway.core.speed.step import Clock
 from gateway.core.speed.work import Work
 from gateway.profiles import Profiles
@@ -18,6 +18,7 @@ from tests.support.published import published
 
 PROFILES = Profiles()
 TABLE, VLLM = PROFILES.pace.table, PROFILES.engine("vllm==0.33.0")
+NONE = Graphs(0, 0)
 WHOLE = Part(memory=1, flops=1)
 H100 = Machine(3.35e12, {"bfloat16": 989e12, "fp8": 1979e12}, Wire(300e9, 8e-6), "")
 
@@ -65,7 +66,7 @@ def test_more_of_anything_takes_longer(name: str) -> None:
     assert clock.decode_s(32, 16000) > base
     assert clock.prompts_s(1, 8000, 8192) > prompt
     assert clock.prompts_s(1, 4000, 512) >= prompt
-    assert Clock(whole, H100, TABLE, eager=True).decode_s(32, 1000) >= base
+    assert Clock(whole, H100, TABLE, NONE).decode_s(32, 1000) > base
     assert Clock(whole, replace(H100, memory=H100.memory / 2), TABLE).decode_s(32, 1000) > base
     assert clock.total_per_s(64, 1024, 256, 8192) > clock.total_per_s(8, 1024, 256, 8192)
 
@@ -102,20 +103,48 @@ def test_of_unlike_stages_one_request_takes_the_sum_and_many_the_pace_of_the_slo
     assert Clock(whole, H100, TABLE, beside=(quick,)).decode_s(1, 0) == pytest.approx(quick.decode_s(1, 0))
 
 
-def test_a_prompt_of_a_model_with_experts_waits_for_the_cpu() -> None:
-    """Of vLLM that is known; a model without experts takes as long as it did."""
-    slow = TABLE.evolve(expert_launch_of={"vllm": 0.1}).of("vllm")
-    assert Clock(work("qwen3-30b-a3b"), H100, slow).prompts_s(1, 512, 8192) == pytest.approx(48 * 0.1, rel=0.1)
-    dense = [Clock(work("llama-3.1-8b"), H100, table).prompts_s(1, 512, 8192) for table in (TABLE, slow)]
+def test_a_prompt_that_is_larger_than_any_graph_waits_for_the_cpu() -> None:
+    slow = TABLE.evolve(experts=TABLE.experts.evolve(launch_s=0.1))
+    clock = Clock(work("qwen3-30b-a3b"), H100, slow, Graphs(512, 512))
+    assert clock.prompts_s(1, 513, 8192) == pytest.approx(48 * 0.1, rel=0.1)
+    assert clock.prompts_s(1, 512, 8192) < 0.1
+    assert clock.prompts_s(1, 1024, 512) < 0.1  # in two batches
+    dense = [Clock(work("llama-3.1-8b"), H100, table, Graphs(512, 512)).prompts_s(1, 513, 8192) for table in (TABLE, slow)]
     assert dense[0] == dense[1]
 
 
-def test_without_graphs_experts_wait_for_the_cpu_in_every_step() -> None:
-    slow = TABLE.evolve(expert_launch_of={"vllm": 0.1}).of("vllm")
+def test_a_step_of_more_requests_than_any_graph_waits_for_the_cpu() -> None:
+    slow = TABLE.evolve(experts=TABLE.experts.evolve(launch_s=0.1))
+    clock = Clock(work("qwen3-30b-a3b"), H100, slow, Graphs(64, 64))
+    assert clock.decode_s(65, 512) == pytest.approx(48 * 0.1, rel=0.01)
+    assert clock.decode_s(64, 512) < 0.1
+
+
+def test_without_graphs_the_cpu_and_the_gpu_take_turns() -> None:
+    slow = TABLE.evolve(experts=TABLE.experts.evolve(launch_s=0.1))
     experts, dense = work("qwen3-30b-a3b"), work("llama-3.1-8b")
-    assert Clock(experts, H100, slow, eager=True).decode_s(1, 512) > 48 * 0.1 > 10 * Clock(experts, H100, slow).decode_s(1, 512)
-    plain = [Clock(dense, H100, table, eager=True).decode_s(1, 512) for table in (TABLE, slow)]
+    graphs = Clock(experts, H100, slow).decode_s(64, 512)
+    assert Clock(experts, H100, slow, NONE).decode_s(64, 512) == pytest.approx(48 * 0.1 + graphs)
+    plain = [Clock(dense, H100, table, NONE).decode_s(1, 512) for table in (TABLE, slow)]
     assert plain[0] == plain[1]
+
+
+def test_graphs_are_those_that_the_engine_makes() -> None:
+    assert TABLE.graphs("vllm", "0.33.0", 1024, eager=False) == Graphs(512, 512)
+    assert TABLE.graphs("vllm", "0.33.0", 64, eager=False) == Graphs(128, 128)
+    assert TABLE.graphs("vllm", "0.33.0", 64, eager=True) == NONE
+    assert TABLE.graphs("sglang", "0.5.10.post1", 64, eager=False) == Graphs()
+    assert TABLE.graphs("sglang", "0.5.9", 64, eager=False) == Graphs(prompts=0)
+
+
+def test_a_step_that_waits_for_the_cpu_decodes_beside_the_prompt() -> None:
+    """The GPU has the time."""
+    slow = TABLE.evolve(experts=TABLE.experts.evolve(launch_s=0.01))
+    waiting, graphs = (Clock(work("qwen3-30b-a3b"), H100, slow, one) for one in (Graphs(64, 64), Graphs()))
+    assert graphs.decode_s(64, 576) < 48 * 0.01
+    seconds = 64 * 128 / waiting.apart_per_s(64, 512, 128, 8192)
+    steps_s = 64 * graphs.decode_s(64, 576) + 64 * 48 * 0.01
+    assert seconds == pytest.approx(steps_s + TABLE.first_s)
 
 
 def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
@@ -128,6 +157,17 @@ def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
         return clock.decode_s(64, 4096) - clock.decode_s(64, 0)
 
     assert 0.5 * attention_s("auto") < attention_s("fp8") < attention_s("auto")
+
+
+def test_attention_of_a_prompt_is_slower_with_narrow_heads_and_faster_with_a_cache_of_eight_bits() -> None:
+    wide, narrow = work("llama-3.1-8b"), work("llama-3.2-1b")
+    assert [any(one.narrow for one in each.readings) for each in (wide, narrow)] == [False, True]
+    whole, half = TABLE.evolve(narrow=1.0), TABLE.evolve(narrow=0.5)
+    assert Clock(narrow, H100, half).pairs_s(4096) == pytest.approx(2 * Clock(narrow, H100, whole).pairs_s(4096))
+    assert Clock(wide, H100, half).pairs_s(4096) == Clock(wide, H100, whole).pairs_s(4096)
+    small = replace(wide, readings=tuple(replace(one, small=True) for one in wide.readings))
+    quick = TABLE.evolve(small_cache=TABLE.attention.evolve(flops=2 * TABLE.attention.flops))
+    assert Clock(small, H100, quick).pairs_s(4096) == pytest.approx(Clock(wide, H100, quick).pairs_s(4096) / 2)
 
 
 def test_requests_that_come_together_begin_one_behind_the_other() -> None:
