@@ -10,6 +10,7 @@ from gateway.controller.managed_model import ManagedModel, ReplicaState, route
 from gateway.controller.planner import Room
 from gateway.core.failures.diagnose import environmental
 from gateway.core.residence import Place
+from gateway.core.sharing.again import again, outlived
 from gateway.core.sharing.leaving import Leaver, leaving
 from gateway.core.sharing.surplus import kept, part, surplus
 from gateway.core.starts import Holder, Stage, shape
@@ -111,14 +112,16 @@ class Fleet:
             sharing = self.sharing(model, wish, asking)
             every = [(name, one.index) for name, other in self.models.items() for one in reversed(other.replicas)]
             if_asked = () if model.unsettled else tuple(self._leaves(model, every))
-            return Room(self.beside(wish), claims, sharing if not aside else sharing._replace(offers=()), if_asked=if_asked)
+            sharing = sharing._replace(offers=()) if aside else sharing._replace(again=_again(model, asking, sharing.cap))
+            return Room(self.beside(wish), claims, sharing, if_asked=if_asked)
         # Copies are alike: each takes as many GPUs as the first.
         named = isinstance(wish.gpus, tuple)
         size = {"tensor_parallel": like.tensor_parallel.value} if named else {"gpus": max(1, len(like.gpus))}
         sharing = self.sharing(model, wish, asking)
         # For one more copy of what serves others leave at most.
         offers = tuple(one for one in sharing.offers if one.how != "surplus") if model.serving and not aside else ()
-        return Room(wish.evolve(replicas=1, **size), claims, sharing._replace(offers=offers), copy=True)
+        sharing = sharing._replace(offers=offers, again=_again(model, asking, sharing.cap))
+        return Room(wish.evolve(replicas=1, **size), claims, sharing, copy=True)
 
     def sharing(self, asking: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None) -> Sharing:
         """How a replica of a model, or a model that is not here yet, shares the GPUs with the others. wish: that it would be planned by."""
@@ -222,11 +225,11 @@ class Fleet:
         """On top of what is promised already what replicas had that served until something outside of their plans ended that: whoever is started
         first after a power cut leaves the others what they had."""
         for replica in replicas:
-            model, last = self.models[replica.model], replica.history[-1] if replica.history else None
+            model = self.models[replica.model]
             here = not (model.stopped or model.hold or replica.leaving or model.deleting or model.trial is replica)
             comes = replica.attempt is None and replica.blocked is None and replica.shown.state != "quarantined"
-            if here and comes and last is not None and last.ready_at and last.failure and environmental(last.failure):
-                _promise(last.plan, promised)
+            if here and comes and (plan := _outlived(replica)) is not None:
+                _promise(plan, promised)
         return promised
 
     def held(self, model: ManagedModel, replica: ReplicaState | None = None) -> dict[str, int]:
@@ -305,6 +308,17 @@ def _attempts(model: ManagedModel, replica: ReplicaState | None = None) -> list[
     replicas = [replica] if replica is not None and replica is not model.trial else model.replicas
     known = (one for replica in replicas for one in replica.attempts if one.generation == model.wanted)
     return sorted(known, key=lambda attempt: attempt.id)
+
+
+def _outlived(replica: ReplicaState) -> Plan | None:
+    return outlived([one for one in replica.history if one.generation == replica.generation])
+
+
+def _again(model: ManagedModel, replica: ReplicaState, cap: Cap | None) -> Plan | None:
+    """What is tried beside is another plan, and so is what takes the place of one that serves."""
+    serves = replica.attempt is not None and replica.attempt.state == "ready"
+    plan = _outlived(replica) if not serves and replica is not model.trial else None
+    return again(plan, cap) if plan is not None else None
 
 
 def _last_cap(model: ManagedModel) -> Cap | None:

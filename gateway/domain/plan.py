@@ -357,13 +357,15 @@ class OpenQuestions(NamedTuple):
 
 class Sharing(NamedTuple):
     """How a model shares its machine. cap: what it keeps to. offers: what others could give, in the order in which it is asked of them.
-    holders: the others. home: UUIDs of the GPUs that it had last. leaves: why it may have to leave its GPUs for a while; "": it does not."""
+    holders: the others. home: UUIDs of the GPUs that it had last. leaves: why it may have to leave its GPUs for a while; "": it does not.
+    again: the plan that it had until something outside of that ended its engine, and is to have again."""
 
     cap: Cap | None = None
     offers: tuple[Offer, ...] = ()
     holders: tuple[Holding, ...] = ()
     home: tuple[str, ...] = ()
     leaves: str = ""
+    again: Plan | None = None
 
 
 ALONE = Sharing()

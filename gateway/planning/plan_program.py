@@ -31,11 +31,12 @@ from gateway.core.planner.asked import open_questions
 from gateway.core.planner.explain import held_by, why_no_plan
 from gateway.core.planner.parallel import freed, rooms
 from gateway.core.planner.sizes import needed_tokens, wanted_context
+from gateway.core.sharing.again import same, there
 from gateway.core.sharing.offers import shared
 from gateway.core.speed import served
 from gateway.core.speed.correction import measured
 from gateway.core.speed.rival import rival
-from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rival, Served, Wish
+from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rival, Served, Sharing, Wish
 from gateway.domain.image_name import AllowedImages
 from gateway.domain.units import MIB, gib
 from gateway.errors import BadModel, FitserveError
@@ -125,7 +126,8 @@ class Planner:
         drafter = load_drafter(wish.drafter, hub=hub) if wish.drafter else None
         adapters = read_adapters(wish, spec, hub)
         here, machine, claims = name or "this machine", freed(machine, fields["held"]), fields["claims"]
-        sharing = SHARING.validate_python(fields["sharing"])
+        shares = SHARING.validate_python(fields["sharing"])
+        sharing = shares._replace(again=None)
         answers = dict(ANSWERS.validate_json(request.answers))
         everywhere = dict(self._start.engine_env)
 
@@ -136,7 +138,11 @@ class Planner:
         learned = [fact for fact in learned if (fact.kind, tuple(sorted(fact.scope.items()))) not in anew] + [*taught]
 
         def decided(
-            engines: list[Engine], given: Mapping[str, int] | None = None, spec: ModelSpec = spec, wish: Wish = wish
+            engines: list[Engine],
+            given: Mapping[str, int] | None = None,
+            spec: ModelSpec = spec,
+            wish: Wish = wish,
+            sharing: Sharing = sharing,
         ) -> Decision:
             """given: bytes by UUID that others give."""
             room = freed(machine, given or {})
@@ -152,8 +158,17 @@ class Planner:
         def now(spec: ModelSpec, wish: Wish) -> Decision:
             return decided(engines, None, spec, wish)
 
+        def again(before: Plan) -> Decision | None:
+            named = there(wish, before)
+            try:
+                here, _ = startable.split(self._profiles.engines_for(machine, named.engines, wish.image))
+                return same(decided(here, wish=named, sharing=shares), before)
+            except FitserveError:
+                return None  # its GPUs, or its engine, are not here any more
+
         wanted, room = wanted_context(spec, wish, {}), rooms(machine, claims)
-        decision = shared(sharing.offers, partial(decided, engines), wanted, room)
+        decision = again(shares.again) if shares.again is not None else None
+        decision = decision or shared(sharing.offers, partial(decided, engines), wanted, room)
         decision = _told_of(hub.unasked, decision)
         if not decision.plans:
             decision = decision.evolve(holders=held_by(sharing.holders, machine))

@@ -17,7 +17,9 @@ from tests.e2e.boot_storm import SMALL, BootStorm
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import engines
 from tests.support.makers import machine
-from tests.support.running import model_folder, running
+from tests.support.memory_host import World
+from tests.support.patience import HANG_S
+from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
 pytestmark = pytest.mark.anyio
@@ -98,6 +100,48 @@ def test_models_added_at_once_share_and_after_a_power_cut_all_have_what_they_had
         assert storm.seen.good, storm.seen
     finally:
         storm.close()
+
+
+async def test_after_a_power_cut_each_copy_has_the_gpus_and_the_plan_that_it_had_whoever_is_started_first(
+    tmp_path: Path,
+) -> None:
+    def script(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, max_model_len=131072)
+
+    async def placed(gateway: Running) -> dict[str, list[tuple[list[str], str]]]:
+        """By model, what each copy has once all serve."""
+        found = {}
+        for name, copies in models.items():
+            async with asyncio.timeout(HANG_S):
+                while True:
+                    view = await gateway.show(name)
+                    if [one["state"] for one in view["replicas"]] == ["ready"] * copies:
+                        break
+                    await asyncio.sleep(0.02)
+            plans = {(one["replica"], one["state"]): one["fingerprint"] for one in view["attempts"]}
+            found[name] = [(one["gpus"], plans[number, "ready"]) for number, one in enumerate(view["replicas"])]
+        return found
+
+    world, here, models = World(), machine("4xh100"), {"first": 1, "last": 2}
+    source = model_folder(tmp_path / "model", **SMALL)
+    async with running(tmp_path, script, world, hardware=here) as gateway:
+        for name, copies in (("first", 1), ("gone", 2), ("last", 2)):
+            await gateway.add(name, source, engines=["vllm==0.26.0"], gpus=1, check=False, replicas=copies)
+            await gateway.until(name, "ready")
+        before = await placed(gateway)
+        assert before["last"][1][0] == before["first"][0][0], "the second copy is in the last room"
+        await gateway.client.delete("/admin/models/gone")
+        await gateway.gone("gone")
+    for engine in world.engines.values():
+        engine.kill()
+    async with running(tmp_path, script, world, hardware=here) as gateway:
+        assert await placed(gateway) == before
+        # The same where one engine alone is lost.
+        next(engine for engine in world.engines.values() if engine.spec.model == "last").kill()
+        async with asyncio.timeout(HANG_S):
+            while len([one for one in (await gateway.show("last"))["attempts"] if one["failure"]]) < 3:
+                await asyncio.sleep(0.02)
+        assert await placed(gateway) == before
 
 
 async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_taken(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ Candidate -> Footprint (its bytes and its batch) -> Budget -> Memory
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -219,8 +220,13 @@ class EngineRules(Protocol):
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
         """What it may take where its usual share is too little: all that is free. None: that is no more, or nobody read what is free."""
 
-    def narrowed(self, footprint: Footprint, budget: Budget, count: int, *, about: bool = False) -> Budget:
-        """The budget with `count` bytes instead of all of its own, or little more; or little less, where it is about so many."""
+    def told(self, footprint: Footprint, share: float) -> Budget:
+        """What an engine takes that is told this share of a GPU. Of GPUs only."""
+
+    def narrowed(
+        self, footprint: Footprint, budget: Budget, count: int, *, rounded: Callable[[float], int] = math.ceil
+    ) -> Budget:
+        """The budget with `count` bytes instead of all of its own, in the engine's steps: `rounded` up, down, or to the next one."""
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         """How one rank divides its budget."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -122,27 +122,32 @@ class SglangRules:
     # --- memory: a share for weights and pools, and what it reserves for everything else ---
 
     def budget(self, footprint: Footprint, context: int) -> Budget:
-        candidate, static = footprint.candidate, self._static(footprint)
-        begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)
-        free = max(1, candidate.usable_bytes - begins)  # as the engine finds it before it loads
+        candidate = footprint.candidate
         if "gpu-memory-utilization" in candidate.args:
-            fraction = float(candidate.args["gpu-memory-utilization"])
-        else:
-            fraction = fraction_within(static, free)
-        taken = begins + int(free * fraction) + round(static.reserved_mib * MIB)
-        return Budget(taken, {"gpu-memory-utilization": fraction}, f"static fraction {fraction:.3f}")
+            return self.told(footprint, float(candidate.args["gpu-memory-utilization"]))
+        _, free, _ = self._taken(footprint)
+        return self.told(footprint, fraction_within(self._static(footprint), free))
 
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
         """None: its share follows from what it reserves, which it may need."""
         return None
 
-    def narrowed(self, footprint: Footprint, budget: Budget, count: int, *, about: bool = False) -> Budget:
-        begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)
-        free, reserved = max(1, footprint.candidate.usable_bytes - begins), round(self._static(footprint).reserved_mib * MIB)
+    def told(self, footprint: Footprint, share: float) -> Budget:
+        begins, free, reserved = self._taken(footprint)
+        return Budget(begins + int(free * share) + reserved, {"gpu-memory-utilization": share}, f"static fraction {share:.3f}")
+
+    def narrowed(
+        self, footprint: Footprint, budget: Budget, count: int, *, rounded: Callable[[float], int] = math.ceil
+    ) -> Budget:
+        begins, free, reserved = self._taken(footprint)
         steps = max(0, count - begins - reserved) * 1000 / free
-        fraction = min(float(budget.flags["gpu-memory-utilization"]), (round(steps) if about else math.ceil(steps)) / 1000)
-        taken = begins + int(free * fraction) + reserved
-        return Budget(taken, {"gpu-memory-utilization": fraction}, f"static fraction {fraction:.3f}")
+        return self.told(footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 1000))
+
+    def _taken(self, footprint: Footprint) -> tuple[int, int, int]:
+        """Bytes that its processes take, that are free as it finds them before it loads, and that it reserves."""
+        begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)
+        free = max(1, footprint.candidate.usable_bytes - begins)
+        return begins, free, round(self._static(footprint).reserved_mib * MIB)
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static(footprint).reserved_mib * MIB)

@@ -1,15 +1,17 @@
 """A variant of a model on an engine: how it is laid out on GPUs, and what is changed in it. Pure.
 
-plain(...) -> the variants as the engine would run them
+plain(...)             -> the variants as the engine would run them
+given_up(variant, plan) -> the variant with what a plan gave up for memory
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gateway.core.model.rank import Rank
-from gateway.domain import Engine, Scalar
+from gateway.domain import Choice, Engine, Plan, Scalar
 
 # Sizes of tensor parallelism that are tried.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -17,6 +19,9 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 # How destructive each change is; a plan's changes add up, and of two plans that else are equal the smaller sum wins.
 _COST = {"disabled": 1, "backends": 1, "ep": 1, "pp": 1, "small": 1, "eager": 2, "dtype": 2, "kv_dtype": 3, "conservative": 4}
 _COST |= {"quantization": 8, "layers": 0}
+
+# The source of what is given up for memory.
+_MEMORY = "memory model"
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,22 @@ def plain(
         return (set_by_user,)
     most = max(1, gpus // set_by_user.pp)
     return tuple(replace(set_by_user, tp=size) for size in SIZES if size <= most)
+
+
+def given_up(variant: Variant, plan: Plan) -> Variant:
+    """Whether memory is as short now as it was then is not asked."""
+    batch = plan.max_num_seqs if plan.max_num_seqs.source == _MEMORY else plan.max_num_batched_tokens
+    choices: dict[str, tuple[object, Choice[Any]]] = {
+        "small": (True, batch),
+        "eager": (True, plan.enforce_eager),
+        "kv_dtype": (plan.kv_cache_dtype.value, plan.kv_cache_dtype),
+        "quantization": (plan.quantization.value, plan.quantization),
+        "pp": (plan.pipeline_parallel.value, plan.pipeline_parallel),
+    }
+    for name, (value, choice) in choices.items():
+        if choice.source == _MEMORY:
+            variant = variant.changed(name, value, choice.reason, choice.source)
+    return variant
 
 
 def _kv_dtype(users: str, declared: str) -> str:

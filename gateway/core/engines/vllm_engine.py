@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -184,7 +184,7 @@ class VllmRules:
             # Of an encoder nothing grows: it takes no more, and more would only be kept from others.
             used = self.used_bytes(footprint, self.divided(footprint, 0))
             share = min(share, math.ceil((used + used // _ENCODER_SPARE) * 100 / max(1, seen)) / 100)
-        return Budget(round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
+        return self.told(footprint, share)
 
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
         candidate = footprint.candidate
@@ -201,11 +201,15 @@ class VllmRules:
         flags: dict[str, Scalar] = {"gpu-memory-utilization": share}
         return Budget(round(candidate.devices.seen * share), flags, f"utilization {share:.2f}", warning)
 
-    def narrowed(self, footprint: Footprint, budget: Budget, count: int, *, about: bool = False) -> Budget:
+    def told(self, footprint: Footprint, share: float) -> Budget:
         seen = footprint.candidate.devices.seen
-        steps = count * 100 / max(1, seen)
-        share = min(float(budget.flags["gpu-memory-utilization"]), (round(steps) if about else math.ceil(steps)) / 100)
         return Budget(round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}")
+
+    def narrowed(
+        self, footprint: Footprint, budget: Budget, count: int, *, rounded: Callable[[float], int] = math.ceil
+    ) -> Budget:
+        steps = count * 100 / max(1, footprint.candidate.devices.seen)
+        return self.told(footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 100))
 
     def _share(self, footprint: Footprint, most: float) -> float:
         """The part of each GPU that is free beside what the engine takes beside its share, in hundredths; `most` at most."""

@@ -160,11 +160,13 @@ def _allowed(hardware: Hardware, wish: Wish) -> Hardware:
 
 
 def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[bool, int]]) -> list[Plan]:
-    """Best first: by what counts whatever the goal is, and of plans that are equal in that by what they are worth."""
+    """Best first: the one that it had and is to have again, if it is here; else by what counts whatever the goal is, and of plans that are equal in that
+    by what they are worth."""
     wish = given.wish
     longest = wanted_context(given.spec, wish, {})
     wanted, useful = _enough(plans, order, longest), _enough(plans, order, min(LEAST_USEFUL, longest))
     cost, needed = share(wish.gpus), needed_tokens(wish, given.spec)
+    before = given.sharing.again.fingerprint if given.sharing.again is not None else None
 
     def key(plan: Plan) -> tuple[Any, ...]:
         context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
@@ -175,7 +177,8 @@ def _ranked(given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[b
         weak, age = order.get(str(plan.engine), (False, 0))
         value = value / _LONGER if weak and goal == "context" else value
         rated = rating(value, Demerits(weak, plan.cost, age, count > 1))
-        return crowded, *_class(plan, wanted, useful), -rated, weak, plan.cost, size * count, age, -context
+        other = before is not None and plan.fingerprint != before
+        return other, crowded, *_class(plan, wanted, useful), -rated, weak, plan.cost, size * count, age, -context
 
     return sorted(plans, key=key)
 

@@ -11,7 +11,7 @@ from gateway.core.engines.candidate import Candidate, EngineRules
 from gateway.core.engines.evidence import Evidence
 from gateway.core.engines.planning_input import PlanningInput
 from gateway.core.engines.refusal import Refused
-from gateway.core.engines.variant import Variant, plain
+from gateway.core.engines.variant import Variant, given_up, plain
 from gateway.core.layers.build import asked, build, loaded_as
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.layers.stages import dealt, repeated
@@ -137,6 +137,10 @@ class Search:
         gpus = min(gpus, given.wish.gpus) if isinstance(given.wish.gpus, int) else gpus
         kv_dtype = rules.declared_kv_dtype(given.spec.quant, engine)
         variants = deque(plain(engine, gpus, self.canonical, given.wish.tensor_parallel, kv_dtype))
+        before = given.sharing.again
+        if before is not None:
+            had = [given_up(one, before) for one in variants if one.tp == before.tensor_parallel.value]
+            variants = deque(dict.fromkeys([*had, *variants]))
         try:
             self._known_model(variants[0])
             gate_driver(given, engine)
@@ -167,6 +171,8 @@ class Search:
                 crowded = bool(plan.memory.kv_bytes_per_token) and plan.memory.kv_tokens < many
                 if reach > reached.get(variant, 0):  # else what it gives up is for nothing
                     self._take(plan)
+                if before is not None and plan.fingerprint == before.fingerprint:
+                    break
                 enough |= context >= wanted and not crowded and not plan.halved and not variant.conservative
                 changed += lengthened(variant, context, context + 1 if crowded else wanted, engine, gpus, users)
                 changed += self._uneven(variant, plan.memory, wanted)

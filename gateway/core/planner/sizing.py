@@ -18,7 +18,7 @@ from gateway.core.lora.size import bytes_on_rank
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.model.workload import Workload
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, UNSURE, Batch, Sizes, needed_tokens, wanted_context
-from gateway.domain import BoolChoice, Cap, Choice, IntChoice, Memory
+from gateway.domain import BoolChoice, Cap, Choice, IntChoice, Memory, Plan
 from gateway.domain.units import MIB, gib
 
 _LEAST_KV = 16 * MIB
@@ -29,6 +29,8 @@ _LEAST_TOKENS = 2048
 _GRAPHS = BoolChoice(value=False, reason="CUDA graphs are faster", source="planner")
 # Of a plan that is short of memory.
 _FEW_SEQS = 16
+# What the planner calls the flag that tells an engine its share of a GPU.
+_SHARE = "gpu-memory-utilization"
 # With these flags a model has other limits than its config.json says.
 _OTHER_LIMITS = frozenset({"hf-overrides"})
 
@@ -60,6 +62,10 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
     candidate, rules = footprint.candidate, footprint.candidate.rules
     usual = rules.budget(footprint, _content(candidate))
     kept = _kept(candidate)
+    before = candidate.given.sharing.again
+    if before is not None and _shares(candidate) and {gpu.uuid for gpu in candidate.group} == set(before.gpus):
+        yield _same(footprint, usual, before), kept
+        return
     if kept is not None:
         yield _cut(footprint, usual, kept), kept
     if _neighbours(candidate) and candidate.given.wish.goal != "context":
@@ -78,7 +84,7 @@ def _kept(candidate: Candidate) -> Cap | None:
 
 def _shares(candidate: Candidate) -> bool:
     """Whether the planner sizes it: not where the user set the size, nor on a CPU."""
-    return "gpu-memory-utilization" not in candidate.args and candidate.engine.device != "cpu"
+    return _SHARE not in candidate.args and candidate.engine.device != "cpu"
 
 
 def _neighbours(candidate: Candidate) -> tuple[str, ...]:
@@ -100,7 +106,23 @@ def _cut(footprint: Footprint, bounds: Budget, cap: Cap) -> Budget:
     """The budget within what the model keeps to."""
     rules = footprint.candidate.rules
     # A budget is told in steps of a GPU, whose size is not read quite the same each time.
-    return rules.narrowed(footprint, bounds, cap.bytes - rules.divided(footprint, 0).beside_bytes, about=True)
+    return rules.narrowed(footprint, bounds, cap.bytes - rules.divided(footprint, 0).beside_bytes, rounded=round)
+
+
+def _same(footprint: Footprint, bounds: Budget, before: Plan) -> Budget:
+    """The budget that it had, to the byte: what a share is rounded from is not read quite the same each time. Of another variant, which takes more or less
+    beside it, no more in all. Raises Refused where others have some of it."""
+    candidate, rules, promised = footprint.candidate, footprint.candidate.rules, before.memory.promised_bytes
+    free = min(candidate.given.available[gpu.uuid] for gpu in candidate.group)
+    if free < promised:
+        reason = f"it had {gib(promised)} of each GPU, and {gib(free)} are to be had"
+        raise Refused("no_memory", reason, "claims of other models", evidence=candidate.evidence)
+    beside = rules.divided(footprint, 0).beside_bytes
+    flag = f"--{candidate.engine.spelling.get(_SHARE, _SHARE)}="
+    share = next((item.removeprefix(flag) for item in before.argv if item.startswith(flag)), None)
+    if share is not None and beside == before.memory.beside_bytes:
+        return replace(rules.told(footprint, float(share)), bytes=before.memory.budget_bytes)
+    return rules.narrowed(footprint, replace(bounds, flags={_SHARE: 1.0}), promised - beside, rounded=math.floor)
 
 
 def _needed(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget:
@@ -152,7 +174,7 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
 
 
 def _share(budget: Budget) -> float:
-    return float(budget.flags.get("gpu-memory-utilization", 0))
+    return float(budget.flags.get(_SHARE, 0))
 
 
 def _taken(footprint: Footprint, told: Budget, context: int) -> int:
