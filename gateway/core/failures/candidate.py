@@ -25,6 +25,8 @@ class Process:
     files: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
     file: str = ""
     layer: str = ""
+    indent: int = 0
+    """How far the frames of its traceback are indented: with a traceback that is indented as a whole, its exception is too, but less."""
     asserted: str = ""
     """The `assert` that stood last in the traceback."""
     tracing: bool = False

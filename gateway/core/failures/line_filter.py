@@ -11,7 +11,7 @@ _FIRST = 60
 # A line with none of these proves no failure. They are looked for in bytes, a block at a time.
 FATAL = (b"atal", b"hit an exc", b"xit code", b"NVRM", b"atchdog", b"hut", b"SIG")
 _WORDS = (b"rror", b"xception", b"raceback", b'File "', b"terminat", b"OutOfResources")
-_BARE = (b"ERROR", b"CRITICAL", b"ailed", b"NCCL", b"is dead", b"Killed", b"OOM", b"Seg")
+_BARE = (b"ERROR", b"CRITICAL", b"ailed", b"NCCL", b"is dead", b"Killed", b"OOM", b"Seg", b"core dumped")
 ALARMS = (*(word for word in FATAL if b"xc" not in word), *_WORDS, *_BARE)
 # Lines with one of these say how far a start is, or what the engine chose.
 _PHASES = (

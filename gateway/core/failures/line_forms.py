@@ -9,7 +9,7 @@ EXCEPTION = re.compile(
     r"(?:: ?|\((?=['\"])|$)"
 )
 # The end may be missing: terminals break lines.
-FRAME = re.compile(r'\s*File "(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?')
+FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?')
 RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")
 # Its exception says nothing of its own. A notebook puts an arrow and the line's number before it.
 ASSERT = re.compile(r"\s*(?:-+> ?\d+ +)?(assert .+)")

@@ -18,7 +18,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 _HTML = {"gt": ">", "lt": "<", "amp": "&", "quot": '"', "nbsp": " ", "#39": "'", "#x27": "'"}
 _ENTITY = re.compile(rf"&({'|'.join(_HTML)});")
 # A progress bar that another process wrote into: what follows it is a line of its own.
-_BAR = re.compile(r"^.{0,300}?\d{1,3}%\|.{0,80}?\| *\d+/\d+ \[[^\]]{0,80}(?:it/s|s/it)\](?=\S)")
+_BAR = re.compile(r"^.{0,300}?\d{1,3}%\|.{0,300}?\| *\d+/\d+ \[[^\]]{0,80}(?:it/s|s/it)\](?=\S)")
 _FENCE = re.compile(r"^ {0,3}(?:(?:> ?)+)?`{1,3}(?=\S)|`{3}$")
 # What pages put for a space, and between letters.
 _PAGE = {0xA0: " ", 0x200B: None, 0xFEFF: None}

@@ -101,6 +101,9 @@ class LogReader:
         if line.process or line.header:
             self._last = line.process
         process = self._process(self._last)
+        in_trace = process.tracing or process.cut_off is not None
+        if in_trace and line.text[:1] == " " and len(line.text) - len(line.text.lstrip()) < process.indent:
+            line = line._replace(text=line.text.lstrip())
         if line.quiet or (line.header and line.level is None and not WRAPPER.match(line.text)):
             self._survived(line, process)
         if line.level == "WARNING" and not self._stopped and (found := self._alone(line, process, warned=True)):
@@ -121,7 +124,7 @@ class LogReader:
         elif frame := FRAME.match(line.text):
             self._lines.attend = max(self._lines.attend, 20)
             process.open = None
-            process.file = frame["file"]
+            process.file, process.indent = frame["file"], len(frame["indent"])
             process.frames.append(frame["function"] or "")
             process.files.append(f"{frame['file']}:{frame['function'] or ''}")
             self._cut_off(text, process)
@@ -356,8 +359,10 @@ class LogReader:
         name = EXCEPTION.match(told[1]) if told else None
         message = told[1][name.end() :] if told and name else told[1] if told else ""
         shape = Shape(name["name"] if name else "", message, (), self.phase)
+        if not message:
+            return Candidate(_NOT_HERE, {}, line, number, self.phase)
         one = Candidate(None, {}, line, number, self.phase, shape=shape)
-        return (self._best([one]) or one) if message else one
+        return self._best([one]) or one
 
     def _failure(self, one: Candidate) -> Failure:
         row = one.row or _UNKNOWN
@@ -378,5 +383,14 @@ class LogReader:
 _UNKNOWN = Signature(
     kind="unknown",
     message="The engine failed with an error that is not known here.",
-    advice="Read the whole log with `fitserve logs`.\nReport it with the log: the next version will know it.",
+)
+# Processes that tell of the death of another one, and of nothing else.
+_NOT_HERE = Signature(
+    kind="unknown",
+    message="A process of the engine died, and this part of its log does not tell why: the cause stands further up, or in another rank's log.",
+    steps=(
+        "Look for the first error above this line: `fitserve diagnose` finds it in the whole log.",
+        "Of several machines or ranks read the log of each: the first that failed has the cause.",
+        "Where there is none, see `dmesg`: a process that the kernel ended for lack of memory says nothing.",
+    ),
 )

@@ -24,6 +24,8 @@ DONE = {
 
 _GROUP = re.compile(r"\{(\w+)\}")
 _PART = re.compile(r"\[\[(.*?)\]\]")
+_WORD = re.compile(r"[\w/-]{4,}|\d+")
+_SAME = 0.8
 
 
 def filled(template: str, values: Mapping[str, Scalar]) -> str | None:
@@ -42,6 +44,13 @@ def groups(template: str) -> set[str]:
 def steps(templates: Iterable[str], values: Mapping[str, Scalar]) -> tuple[str, ...]:
     """The steps of which every value is known, in order."""
     return tuple(text for template in templates if (text := filled(template, values)))
+
+
+def says(others: Iterable[str], step: str) -> bool:
+    """Whether the other steps say already what this one does: nearly all of its words are theirs."""
+    words = set(_WORD.findall(step.lower()))
+    theirs = set(_WORD.findall(" ".join(others).lower()))
+    return len(words & theirs) >= _SAME * len(words)
 
 
 def _shown(name: str, value: Scalar) -> str:

@@ -17,7 +17,7 @@ class Signature(Value):
 
     pattern: searched in the message of an exception and in the lines that belong to it; with `line`, from the start of any
     line that was not printed as information or warning. Its named groups become the culprit and may be used as {group} in
-    message, advice and steps; a group `x_gib` is a number of GiB, and `x_bytes` a number with its unit.
+    message, advice and steps; a group `x_gib` is a number of GiB, `x_bytes` a number with its unit, and `x_cuda` a version as one number.
     more: searched in the lines after the proof, as long as they belong to the same message.
     frame: a function that must stand in the traceback, or, in a row without kind, that says `phase` or `kernel`.
     like: a pattern; a kernel that the log named before and that matches it is meant instead of `kernel`.

@@ -56,9 +56,8 @@ class Signatures:
         message = remedy.filled(row.message, known) or remedy.filled(kind.message, known) or "The engine failed."
         own = remedy.filled(row.advice, known)
         # What the row knows of this very case goes before what helps with every failure of its kind.
-        steps = remedy.steps(row.steps, known) or tuple(
-            dict.fromkeys(((own,) if own else ()) + remedy.steps(kind.steps, known))
-        )
+        general = remedy.steps(kind.steps, known)
+        steps = remedy.steps(row.steps, known) or (((own,) if own and not remedy.says(general, own) else ()) + general)
         advice = own or remedy.filled(kind.advice, known) or next(iter(steps), "")
         return message, advice, steps or ((advice,) if advice else ())
 
@@ -86,13 +85,15 @@ class Signatures:
 
 
 def values(groups: dict[str, str | None]) -> dict[str, Scalar]:
-    """Named groups as values: whole numbers, and sizes in bytes."""
+    """Named groups as values: whole numbers, sizes in bytes, and a CUDA version that was told as one number (12080) as 12.8."""
     found: dict[str, Scalar] = {}
     for name, text in groups.items():
         if text is None:
             continue
         if name.endswith("_gib"):
             found[name.removesuffix("_gib") + "_bytes"] = _bytes(text, "GiB")
+        elif name.endswith("_cuda") and text.isdigit():
+            found[name] = f"{int(text) // 1000}.{int(text) % 1000 // 10}"
         elif name.endswith("_bytes"):
             size = _SIZE.fullmatch(text)
             found[name] = _bytes(size[1], size[2]) if size else 0

@@ -490,7 +490,7 @@ def test_the_command_speaks_json_and_reads_standard_input() -> None:
     assert {"kernel", "backend", "layer", "flag", "value"} <= set(found["culprit"])
     assert found["facts"][0]["scope"]["engine"] == "vllm==0.26.0"
     assert found["message"].startswith("A context of 131072 tokens needs")
-    assert found["steps"][0] == "A context of 51312 tokens fits. For a longer one, give the engine more memory."
+    assert found["steps"][0] == "Ask for a context of 51312 tokens or fewer: that is what fits."
     assert "Ask for a context of 51312 tokens or fewer: that is what fits." in found["steps"]
     assert found["advice"]
 
