@@ -8,6 +8,8 @@ EXCEPTION = re.compile(
     r"(?:\w+\.)*(?P<name>\w*(?:Error(?:_\w+)?|Exception|Exit|Interrupt|Expired|OutOfResources|CompilerFailed|IsEnabled|(?<=[a-z])Timeout)|(?<=\.exc\.)Unsupported)"
     r"(?:: ?|\((?=['\"])|$)"
 )
+# An exception in the middle of a line, as people quote it: `ValueError: ...`.
+QUOTED = re.compile(r"(?:[`'\"(:]|\s)(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
 # The end may be missing: terminals break lines.
 FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?')
 RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")

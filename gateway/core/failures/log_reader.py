@@ -30,6 +30,7 @@ from gateway.core.failures.line_forms import (
     IGNORED,
     LAYER,
     NOT_LAYERS,
+    QUOTED,
     RAISE,
     STOPPED,
     TOLD,
@@ -79,6 +80,7 @@ class LogReader:
         self._dying: tuple[str, int] | None = None
         self._stopped = False
         self._hint: Candidate | None = None
+        self._quoted: Candidate | None = None
         self._kernels: deque[str] = deque(maxlen=_MOST_CANDIDATES)
 
     def feed(self, piece: bytes) -> None:
@@ -155,7 +157,7 @@ class LogReader:
 
     def serve(self) -> None:
         """From here on users write into the log."""
-        self.ready, self._hint = True, None
+        self.ready, self._hint, self._quoted = True, None, None
         self._lines.anchors = FATAL if self.answered else FATAL + SERVES
 
     def _survived(self, line: LogLine, process: Process) -> None:
@@ -281,6 +283,9 @@ class LogReader:
         if found := self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False):
             phase = self._phase(found[0], process)
             self._hint = Candidate(found[0], found[1], text, self._lines.number, phase, bare=True)
+        elif self._quoted is None and (quoted := QUOTED.search(line.text)):
+            shape = Shape(quoted["name"], line.text, tuple(process.files), self.phase)
+            self._quoted = Candidate(None, {}, text, self._lines.number, self.phase, shape=shape, bare=True)
 
     def _add(self, candidate: Candidate, process: Process, line: LogLine) -> None:
         bare = [one for one in self._candidates if one.bare] if candidate.bare else []
@@ -336,11 +341,12 @@ class LogReader:
         left = [one for one in self._candidates if not one.survived and one.row is None]
         hinted = [self._hint] if self._hint is not None else []
         cut_off = [one.cut_off for one in self._processes.values() if one.cut_off is not None]
-        for several in ([one for one in left if not one.bare], hinted, [one for one in left if one.bare], cut_off):
+        quoted = [self._quoted] if self._quoted is not None else []
+        for several in ([one for one in left if not one.bare], hinted, [one for one in left if one.bare], cut_off, quoted):
             best = self._best(several)
             if best is not None and best.row is not None:
                 return self._failure(best)
-        first = next(iter([*left, *cut_off]), None)
+        first = next(iter([*left, *cut_off, *quoted]), None)
         return proven or (self._failure(first) if first is not None else None)
 
     def _best(self, several: list[Candidate]) -> Candidate | None:
