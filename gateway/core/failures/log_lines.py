@@ -14,6 +14,8 @@ from typing import NamedTuple
 # A line is read this far: reasons of every attention backend fit; a megabyte without an end of line does not.
 MAX_LINE = 4000
 
+# Longer than any name or path that counts. Patterns look for a word from each of its characters on, so a word of a whole line would take a second.
+_WORD = re.compile(r"([\w./-]{256})[\w./-]+")
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 _HTML = {"gt": ">", "lt": "<", "amp": "&", "quot": '"', "nbsp": " ", "#39": "'", "#x27": "'"}
 _ENTITY = re.compile(rf"&({'|'.join(_HTML)});")
@@ -82,6 +84,7 @@ def clean(raw: bytes) -> str:
         text = _BAR.sub("", text)
     if not text.isascii():
         text = text.translate(_PAGE)
+    text = _WORD.sub(r"\1", text)
     # Some consoles write out the end of each line.
     return text.rstrip().removesuffix("\\n").rstrip(_FRAME_END)[:MAX_LINE]
 
