@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from gateway.domain.hardware import XidTable
 
 V = TypeVar("V", bound=Value)
+# What stands for a version in names of files: no way out of their folder.
+_WORD = re.compile(r"[\w.+-]{1,60}", re.ASCII)
 _VERSION = re.compile(r"\d+(\.\d+)+[A-Za-z0-9.+-]{0,40}")
 
 
@@ -192,9 +194,9 @@ class Profiles:
         kind = ref.partition("==")[0]
         same = [one for one in self.engine_files if one.partition("==")[0] == kind and self.engine(one).guessed_from is None]
         older = [one for one in same if _version_key(one) <= _version_key(ref)]
-        if not same or "==" not in ref:
+        if not same or not _WORD.fullmatch(ref.partition("==")[2]):
             kinds = ", ".join(sorted({one.partition("==")[0] for one in self.engine_files}))
-            raise NotFound(f"There is no engine {ref}.", hint=f"Write KIND==VERSION; known kinds: {kinds}.")
+            raise NotFound(f"There is no engine {ref}.", hint=f"Write KIND==VERSION, as vllm==0.33.0; known kinds: {kinds}.")
         return self.engine((older or same[-1:])[0])
 
     def rules(self, engines: Iterable[Engine]) -> dict[str, EngineRules]:

@@ -16,6 +16,7 @@ from gateway.errors import BadRequest
 from gateway.hosts.process.environment import engine_dir, foreign_python, is_installed
 from gateway.profiles import Profiles
 from gateway.settings import Settings
+from tests.local.cli.test_main import fitserve
 from tests.support.makers import engine
 
 
@@ -94,3 +95,19 @@ def test_an_environment_that_exists_is_taken_as_it_is(tmp_path: Path, monkeypatc
     (info,) = theirs.rglob("tinyengine-1.0.dist-info")
     info.rename(info.with_name("tinyengine-2.0.dist-info"))
     assert not is_installed(settings.data, made)
+
+
+@pytest.mark.parametrize(
+    "name", ["vllm==../victim", "vllm==1/../../victim", "vllm==", "vllm==1 2", "vllm==1==2", "../victim", "vllm==/"]
+)
+def test_a_version_is_no_way_out_of_the_folder_of_engines(tmp_path: Path, name: str) -> None:
+    """An environment is made anew where one was begun: what is there goes."""
+    (victim := tmp_path / "data/victim").mkdir(parents=True)
+    (victim / "kept").touch()
+    (tmp_path / "data/engines/vllm-..").mkdir(parents=True)
+    (tmp_path / "data/engines/vllm-1").mkdir()
+    (wheels := tmp_path / "wheels").mkdir()
+    for option, place in ("--from", wheels), ("--python", Path(sys.executable)):
+        done = fitserve("engine", "install", name, option, str(place), FITSERVE_DATA_DIR=str(tmp_path / "data"))
+        assert (done.returncode, "There is no engine" in done.stderr) == (1, True), done.stderr
+    assert (victim / "kept").exists()
