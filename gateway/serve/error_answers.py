@@ -31,6 +31,10 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, RequestValidationError):
         raise error
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        why = f"{first['ctx']['error']} at character {int(first['loc'][-1]) + 1}"
+        broken = BadRequest(f"The request body is not JSON: {why}.", hint="GET /admin/openapi.json describes the request.")
+        return await _on_error(request, broken)
     where = ".".join(str(part) for part in first["loc"][1:]) or "body"
     said = first["msg"].removeprefix("Value error, ").rstrip(".")
     bad = BadRequest(f"{where}: {said}.", hint="GET /admin/openapi.json describes the request.", param=where)
@@ -50,7 +54,10 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
         )
     if error.status_code != 405:
         # FastAPI's, for a body that it cannot read at all: no UTF-8, nested too deeply.
-        unread = BadRequest("The request body is not JSON in UTF-8.", hint="GET /admin/openapi.json describes the request.")
+        unread = BadRequest(
+            "The request body is not JSON in UTF-8, or nested too deeply.",
+            hint="GET /admin/openapi.json describes the request.",
+        )
         return await _on_error(request, unread)
     bad = MethodNotAllowed(
         f"{request.url.path[:200]} does not take {method}.", hint="The API is described at /admin/openapi.json."

@@ -114,6 +114,24 @@ SHAPES = (
 )
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", "is not JSON: Expecting property name enclosed in double quotes at character 2."),
+        (b'{"name": "m",}', "is not JSON: "),
+        (b"[" * 100_000, "not JSON in UTF-8, or nested too deeply"),
+        (b'{"name": "\xff"}', "not JSON in UTF-8, or nested too deeply"),
+    ],
+)
+async def test_a_body_that_is_no_json_is_told_with_its_place(tmp_path: Path, body: bytes, words: str) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        headers = {"content-type": "application/json"}
+        response = await gateway.client.post("/admin/models", content=body, headers=headers)
+        assert response.status_code == 400
+        assert words in response.json()["error"]["message"]
+        assert response.json()["error"]["param"] is None
+
+
 async def test_a_name_that_is_taken_in_means_itself_on_every_route(tmp_path: Path) -> None:
     """By the routes themselves: what a client writes for one model never asks for something of another."""
     async with running(tmp_path, healthy) as gateway:
