@@ -140,10 +140,10 @@ class Loop:
             if model.deleting:
                 raise Conflict(f"The model {name} is being removed.", hint="Add it again when it is gone.")
             if model.change is not None and not model.change.refused:
-                raise Conflict(
-                    f"The model {name} is being changed already.",
-                    hint=f"`fitserve show {name}` tells how far that is; try again then.",
-                )
+                ends = f"`fitserve show {name}` tells how far that is; try again then."
+                if model.stopped:
+                    ends = f"It was stopped meanwhile: `fitserve start {name}` goes on with that."
+                raise Conflict(f"The model {name} is being changed already.", hint=ends)
             self._fleet.check_names(wish)
             if not anew:
                 await self._effects.enforce(model, wish, model.generation)

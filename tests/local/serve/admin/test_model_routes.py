@@ -244,6 +244,11 @@ async def test_a_name_that_a_change_is_to_bring_is_taken(tmp_path: Path) -> None
         assert changed.status_code == 202
         taken = await gateway.client.patch("/admin/models/b", json={"aliases": ["new"]})
         assert (taken.status_code, "new is a name of the model a" in taken.text) == (409, True)
+        # One that is stopped meanwhile does not come to its end by itself.
+        await gateway.client.post("/admin/models/a/stop")
+        await gateway.until("a", "stopped")
+        again = await gateway.client.patch("/admin/models/a", json={"max_context": 512})
+        assert (again.status_code, "`fitserve start a` goes on with that" in again.text) == (409, True)
 
 
 async def test_logs_come_whole_in_part_and_as_they_grow(tmp_path: Path) -> None:
