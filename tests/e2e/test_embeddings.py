@@ -1,4 +1,4 @@
-"""A real sentence embedding model on the real CPU engine: read, planned without a KV cache, verified and asked."""
+"""A real sentence embedding model on the real CPU engine: read, planned without a KV cache, verified and asked; removed, it leaves no process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.e2e.conftest import Gateway
+from tests.e2e.conftest import Gateway, wait_for
+from tests.e2e.scripted import engines as running_engines
 from tests.e2e.test_sdk_differential import engine_of
 from tests.support.sdk_calls import OPENAI_VECTORS, told_openai
 
@@ -34,3 +35,6 @@ def test_sentences_become_embeddings(gateway: Gateway, minilm: Path) -> None:
         straight, through = (told_openai(call, url, "minilm", key) for url in (engine, gateway.url))
         assert straight.status == 200
         assert through == straight
+    removed = gateway.cli("rm", "minilm", "--wait")
+    assert removed.returncode == 0, removed.stderr
+    wait_for("no engine processes", lambda: not running_engines(gateway))

@@ -14,7 +14,7 @@ import yaml
 
 from gateway.domain import Engine
 from gateway.profiles import Profiles
-from tests.e2e.conftest import ENGINE, START_S, Gateway, fitserve, wait_for
+from tests.e2e.conftest import ENGINE, START_S, Gateway, fitserve, keeps_what_engines_made, wait_for
 
 pytestmark = pytest.mark.engine
 
@@ -24,7 +24,7 @@ def engine_data(engines: Path, tmp_path: Path) -> Path:
     """A data folder of its own, with the engines that are installed."""
     data = tmp_path / "data"
     data.mkdir()
-    (data / "engines").symlink_to(engines)
+    keeps_what_engines_made(data, engines, "caches")
     return data
 
 

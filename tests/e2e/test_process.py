@@ -21,13 +21,8 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def ready(gateway: Gateway, demo_model: Path) -> Gateway:
-    """The demo model, added by the command line and served by the real engine; whatever the test before has done to it."""
-    if gateway.client.get("/admin/models/demo").status_code == 404:
-        added = gateway.cli("add", "demo", str(demo_model), "--wait")
-        assert added.returncode == 0, added.stderr
-    gateway.until("demo", "ready", START_S)
-    return gateway
+def ready(serving_demo: Gateway) -> Gateway:
+    return serving_demo
 
 
 def serving(gateway: Gateway) -> str:
@@ -200,9 +195,3 @@ def test_a_killed_worker_of_the_engine_is_a_failure_though_the_engine_exits_with
 
 def _command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-
-
-def test_a_removed_model_leaves_no_process(ready: Gateway) -> None:
-    removed = ready.cli("rm", "demo", "--wait")
-    assert removed.returncode == 0, removed.stderr
-    wait_for("no engine processes", lambda: not engine_pids(ready))

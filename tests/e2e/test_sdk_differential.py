@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -78,11 +77,9 @@ class Pair:
         return not self.told("vllm:num_requests_running") + self.told("vllm:num_requests_waiting")
 
 
-@pytest.fixture(scope="module")
-def pair(gateway: Gateway, demo_model: Path) -> Pair:
-    added = gateway.cli("add", "demo", str(demo_model), "--wait")
-    assert added.returncode == 0, added.stderr
-    return Pair(*engine_of(gateway, "demo"), gateway)
+@pytest.fixture
+def pair(serving_demo: Gateway) -> Pair:
+    return Pair(*engine_of(serving_demo, "demo"), serving_demo)
 
 
 def engine_of(gateway: Gateway, model: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.demo.checkpoint import SENTENCE
 from gateway.domain.units import GIB
-from tests.e2e.conftest import ENGINE, START_S, Gateway
+from tests.e2e.conftest import ENGINE, START_S, Gateway, with_real_engines
 from tests.e2e.scripted import engines
 
 pytestmark = pytest.mark.engine
@@ -51,9 +51,8 @@ def test_two_models_take_turns_in_ram_that_holds_one_of_them(
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    (data / "engines").symlink_to(engines)
     sentences = ["A cat sits on the mat.", "A kitten is sitting on a rug.", "The central bank raised interest rates."]
-    with closing(Gateway(data, tmp_path / "gateway.log", FITSERVE_RAM_BYTES=str(RAM))) as gateway:
+    with closing(with_real_engines(data, engines, FITSERVE_RAM_BYTES=str(RAM))) as gateway:
         gateway.start()
         with (
             looked_at(gateway) as seen,
