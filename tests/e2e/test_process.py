@@ -122,8 +122,6 @@ def test_its_speed_is_measured_and_kept(ready: Gateway) -> None:
     assert kept["not_learned"] == ""
     assert [level["concurrency"] for level in kept["bench"]["levels"]] == [1, 2]
     assert kept["bench"]["stream"] > 1
-    shown = ready.cli("bench", "demo", "--seconds", "0.2", "--concurrency", "2").stdout
-    assert "LATENCY P50" in shown
     facts = ready.client.get("/admin/facts").json()["data"]
     assert [row for row in facts if row["fact"]["kind"] == "speed_measured" and row["stale"] is None]
 
