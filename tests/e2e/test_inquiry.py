@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import sqlite3
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,20 @@ def engine_data(engines: Path, tmp_path: Path) -> Path:
     return data
 
 
+def asked(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command that asks the engine; once more where it gave up, for a busy machine may import an engine for longer than a minute."""
+
+    def in_time() -> Any:
+        done = fitserve(data, *arguments)
+        return " within 60 s" not in done.stderr and done
+
+    found: subprocess.CompletedProcess[str] = wait_for("the engine answers in time", in_time, START_S, every_s=0)
+    return found
+
+
 def test_a_plan_is_checked_by_the_engines_own_code(engine_data: Path, demo_model: Path) -> None:
     forecast = json.loads(fitserve(engine_data, "plan", str(demo_model), "--engine", ENGINE, "--json").stdout)
-    done = fitserve(engine_data, "plan", str(demo_model), "--engine", ENGINE, "--check", "--json")
+    done = asked(engine_data, "plan", str(demo_model), "--engine", ENGINE, "--check", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     best: dict[str, Any] = json.loads(done.stdout)["plans"][0]
@@ -45,7 +57,7 @@ def test_a_config_that_the_engine_refuses_is_told_in_its_words(engine_data: Path
     shutil.copytree(demo_model, model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "rope_scaling": {"rope_type": "no-such-rope", "factor": 2.0}}))
-    done = fitserve(engine_data, "plan", str(model), "--engine", ENGINE, "--check", "--json")
+    done = asked(engine_data, "plan", str(model), "--engine", ENGINE, "--check", "--json")
     rejected = json.loads(done.stdout)["rejected"]
     assert done.returncode == 3
     assert [one["verdict"] for one in rejected] == ["engine_refuses"]
@@ -60,7 +72,7 @@ def test_a_config_that_the_engine_refuses_is_told_in_its_words(engine_data: Path
 def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:
     """Asked in an environment that is named, as one that nobody installed here would be."""
     python = engine_data / "engines" / ENGINE.replace("==", "-") / "bin/python"
-    done = fitserve(engine_data, "engine", "learn", ENGINE, "--python", str(python))
+    done = asked(engine_data, "engine", "learn", ENGINE, "--python", str(python))
     assert done.returncode == 0, done.stderr
     learned = Profiles(learned=engine_data / "learned")
     path = engine_data / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml"
