@@ -93,8 +93,8 @@ class Effects:
                     replica.block("there is no room beside what serves")
                     return
                 if planned.takes:
-                    replica.wait_for(planned.takes)
-                    log.warning("others give", model=replica.model, takes=[take.words for take in planned.takes])
+                    if replica.wait_for(planned.takes):
+                        log.warning("others give", model=replica.model, takes=[take.words for take in planned.takes])
                     return
                 if planned.plan is not None:
                     await self._record(model, replica, planned.plan, ports, planned.template)
@@ -161,7 +161,7 @@ class Effects:
                 ReplicaState(replica.model, index, generation=replica.generation)
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
-        replica.attempt = await self._recorded(replica, plan, ports)
+        replica.attempt, replica.asked_of = await self._recorded(replica, plan, ports), set()
         log.info(
             "planned",
             model=replica.model,

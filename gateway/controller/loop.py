@@ -374,15 +374,19 @@ class Loop:
 
     async def _pass(self) -> None:
         """One look at the world and, for every replica, the next step."""
-        self._instances = instances = await self._host.list()
+        before, instances = self._instances or [], await self._host.list()
+        self._instances = instances
         self.host_problem, problem = None, self._store.problem
         if self._store.failing is not None:
             # No other change may come for long; so try whether the disk has room again.
             with contextlib.suppress(StoreError):
                 await asyncio.to_thread(self._store.check)
             problem = problem or self._store.failing
-        if self._lost is not self._gpus.lost:
-            # The set of lost GPUs changed: a replica without a plan may find one.
+        ended = {one.name for one in before if one.state == "running"} - {
+            one.name for one in instances if one.state == "running"
+        }
+        if ended or self._lost is not self._gpus.lost:
+            # Another set of GPUs, or memory that an engine had: a replica without a plan may find one.
             self._lost = self._gpus.lost
             self._fleet.unblock()
         # Before anything that may fail: an engine that is gone, or leaves, gets no more requests.

@@ -72,6 +72,8 @@ class ReplicaState:
     """It has no plan, and is planned again because time went by, or something became free: until that is known it stays what it was."""
     takes: tuple[Offer, ...] = ()
     """What other models give before it can be planned: it waits for that."""
+    asked_of: set[tuple[str, int, str]] = field(default_factory=set)
+    """Which copies were last asked to give, and how, since it last had a plan."""
     on_request: bool = False
     """There is room for it once others leave, which they do when it is asked."""
     shown: Rest = Rest("starting")
@@ -135,10 +137,12 @@ class ReplicaState:
         """There is nothing to start for now."""
         self.blocked, self.blocked_at, self.takes, self.on_request = reason, time.monotonic(), (), False
 
-    def wait_for(self, takes: tuple[Offer, ...]) -> None:
-        """There is nothing to start before others gave this."""
+    def wait_for(self, takes: tuple[Offer, ...]) -> bool:
+        """There is nothing to start before others gave this. Returns whether that is asked of others than the last time."""
         self.block("waits: " + "; ".join(offer.words for offer in takes))
+        before, self.asked_of = self.asked_of, {(one.model, one.replica, one.how) for one in takes}
         self.takes = takes
+        return self.asked_of != before
 
     def rest_until_asked(self, reason: str, takes: tuple[Offer, ...], *, asks: bool) -> None:
         """There is no plan now, and others would give this to a request that waits; asks: and will, for it asks already."""

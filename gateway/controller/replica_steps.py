@@ -119,6 +119,7 @@ class ReplicaSteps:
                 on_request=replica.on_request,
                 busy=replica.busy,
                 hold=model.hold,
+                stopped=model.stopped,
                 asked=model.asks,
                 spare=spare,
                 leaving=leaving,

@@ -109,7 +109,7 @@ class SleepSteps:
             return
         watcher.note(sleeping=False)
         await self._save(replica, attempt.evolve(asleep=None))
-        replica.woken, replica.blocked, replica.takes = (at, time.time()), None, ()
+        replica.woken, replica.blocked, replica.takes, replica.asked_of = (at, time.time()), None, (), set()
         log.info("woke up", model=replica.model, replica=replica.index, seconds=round(time.monotonic() - began, 2))
 
     async def _room(
@@ -135,8 +135,8 @@ class SleepSteps:
                 lack = promised or (gone if time.monotonic() > end else {})
                 leaves = [one for one in offers() if one.how != "surplus"]
                 if takes := to_wake(lack, leaves) or ():
-                    replica.wait_for(takes)
-                    log.warning("others leave", model=replica.model, takes=[take.words for take in takes])
+                    if replica.wait_for(takes):
+                        log.warning("others leave", model=replica.model, takes=[take.words for take in takes])
                     return False
             if lack and spare:
                 most = max(lack.values())

@@ -133,6 +133,8 @@ class ReplicaSnapshot:
     """An effect for this replica is under way."""
     hold: str = ""
     """Why it is not to be loaded now."""
+    stopped: bool = False
+    """Because its owner has stopped it: whatever failed before, that alone keeps it out."""
     asked: bool = False
     """A request waits for its model, or it is pinned."""
     spare: bool = False
@@ -248,6 +250,8 @@ def _served_s(attempt: Attempt) -> float:
 
 
 def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float) -> Action:
+    if replica.stopped:
+        return Rest("stopped", replica.hold)
     streak = failures_in_a_row(replica.history)
     if streak:
         last = streak[-1]

@@ -25,6 +25,7 @@ _WHAT_HELPS = {
     "no_plan": "That stays so until the model, its settings or the machine change",
     "quarantined": "It was given up; its owner can try it again with `fitserve retry {name}`",
     "stopped": "Its owner has stopped it, and can load it with `fitserve start {name}`",
+    "stopping": "Its owner stops or removes it; `fitserve start {name}` loads again what was stopped",
 }
 
 

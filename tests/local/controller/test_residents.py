@@ -276,6 +276,71 @@ async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who
         assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}
 
 
+@pytest.mark.parametrize("how", ["removed", "unloaded"])
+async def test_a_copy_comes_back_at_once_where_its_room_is_free(tmp_path: Path, how: str) -> None:
+    # Time that goes by brings nothing back in this test.
+    with mock.patch("gateway.controller.replica_steps._REPLAN_S", 10 * HANG_S):
+        async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+            await add(gateway, tmp_path, "pair", copies=2)
+            await serving(gateway, "pair", 2)
+            await add(gateway, tmp_path, "c")
+            await gateway.until("c", "stopped")
+            assert (await ask(gateway, "c")).status_code == 200
+            await serving(gateway, "pair", 1)
+            async with asyncio.timeout(HANG_S):
+                while "1 of 2 copies serve; " not in (await gateway.show("pair"))["detail"]:
+                    await asyncio.sleep(0.02)
+            if how == "removed":
+                await gateway.client.delete("/admin/models/c")
+            else:
+                await gateway.client.patch("/admin/models/c", json={"policy": {"keep_alive": 0}})
+            await serving(gateway, "pair", 2)
+
+
+async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = ""
+
+    def told() -> int:
+        nonlocal printed
+        new = capsys.readouterr()
+        printed += new.out + new.err
+        return printed.count("others give")
+
+    # Nobody has had its residence, and what is waited for is planned again all the time.
+    long = mock.patch("gateway.core.residence.MOST_S", HANG_S), mock.patch("gateway.core.residence.LEAST_S", HANG_S)
+    with long[0], long[1], mock.patch("gateway.controller.residents.LEAST_S", 0.05):
+        async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+            for name in "ab":
+                await add(gateway, tmp_path, name)
+                await gateway.until(name, "ready")
+            await add(gateway, tmp_path, "c")
+            await gateway.until("c", "stopped")
+            asked = asyncio.create_task(ask(gateway, "c"))
+            async with asyncio.timeout(HANG_S):
+                while not told():
+                    await asyncio.sleep(0.02)
+            await asyncio.sleep(2.0)
+            assert told() == 1
+            asked.cancel()
+
+
+async def test_a_model_that_its_owner_stopped_is_that_whatever_failed_before(tmp_path: Path) -> None:
+    def fails(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, exit_code=1, last_words="RuntimeError: no")
+
+    async with running(tmp_path, fails, hardware=TWO_GPUS, backoff_s=HANG_S, backoff_max_s=HANG_S) as gateway:
+        await add(gateway, tmp_path, "m", max_attempts=1)
+        await gateway.until("m", "quarantined")
+        await gateway.client.post("/admin/models/m/stop")
+        await gateway.until("m", "stopped")
+        error = (await ask(gateway, "m")).json()["error"]
+        assert "can load it with `fitserve start m`" in error["message"]
+        await gateway.client.post("/admin/models/m/start")
+        await gateway.until("m", "quarantined")
+
+
 async def test_a_copy_that_nobody_leaves_for_is_not_planned_anew_for_each_request_that_waits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
