@@ -74,6 +74,8 @@ class Effects:
         self._signatures = signatures
         self.planning = asyncio.Lock()
         """Held while somebody counts on memory that is free."""
+        self._writing = asyncio.Lock()
+        """Held while a wish in force is written: of two at once the database would keep the one and this process the other."""
 
     async def plan(
         self,
@@ -145,10 +147,11 @@ class Effects:
         )
         if model.decision is None or not (now.copy or others == "leave"):
             model.decision = planned.decision
-        if model.wanted == model.generation and planned.commits.items() - model.wish.commits.items():
-            # A model is added with its commits; this one is older than that, or was added by name alone.
-            model.wish = model.wish.evolve(commits={**planned.commits, **model.wish.commits})
-            await asyncio.to_thread(self._store.save_wish, model.wish)
+        async with self._writing:
+            if model.wanted == model.generation and planned.commits.items() - model.wish.commits.items():
+                # A model is added with its commits; this one is older than that, or was added by name alone.
+                model.wish = model.wish.evolve(commits={**planned.commits, **model.wish.commits})
+                await asyncio.to_thread(self._store.save_wish, model.wish)
         return planned._replace(plan=_pinned(planned.plan, model.pins)) if planned.plan else planned
 
     async def _record(
@@ -319,8 +322,9 @@ class Effects:
 
     async def enforce(self, model: ManagedModel, wish: Wish, generation: int) -> None:
         """This is the wish in force, durably. Raises NotFound, StoreError."""
-        await asyncio.to_thread(self._store.save_change, wish, generation, None)
-        model.wish, model.generation, model.change, model.rival = wish, generation, None, None
+        async with self._writing:
+            await asyncio.to_thread(self._store.save_change, wish, generation, None)
+            model.wish, model.generation, model.change, model.rival = wish, generation, None, None
 
     async def drop(self, model: ManagedModel, replica: ReplicaState) -> None:
         """Fewer replicas are wished for; its engine is stopped as one that belongs to nothing. Raises StoreError."""
