@@ -345,6 +345,8 @@ def _attention(fields: Fields, path: str, numbers: Sequence[int], hidden: int) -
     size = _size(fields, ("head_dim", "attention_head_dim", "kv_channels", "hidden_size_per_head"), default=0) or max(
         1, hidden // heads
     )
+    if fields.config.get("q_lora_rank") and fields.config.get("o_lora_rank"):
+        return _ranked(fields, path, numbers, hidden, heads, size)
     value = _size(fields, ("v_head_dim",), default=0) or size
     parts = (heads * size, kv_heads * size, kv_heads * value)
     modules = ("q_proj", "k_proj", "v_proj")
@@ -355,6 +357,23 @@ def _attention(fields: Fields, path: str, numbers: Sequence[int], hidden: int) -
     ]
     shown = value if value != size else None
     return built, AttentionGroup(kind="full", layers=1, heads=heads, kv_heads=kv_heads, head_dim=size, value_dim=shown)
+
+
+def _ranked(
+    fields: Fields, path: str, numbers: Sequence[int], hidden: int, heads: int, size: int
+) -> tuple[list[Built], AttentionGroup]:
+    """Queries and outputs pass a lower rank, outputs in groups of heads, and one head is key and value of all: DeepSeek-V4,
+    vllm/models/deepseek_v41/attention.py of 0.32.0. Its cache is counted as keys and values."""
+    rank, out = fields.integer("q_lora_rank"), fields.integer("o_lora_rank")
+    groups = _size(fields, ("o_groups",), default=1)
+    built = [
+        Built(f"{path}.q_a_proj", numbers, hidden, (rank,), "replicated"),
+        Built(f"{path}.kv_proj", numbers, hidden, (size,), "replicated"),
+        Built(f"{path}.q_b_proj", numbers, rank, (heads * size,), "column", heads=heads),
+        Built(f"{path}.o_a_proj", numbers, heads * size // groups, (groups * out,), "column"),
+        Built(f"{path}.o_b_proj", numbers, groups * out, (hidden,), "row"),
+    ]
+    return built, AttentionGroup(kind="full", layers=1, heads=heads, kv_heads=1, head_dim=size)
 
 
 def _latent(fields: Fields, path: str, numbers: Sequence[int], hidden: int, heads: int) -> tuple[list[Built], AttentionGroup]:

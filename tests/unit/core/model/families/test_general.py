@@ -326,3 +326,19 @@ def test_any_config_is_read_built_and_planned_or_a_fitserve_error(
     whole = fields | more | ({} if known else {"model_type": "unheard", "architectures": ["UnheardForCausalLM"]})
     with suppress(FitserveError):
         decided(read_model("m", None, whole, headers, None, (), None))
+
+
+def test_queries_and_outputs_of_a_lower_rank_are_no_whole_matrices() -> None:
+    """Of DeepSeek-V4-Flash, whose 284 billion parameters were 291 with them."""
+    sizes = {"num_hidden_layers": 43, "hidden_size": 4096, "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512}
+    ranks = {"q_lora_rank": 1024, "o_lora_rank": 1024, "o_groups": 8, "vocab_size": 129280, "intermediate_size": 2048}
+    found = guess({"model_type": "unheard-of", **sizes, **ranks})
+    layer = {one.name.rpartition(".")[2]: (one.k, sum(one.parts)) for one in found.linears if ".self_attn." in one.name}
+    assert layer == {
+        "q_a_proj": (4096, 1024),
+        "kv_proj": (4096, 512),
+        "q_b_proj": (1024, 64 * 512),
+        "o_a_proj": (8 * 512, 8 * 1024),
+        "o_b_proj": (8 * 1024, 4096),
+    }
+    assert [(one.kv_heads, one.head_dim) for one in found.attention] == [(1, 512)]
