@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.core.failures.diagnose import environmental
-from gateway.domain import Attempt, Cap, Decision, Plan, Wish
+from gateway.domain import Attempt, Cap, Choice, Decision, Plan, Wish
 
 # How a start ends that somebody pulls the plug of: it tells nothing, and the next one is as if it had not been.
 _CUT_OFF = frozenset({"exited", "killed", "ended_with_gateway"})
+_SIZES = frozenset({"max_model_len", "max_num_seqs", "max_num_batched_tokens", "replicas"})
 
 
 def outlived(attempts: Sequence[Attempt]) -> Plan | None:
@@ -41,9 +42,21 @@ def there(wish: Wish, plan: Plan) -> Wish:
 
 
 def same(decision: Decision, plan: Plan) -> Decision | None:
-    """What was learned meanwhile may have changed the plan, though not its place: it takes no more than it did."""
+    """What was learned meanwhile may have changed the sizes of the plan, though not its place: it takes no more than it did. Another way to run
+    the model is planned anew: of the size of this plan nothing is known to fail, though it failed here before."""
     best = decision.plans[0] if decision.plans else None
-    if best is None or best.gpus != plan.gpus or best.memory.promised_bytes > plan.memory.promised_bytes:
+    if (
+        best is None
+        or best.gpus != plan.gpus
+        or best.memory.promised_bytes > plan.memory.promised_bytes
+        or _way(best) != _way(plan)
+    ):
         return None
     found: Decision = decision.evolve(plans=(best.evolve(replicas=plan.replicas), *decision.plans[1:]))
     return found
+
+
+def _way(plan: Plan) -> object:
+    """All that was chosen but sizes."""
+    chosen = {name: value.value for name, value in plan if isinstance(value, Choice) and name not in _SIZES}
+    return chosen, [(one.layer, one.kernel) for one in plan.kernels], [(one.kind, one.backend) for one in plan.attention]

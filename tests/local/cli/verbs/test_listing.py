@@ -72,6 +72,8 @@ async def test_three_copies_wished_for_on_two_gpus(tmp_path: Path, monkeypatch: 
         source = model_folder(tmp_path / "model")
         await gateway.add("r", source, engines=["sglang==0.5.23"], replicas=3, gpus=2, check=False)
         async with asyncio.timeout(HANG_S):
+            while sum(one["state"] == "ready" for one in (await gateway.show("r"))["replicas"]) < 2:
+                await asyncio.sleep(0.02)
             while max((planned.count(index) for index in range(3)), default=0) < 4:
                 await asyncio.sleep(0.02)
         monkeypatch.undo()

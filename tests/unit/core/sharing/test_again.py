@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core.sharing.again import again, outlived, same, there
-from gateway.domain import Attempt, Cap, Decision, Failure, Plan
+from gateway.domain import Attempt, Cap, Decision, Failure, LayerAttention, LayerKernel, Plan
 from tests.support.makers import GIB, plan, wish
 
 SERVED = plan("3090", max_context=8192)
@@ -59,6 +59,22 @@ def test_what_took_another_place_or_more_is_not_the_same() -> None:
     more = SERVED.memory.evolve(budget_bytes=SERVED.memory.budget_bytes + 1)
     assert same(decided(SERVED.evolve(memory=more)), SERVED) is None
     assert same(decision.evolve(plans=()), SERVED) is None
+
+
+def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
+    """A drafter that failed in a plan of another size is not known to fail in one of this size."""
+    shorter = SERVED.evolve(max_model_len=SERVED.max_model_len.evolve(value=SERVED.max_model_len.value - 16))
+    found = same(decided(shorter), SERVED)
+    assert found is not None
+    assert found.plans[0] == shorter
+    for other in (
+        SERVED.evolve(speculation=SERVED.speculation.evolve(value="eagle3")),
+        SERVED.evolve(enforce_eager=SERVED.enforce_eager.evolve(value=not SERVED.enforce_eager.value)),
+        SERVED.evolve(attention=(LayerAttention(kind="full", layers=32, head_dim=128, backend="TRITON_ATTN", status="ok"),)),
+        SERVED.evolve(kernels=(LayerKernel(layer="qkv_proj", count=32, k=64, n=64, scheme="awq", kernel="awq", status="ok"),)),
+    ):
+        assert other != SERVED
+        assert same(decided(other), SERVED) is None
 
 
 def decided(planned: Plan) -> Decision:
