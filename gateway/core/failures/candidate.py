@@ -13,6 +13,8 @@ from gateway.domain.value import Scalar
 # Lines of one message or traceback that are remembered: more than any engine needs, and bounded.
 MESSAGE_LINES = 60
 _LONGEST = 2000
+# The rank of what tells that a process died, and not why.
+TOLD_DEAD = 3
 
 Proof = tuple[Signature, dict[str, Scalar]]
 
@@ -71,4 +73,4 @@ class Candidate:
         """The smaller, the nearer to the root cause: 0 known causes, 1 consequences, 2 unknown errors, 3 that another process died."""
         if self.row is None or self.row.structure:
             return 2
-        return 0 if not self.row.weak else 3 if self.row.proves == "nothing" else 1
+        return 0 if not self.row.weak else TOLD_DEAD if self.row.proves == "nothing" else 1

@@ -10,8 +10,8 @@ EXCEPTION = re.compile(
 )
 # An exception in the middle of a line, as people quote it: `ValueError: ...`.
 QUOTED = re.compile(r"(?:[`'\"(:]|\s)(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
-# The end may be missing: terminals break lines.
-FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?')
+# The end may be missing: terminals break lines. So may the beginning, where a quote starts in the middle of the line.
+FRAME = re.compile(r'(?P<indent>\s*)(?:File "|(?=[\w./-]+\.py", line \d))(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?')
 RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")
 # Its exception says nothing of its own. A notebook puts an arrow and the line's number before it.
 ASSERT = re.compile(r"\s*(?:-+> ?\d+ +)?(assert .+)")

@@ -21,7 +21,8 @@ _HTML = {"gt": ">", "lt": "<", "amp": "&", "quot": '"', "nbsp": " ", "#39": "'",
 _ENTITY = re.compile(rf"&({'|'.join(_HTML)});")
 # A progress bar that another process wrote into: what follows it is a line of its own.
 _BAR = re.compile(r"^.{0,300}?\d{1,3}%\|.{0,300}?\| *\d+/\d+ \[[^\]]{0,80}(?:it/s|s/it)\](?=\S)")
-_FENCE = re.compile(r"^ {0,3}(?:(?:> ?)+)?`{1,3}(?=\S)|`{3}$")
+# A fence around code, and what makes an exception bold.
+_FENCE = re.compile(r"^ {0,3}(?:(?:> ?)+)?`{1,3}(?=\S)|`{3}$|^\*\*(?=[\w.]+(?:Error|Exception)\b)|(?<=\S)\*\*$")
 # What pages put for a space, and between letters.
 _PAGE = {0xA0: " ", 0x200B: None, 0xFEFF: None}
 # The other side of a frame around the line.
@@ -93,7 +94,7 @@ def parse(text: str) -> LogLine:
     """What a cleaned line says."""
     if "&" in text:
         text = _ENTITY.sub(lambda found: _HTML[found[1]], text)
-    if "`" in text:
+    if "`" in text or "**" in text:
         text = _FENCE.sub("", text)
     at = 0
     for _ in range(_MOST_CARRIERS):

@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
-from gateway.core.failures.candidate import MESSAGE_LINES, Candidate, Process
+from gateway.core.failures.candidate import MESSAGE_LINES, TOLD_DEAD, Candidate, Process
 from gateway.core.failures.line_filter import ALARMS, FATAL, SERVES, LineFilter
 from gateway.core.failures.line_forms import (
     ASSERT,
@@ -336,8 +336,10 @@ class LogReader:
     def verdict(self) -> Failure | None:
         """The failure that a log proves once it has ended. What nobody proves to be survived counts too, down to a line without traceback."""
         proven = self.failure
-        if (proven is not None and proven.kind != "unknown") or (self.ready and proven is None):
-            return proven
+        if proven is not None and proven.kind != "unknown":
+            return self._raised_before(proven) or proven
+        if self.ready and proven is None:
+            return None
         left = [one for one in self._candidates if not one.survived and one.row is None]
         hinted = [self._hint] if self._hint is not None else []
         cut_off = [one.cut_off for one in self._processes.values() if one.cut_off is not None]
@@ -348,6 +350,15 @@ class LogReader:
                 return self._failure(best)
         first = next(iter([*left, *cut_off, *quoted]), None)
         return proven or (self._failure(first) if first is not None else None)
+
+    def _raised_before(self, death: Failure) -> Failure | None:
+        """What was raised before a process was only told to be dead, in a traceback whose beginning is missing."""
+        told = next((one for one in self._candidates if one.row is not None and one.number == death.line_number), None)
+        if told is None or told.rank < TOLD_DEAD:
+            return None
+        raised = [one for one in self._candidates if one.row is None and not one.survived and one.shape.frames and one.number < told.number]
+        best = self._best(raised)
+        return self._failure(best) if best is not None and best.row is not None else None
 
     def _best(self, several: list[Candidate]) -> Candidate | None:
         """The first whose structure says what it is, with that row; else the first."""
