@@ -1,4 +1,4 @@
-"""What `fitserve diagnose` says of logs that users reported: python -m benchmarks.reports [FOLDER ...] [--split held] [--list]
+"""What `fitserve diagnose` says of logs that users reported: python -m benchmarks.reports [FOLDER ...] [--split fifth] [--list]
 
 FOLDER holds logs and an index.json: `file`, `engine`, the `kinds` that are right, `gap` (a kind that was made for it), `old` (not counted).
 Right: an accepted kind. Unknown: named a failure, but not which. Not told: a failure taken for none. Without a folder that of tests/logs.
@@ -18,7 +18,9 @@ from tests.support.reports import COLUMNS, OWN, score
 def main() -> None:
     asked = argparse.ArgumentParser()
     asked.add_argument("folders", nargs="*", type=Path, default=[OWN])
-    asked.add_argument("--split")
+    asked.add_argument(
+        "--split", help="reports of this split, or of those whose names begin with it (fifth: fifth-tuned and fifth-held)"
+    )
     asked.add_argument("--list", action="store_true", help="each report that is not right")
     given = asked.parse_args()
     signatures = Profiles().signatures

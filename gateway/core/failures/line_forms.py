@@ -11,7 +11,9 @@ EXCEPTION = re.compile(
 # An exception in the middle of a line, as people quote it: `ValueError: ...`.
 QUOTED = re.compile(r"(?:[`'\"(:]|\s)(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
 # The end may be missing: terminals break lines. So may the beginning, where a quote starts in the middle of the line.
-FRAME = re.compile(r'(?P<indent>\s*)(?:File "|(?=[\w./-]+\.py", line \d))(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?')
+FRAME = re.compile(
+    r'(?P<indent>\s*)(?:File "|(?=[\w./-]+\.py", line \d))(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?'
+)
 RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")
 # Its exception says nothing of its own. A notebook puts an arrow and the line's number before it.
 ASSERT = re.compile(r"\s*(?:-+> ?\d+ +)?(assert .+)")
@@ -33,7 +35,7 @@ DYING = re.compile(
 WRAPPER = re.compile(
     r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Engine process failed to start|Frontend process failed during engine core|Executor failed|cancelled$"
     r"|EngineCore encountered an issue|Worker failed with error .*please check the stack trace above for the root cause$"
-    r"|Received sigquit from a child process|SIGQUIT received\.|Scheduler or DataParallelController \d+ terminated with|Cancelled by )"
+    r"|Received sigquit from a child proces|SIGQUIT received\.|Scheduler or DataParallelController \d+ terminated with|Cancelled by )"
     r"|(?:[\w.]+\.)?Engine(?:Dead|Generate)Error(?::|$)"
 )
 BENIGN = re.compile(

@@ -356,7 +356,11 @@ class LogReader:
         told = next((one for one in self._candidates if one.row is not None and one.number == death.line_number), None)
         if told is None or told.rank < TOLD_DEAD:
             return None
-        raised = [one for one in self._candidates if one.row is None and not one.survived and one.shape.frames and one.number < told.number]
+        raised = [
+            one
+            for one in self._candidates
+            if one.row is None and not one.survived and one.shape.frames and one.number < told.number
+        ]
         best = self._best(raised)
         return self._failure(best) if best is not None and best.row is not None else None
 
