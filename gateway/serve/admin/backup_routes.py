@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import IO
 
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from gateway.api.error_bodies import errors
 from gateway.errors import StoreError
@@ -30,25 +30,26 @@ router = APIRouter(prefix="/admin", tags=["admin"])
 async def backup(request: Request) -> StreamingResponse:
     """Models, facts, measurements and digests of keys, of one moment, as a .tar.gz for `fitserve restore`. Weights and engines are not in it."""
     request.app.state.store.changeable()
-    file = await asyncio.to_thread(_written, request.app.state.settings.data)
-    name = f"fitserve-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz"
-    headers = {"content-length": str(file.tell()), "content-disposition": f'attachment; filename="{name}"'}
-    file.seek(0)
-    return StreamingResponse(_pieces(file), headers=headers, media_type="application/gzip")
-
-
-def _written(data: Path) -> IO[bytes]:
-    """A file without a name: however the download ends, nothing of it is left."""
-    file = tempfile.TemporaryFile(dir=data)  # noqa: SIM115 - the answer has it
+    # A file without a name: however the download ends, nothing of it is left.
+    file = tempfile.TemporaryFile(dir=request.app.state.settings.data)  # noqa: SIM115 - the answer has it
     try:
-        write_backup(data, file, __version__)
+        await asyncio.to_thread(write_backup, request.app.state.settings.data, file, __version__)
+        return Download(file)
     except BaseException:
         file.close()
         raise
-    return file
 
 
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    with file:
-        while piece := file.read(_PIECE):
-            yield piece
+class Download(StreamingResponse):
+    """A file that stands at its end, which is closed with the answer: also where nobody takes it, or all of it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        name = f"fitserve-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz"
+        headers = {"content-length": str(file.tell()), "content-disposition": f'attachment; filename="{name}"'}
+        file.seek(0)
+        super().__init__(iter(partial(file.read, _PIECE), b""), headers=headers, media_type="application/gzip")
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
