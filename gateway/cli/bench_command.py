@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import address, call, in_path, text
+from gateway.cli.client import address, call, of_model, text
 from gateway.cli.options import Json
 from gateway.cli.present import print_paragraph, status_text, table
 from gateway.cli.terminal import say
@@ -39,7 +39,7 @@ def bench(
     from gateway.bench.streamed_answer import Target
     from gateway.domain import BenchReport
 
-    view = call("GET", f"/admin/models/{in_path(name)}")
+    view = call("GET", of_model(name))
     if view["state"] != "ready":
         raise NotReady(f"{name} is not ready: {status_text(view)}.", hint=f"`fitserve show {name}` says more.")
     plan = view["plan"]
@@ -54,7 +54,7 @@ def bench(
     report = asyncio.run(load.measure(sorted(set(concurrency or (1, min(8, planned), planned))), seconds))
     others = _others(before, load.asked)
     fields = {**report.model_dump(), "disturbed": others, "fingerprint": _fingerprint(view)}
-    kept = call("POST", f"/admin/models/{in_path(name)}/bench", BenchReport.model_validate(fields).model_dump(mode="json"))
+    kept = call("POST", of_model(name, "/bench"), BenchReport.model_validate(fields).model_dump(mode="json"))
     expected = plan["speed"] if plan else None
     if as_json:
         say(json.dumps({**kept, "expected": expected}, indent=2))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import call, in_path
+from gateway.cli.client import call, of_model
 from gateway.cli.options import EndpointKey, Json, KeepAlive, Priority, absolute, usage, wishing
 from gateway.cli.present import print_paragraph, show_differences
 from gateway.cli.terminal import say, told
@@ -81,14 +81,14 @@ def update(
 ) -> None:
     """Take the present commit of a model's repository, or another engine version, while it serves. What is there and what would be is shown first."""
     patch: dict[str, Any] = {"engines": [engine]} if engine is not None else {"commits": None}
-    answer = call("PATCH", f"/admin/models/{in_path(name)}?dry_run=true", patch)
+    answer = call("PATCH", of_model(name, "?dry_run=true"), patch)
     if engine is not None:
         if not as_json:
             show_differences(answer["wish"] + answer["plan"])
         if answer["wish"] and not answer["reason"] and not dry_run and not yes and not typer.confirm(f"Change {name}?"):
             raise typer.Exit(1)
     else:
-        before = call("GET", f"/admin/models/{in_path(name)}")["wish"]["commits"]
+        before = call("GET", of_model(name))["wish"]["commits"]
         after = answer["commits"]
         if after == before:
             if as_json:
@@ -118,7 +118,7 @@ def _take_back(patch: dict[str, Any], option: str) -> None:
 
 
 def _change(name: str, patch: dict[str, Any], *, dry_run: bool, wait: bool, as_json: bool) -> None:
-    answer = call("PATCH", f"/admin/models/{in_path(name)}" + ("?dry_run=true" if dry_run else ""), patch)
+    answer = call("PATCH", of_model(name, "?dry_run=true" if dry_run else ""), patch)
     if as_json and not wait:
         say(json.dumps(answer, indent=2))
     elif not as_json:
@@ -146,7 +146,7 @@ def _settled(name: str) -> Any:
     import time
 
     while True:
-        view = call("GET", f"/admin/models/{in_path(name)}")
+        view = call("GET", of_model(name))
         if view["change"] is None or view["change"]["state"] == "refused":
             return view
         time.sleep(0.5)

@@ -84,6 +84,11 @@ def in_path(name: str) -> str:
         raise BadRequest(_NO_TEXT, hint="Type it again.") from None
 
 
+def of_model(name: str, below: str = "") -> str:
+    """The path of a model in the admin API, or of what is below it: `/retry`, `?weights=true`. Raises BadRequest."""
+    return f"/admin/models/{in_path(name)}{below}"
+
+
 def address() -> tuple[str, str | None]:
     """Where the gateway is, and the key. Without FITSERVE_URL it is where the settings of this shell would have it listen. Raises SettingsError."""
     url = os.environ.get("FITSERVE_URL") or _here()

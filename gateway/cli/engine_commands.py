@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import call, in_path
+from gateway.cli.client import call, of_model
 from gateway.cli.options import Json, absolute, usage
 from gateway.cli.present import print_paragraph, table
 from gateway.cli.terminal import say, told
@@ -161,7 +161,7 @@ def _taken() -> dict[str, str]:
     names = [one["name"] for one in call("GET", "/admin/models")["data"]]
     if _WARM in names:
         raise Conflict("An engine is being warmed already.", hint=f"Wait for it, or end it with `fitserve rm {_WARM}`.")
-    shown = [call("GET", f"/admin/models/{in_path(name)}") for name in names]
+    shown = [call("GET", of_model(name)) for name in names]
     return {uuid: view["name"] for view in shown if view["plan"] is not None for uuid in view["plan"]["gpus"]}
 
 

@@ -16,7 +16,7 @@ import typer
 
 from gateway.cli.bench_command import bench
 from gateway.cli.change_commands import set_model, update
-from gateway.cli.client import call, in_path, url_of
+from gateway.cli.client import call, of_model, url_of
 from gateway.cli.engine_commands import app as engine_app
 from gateway.cli.fact_commands import app as facts_app
 from gateway.cli.key_commands import app as keys_app
@@ -222,7 +222,7 @@ def add(
 @app.command()
 def show(name: str, as_json: Json = False) -> None:
     """Show a model: state, plan with reasons, attempts with evidence. Exit code 3 while it is not ready."""
-    view = call("GET", f"/admin/models/{in_path(name)}")
+    view = call("GET", of_model(name))
     if as_json:
         say(json.dumps(view, indent=2))
     else:
@@ -245,7 +245,7 @@ def logs(
 
     query = {"attempt": attempt, "tail": tail, "follow": "true" if follow else None}
     pour(
-        stream(f"/admin/models/{in_path(name)}/logs", {key: value for key, value in query.items() if value is not None}),
+        stream(of_model(name, "/logs"), {key: value for key, value in query.items() if value is not None}),
         raw=raw,
     )
 
@@ -292,21 +292,21 @@ def calibrate(as_json: Json = False) -> None:
 @app.command()
 def retry(name: str, as_json: Json = False) -> None:
     """Try a model again that was given up, or that waits for its next start, from what the names of its images mean now."""
-    view = call("POST", f"/admin/models/{in_path(name)}/retry")
+    view = call("POST", of_model(name, "/retry"))
     _print(view, as_json, f"{name}: {status_text(view)}")
 
 
 @app.command()
 def stop(name: str, as_json: Json = False) -> None:
     """Stop a model without forgetting it: once it has answered what it works on. It is not loaded again until `fitserve start`."""
-    view = call("POST", f"/admin/models/{in_path(name)}/stop")
+    view = call("POST", of_model(name, "/stop"))
     _print(view, as_json, f"{name}: {status_text(view)}")
 
 
 @app.command()
 def start(name: str, as_json: Json = False) -> None:
     """Load a model again that was stopped."""
-    view = call("POST", f"/admin/models/{in_path(name)}/start")
+    view = call("POST", of_model(name, "/start"))
     _print(view, as_json, f"{name}: {status_text(view)}")
 
 
@@ -323,10 +323,10 @@ def rm(
     import time
 
     if weights:
-        answer = call("DELETE", f"/admin/models/{in_path(name)}?weights=true", timeout_s=None)
+        answer = call("DELETE", of_model(name, "?weights=true"), timeout_s=None)
         _print(answer, as_json, removed_weights(answer))
         return
-    answer = call("DELETE", f"/admin/models/{in_path(name)}")
+    answer = call("DELETE", of_model(name))
     while wait and any(model["name"] == name for model in call("GET", "/admin/models")["data"]):
         time.sleep(0.2)
     _print(answer, as_json, f"{name}: {'removed' if wait else 'stopping'}")
@@ -376,7 +376,7 @@ def _wait_ready(name: str, patience_s: float, *, quiet: bool) -> Any:
 
     reported, until = "", time.monotonic() + patience_s
     while True:
-        view = call("GET", f"/admin/models/{in_path(name)}")
+        view = call("GET", of_model(name))
         # Who sleeps, or has no room now, comes when it is asked.
         if view["state"] in ("ready", "asleep") or (view["state"] == "stopped" and view["on_request"]):
             return view

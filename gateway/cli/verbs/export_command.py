@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.client import call, in_path
+from gateway.cli.client import call, of_model
 from gateway.cli.options import Json
 from gateway.cli.terminal import say
 
@@ -34,7 +34,7 @@ def export(
     from gateway.export.kubernetes import kubernetes
 
     place = "machine" if form is Format.ARGV else "container"
-    start = EngineStart.model_validate(call("GET", f"/admin/models/{in_path(name)}/launch?port={port}&place={place}"))
+    start = EngineStart.model_validate(call("GET", of_model(name, f"/launch?port={port}&place={place}")))
     if form is Format.ARGV:
         say(json.dumps(command_line(start), indent=2) if as_json else text(start))
         return

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import call, in_path
+from gateway.cli.client import call, of_model
 from gateway.cli.options import Json, absolute, wishing
 from gateway.cli.present import show_decision, status_text
 from gateway.cli.terminal import Talk, everything, status, told
@@ -94,12 +94,12 @@ def _ready(name: str) -> Any:
     begun = False
     with status() as shown:
         while True:
-            view = call("GET", f"/admin/models/{in_path(name)}")
+            view = call("GET", of_model(name))
             if view["state"] in _ASKED:
                 return view
             if view["state"] == "stopped" and not begun:
                 begun = True
-                call("POST", f"/admin/models/{in_path(name)}/start")
+                call("POST", of_model(name, "/start"))
             elif view["state"] in _HOPELESS:
                 raise NotReady(
                     f"{name} cannot be served: {visible_line(view['detail']).rstrip('.')}.",
