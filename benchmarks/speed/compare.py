@@ -1,6 +1,6 @@
 """What was measured beside what the speed model expects, and what aiconfigurator-core estimates: python benchmarks/speed/compare.py
 
---results FILE...    what run.py wrote; of a setting that is in several the last file counts
+--results FILE...    what run.py wrote; of a setting that is in several the best pass of all counts
 --estimates FILE     what aiconfigurator_estimates.py wrote
 --fit                then also parts and times that fit the measurements best, as a speed.yaml to look at
 --without MODEL      with --fit: of all other models, so that what is shown of this one is foretold
@@ -70,27 +70,35 @@ def lines(*results: Path) -> list[dict[str, Any]]:
     return [row for row in read if "loads" in row]
 
 
-def counted(row: dict[str, Any]) -> dict[tuple[str, str], float]:
-    """What counts of a line. Where all loads were asked several times, the pass with the highest rate: single requests of the others waited for kernels
-    that were built meanwhile."""
-    found = seen(row["loads"])
-    for load, what in found:
-        if what == "tokens_s":
-            found[load, what] = max(found[load, what], *(one[load] for one in row.get("passes", ()) if load in one), 0.0)
+def by_setting(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The lines of each setting of a model."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["model"], row["setting"]), []).append(row)
+    return list(groups.values())
+
+
+def counted(rows: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
+    """What counts of a setting: of each figure the best pass of all its lines. In the others single requests waited for kernels that were built
+    meanwhile, or for a CPU core that had other work."""
+    found: dict[tuple[str, str], float] = {}
+    for one in [seen(passed) for row in rows for passed in (row.get("first", {}), *row.get("passes", ()), row["loads"])]:
+        for key, value in one.items():
+            found[key] = (max if key[1] == "tokens_s" else min)(found.get(key, value), value)
     return found
 
 
 def seen(loads: dict[str, Any]) -> dict[tuple[str, str], float]:
     """By load and figure what was measured: seconds, or tokens/s."""
-    found = {}
+    found: dict[tuple[str, str], float] = {}
     for name, figures in loads.items():
-        if figures["errors"]:
+        if figures.get("errors"):
             continue
         if name.startswith("ttft"):
-            found[name, "ttft"] = figures["ttft_ms"] / 1e3
-        else:
+            found |= {(name, "ttft"): figures["ttft_ms"] / 1e3} if "ttft_ms" in figures else {}
+        elif "tokens_s" in figures:
             found[name, "tokens_s"] = figures["tokens_s"]
-        if name == "1":
+        if name == "1" and "tpot_ms" in figures:
             found[name, "tpot"] = figures["tpot_ms"] / 1e3
     return found
 
@@ -98,7 +106,8 @@ def seen(loads: dict[str, Any]) -> dict[tuple[str, str], float]:
 def points(rows: list[dict[str, Any]]) -> list[Point]:
     hardware = PROFILES.hardware("8xh200")
     found = []
-    for row in {(row["model"], row["setting"]): row for row in rows}.values():
+    for group in by_setting(rows):
+        row = group[-1]
         args = args_of(row["flags"])
         tp, pp = int(args.pop("tensor-parallel-size", 1)), int(args.pop("pipeline-parallel-size", 1))
         made = timed(models.config(row["model"]), hardware, row.get("engine", VLLM), tp, pp, args)
@@ -106,7 +115,7 @@ def points(rows: list[dict[str, Any]]) -> list[Point]:
             print("no plan:", row["model"], row["setting"])
             continue
         most = made.plan.max_num_batched_tokens.value
-        figures = counted(row).items()
+        figures = counted(group).items()
         found += [Point(row["model"], row["setting"], name, what, value, made, most) for (name, what), value in figures]
     return found
 
@@ -115,22 +124,15 @@ def noise(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]:
     """By model, load and figure how far nine of ten measurements of the same setting are apart: logarithms. Of models that were measured again, in
     another start or in the same one; where it is the same one asked for the first time, medians alone, for rates have kernels in them that are built."""
     apart: dict[tuple[str, str, str], list[float]] = {}
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["model"], row["setting"]), []).append(row)
-    for (model, _), group in groups.items():
+    for group in by_setting(rows):
         again = [
             {key: value for key, value in seen(row["first"]).items() if key[1] != "tokens_s"} for row in group if "first" in row
         ]
         again += [seen(row["loads"]) for row in group]
-        again += [
-            {(load, "tokens_s"): rate for load, rate in one.items() if not load.startswith("ttft")}
-            for row in group
-            for one in row.get("passes", ())[:-1]  # the last one is `loads`
-        ]
+        again += [seen(one) for row in group for one in row.get("passes", ())[:-1]]  # the last one is `loads`
         for one, other in combinations(again, 2):
             for load, what in one.keys() & other.keys():
-                apart.setdefault((model, load, what), []).append(off(one[load, what], other[load, what]))
+                apart.setdefault((group[0]["model"], load, what), []).append(off(one[load, what], other[load, what]))
     return {key: sorted(values)[math.ceil(0.9 * len(values)) - 1] for key, values in apart.items() if len(values) >= 3}
 
 
@@ -172,13 +174,16 @@ def show(
         print(
             f"where both say something: ours median {statistics.median(ours_there):.1%}, aiconfigurator's {statistics.median(others):.1%}, of {len(others)}"
         )
+    far = [one for one in all_points if abs(one.expected(table) / one.measured - 1) > 0.25]
+    known = sum(off(one.expected(table), one.measured) <= chance.get((one.model, one.load, one.what), 0.0) for one in far)
+    print(f"off by more than 25 %: {len(far)}, of which {known} by less than the same setting measured again")
     for (model, load, what), size in sorted(chance.items()):
         print(f"the same setting of {model} measured again, {load} {what}: nine of ten are within {math.expm1(size):.1%}")
     told = "settings of one model in the right order, of pairs that differ by more than 5 %"
     print(f"{told}:", *ordered(all_points, table))
     print(f"{told}, and by more than the same setting measured again:", *ordered(all_points, table, chance=chance))
     print(f"{told}, and are expected to differ by 2 % or more:", *ordered(all_points, table, 0.02))
-    best(all_points, table)
+    best(all_points, table, chance)
 
 
 def ordered(
@@ -205,11 +210,11 @@ def ordered(
     return right, pairs
 
 
-def best(all_points: list[Point], table: SpeedTable) -> None:
+def best(all_points: list[Point], table: SpeedTable, chance: Mapping[tuple[str, str, str], float]) -> None:
     """What the flags that are planned for one GPU give, as a part of the best setting that was measured on one, and of what is expected of that one: where
     as much is expected, both do the same work, and nothing that is known of them would choose one."""
     print()
-    parts: list[tuple[float, float]] = []
+    parts: list[tuple[float, float, bool]] = []
     for model in dict.fromkeys(one.model for one in all_points):
         planned = timed(models.config(model), PROFILES.hardware("8xh200"), VLLM, 1, 1, {})
         here = [one for one in all_points if one.model == model and len(one.timed.plan.gpus) == 1]
@@ -220,15 +225,17 @@ def best(all_points: list[Point], table: SpeedTable) -> None:
             rates = {one.setting: one for one in here if one.load == load and one.what == "tokens_s"}
             mine = next(one for one in rates.values() if one.timed.plan.argv == planned.plan.argv)
             first = max(rates.values(), key=lambda one: one.measured)
-            parts.append((mine.measured / first.measured, mine.expected(table) / first.expected(table)))
+            alike = off(mine.measured, first.measured) <= chance.get((model, load, "tokens_s"), 0.0)
+            parts.append((mine.measured / first.measured, mine.expected(table) / first.expected(table), alike))
             shown.append(f"{load}: {parts[-1][0]:.3f} of {first.setting} ({parts[-1][1]:.3f})")
         print(
             f"{model:18} {len({one.setting for one in here})} settings; planned, by requests at once (as expected): {', '.join(shown)}"
         )
-    less = [expected for part, expected in parts if part < 0.95]
-    alike = sum(abs(expected - 1) < 0.01 for expected in less)
+    less = [(expected, alike) for part, expected, alike in parts if part < 0.95]
+    same = sum(abs(expected - 1) < 0.01 for expected, _ in less)
     print(f"planned flags give 0.95 of the best or more in {len(parts) - len(less)} of {len(parts)} (model, load)")
-    print(f"of the other {len(less)} the best setting is expected to give the same, within 1 %, in {alike}")
+    print(f"of the other {len(less)} the best setting is expected to give the same, within 1 %, in {same}", end="; ")
+    print(f"in {sum(alike for _, alike in less)} it differs by less than the same setting measured again")
 
 
 # --- fit ---

@@ -275,7 +275,7 @@ class Run:
                 if self.cut.is_set():
                     raise Cut
                 before = result.get("loads")
-                result.setdefault("passes", []).append({name: one.get("tokens_s") for name, one in figures.items()})
+                result.setdefault("passes", []).append({name: brief_figures(one) for name, one in figures.items()})
                 result["loads"] = figures
                 if before is not None and agree(before, figures):
                     break
@@ -293,6 +293,11 @@ class Run:
                 errors = [line for line in words if "Error" in line or "error" in line]
                 raise Failed(f"the engine {why}: " + " | ".join(line[-300:] for line in [*errors[:4], *words[-3:]]))
             time.sleep(0.1)
+
+
+def brief_figures(figures: dict[str, Any]) -> dict[str, float]:
+    """What is compared of a load: of one with errors nothing."""
+    return {} if figures["errors"] else {name: figures[name] for name in ("tokens_s", "tpot_ms", "ttft_ms") if name in figures}
 
 
 def agree(before: dict[str, Any], now: dict[str, Any]) -> bool:
