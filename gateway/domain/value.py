@@ -24,7 +24,13 @@ class Value(BaseModel):
 
     def evolve(self, **changes: Any) -> Any:
         """A copy with `changes`, unvalidated: for our own code, never for input."""
-        return self.model_copy(update=changes)
+        # What model_copy(update=changes) does for values, which have neither extra nor private fields, in a third of its time.
+        made = object.__new__(type(self))
+        object.__setattr__(made, "__dict__", self.__dict__ | changes)
+        object.__setattr__(made, "__pydantic_fields_set__", self.__pydantic_fields_set__ | changes.keys())
+        object.__setattr__(made, "__pydantic_extra__", None)
+        object.__setattr__(made, "__pydantic_private__", None)
+        return made
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
 from collections.abc import Iterator
 
@@ -48,6 +49,16 @@ def test_a_template_has_a_name_for_people(name: str) -> None:
 def test_a_name_of_another_form_is_refused_with_what_it_may_be(name: str) -> None:
     with pytest.raises(ValidationError, match="is not allowed here: a name has up to 100 letters"):
         ChatTemplate(text="x", name=name)
+
+
+def test_what_has_evolved_is_what_pydantic_copies() -> None:
+    wish = Wish(name="m", source="s", gpus=2)
+    changed, copied = wish.evolve(gpus=4, context=8192), wish.model_copy(update={"gpus": 4, "context": 8192})
+    assert changed == copied
+    assert changed.model_fields_set == copied.model_fields_set
+    assert changed.model_dump_json() == copied.model_dump_json()
+    assert (wish.gpus, wish.model_fields_set) == (2, {"name", "source", "gpus"})
+    assert pickle.loads(pickle.dumps(changed)) == copied
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b/c", "\u00e4"])
