@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 from gateway.core.engines.planning_input import PlanningInput, available_bytes, room_bytes
@@ -57,18 +57,13 @@ def best_group(hardware: Hardware, tp: int, claims: Mapping[str, int]) -> tuple[
     that are in use are worth less than memory.
     """
     # Groups are many: what is asked of each is made of plain numbers, and counted without a step of Python for each.
-    links = Counter({pair: link.nvlinks or 0 for link in hardware.links for pair in ((link.a, link.b), (link.b, link.a))})
+    found = {pair: link.nvlinks or 0 for link in hardware.links for pair in ((link.a, link.b), (link.b, link.a))}
+    links = defaultdict(int, found)
     kinds: dict[tuple[str, str | None, int | None], list[Gpu]] = {}
     for gpu in hardware.gpus:
         kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(gpu)
     room = {gpu.index: available_bytes(gpu, claims) for gpu in hardware.gpus}
-    groups = [
-        group
-        for alike in kinds.values()
-        for group in combinations(
-            sorted((gpu.index for gpu in alike), key=lambda index: (-room[index], index))[: max(_CONSIDERED, tp)], tp
-        )
-    ]
+    groups = [group for alike in kinds.values() for group in _groups([gpu.index for gpu in alike], tp, room, links)]
     by_index = {gpu.index: gpu for gpu in hardware.gpus}
     least = [min(map(room.__getitem__, group)) for group in groups]
     most = max(least, default=0)
@@ -80,6 +75,17 @@ def best_group(hardware: Hardware, tp: int, claims: Mapping[str, int]) -> tuple[
 
     best = max(range(len(groups)), key=preference, default=None)
     return None if best is None else tuple(by_index[index] for index in sorted(groups[best]))
+
+
+def _groups(
+    alike: Sequence[int], size: int, room: Mapping[int, int], links: Mapping[tuple[int, int], int]
+) -> Iterable[tuple[int, ...]]:
+    """The groups of so many of these GPUs that may be the best: where each two are linked alike, those with the most room alone."""
+    order = sorted(alike, key=lambda index: (-room[index], index))[: max(_CONSIDERED, size)]
+    if len(order) < size or (size > 1 and len(set(map(links.__getitem__, combinations(order, 2)))) > 1):
+        return combinations(order, size)
+    least = room[order[size - 1]]
+    return [tuple(sorted(index for index in order if room[index] >= least)[:size])]
 
 
 def freed(machine: Hardware, held: Mapping[str, int]) -> Hardware:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -143,6 +144,16 @@ def test_many_gpus_are_grouped_at_once() -> None:
     assert chosen(many, 8) == list(range(8))
     assert chosen(many, 16) == list(range(16))
     assert chosen(many, 64) == list(range(64))
+
+
+@given(free=st.lists(st.integers(1, 24), min_size=2, max_size=7), size=st.integers(1, 4), nvlinks=st.sampled_from([0, 4]))
+def test_of_gpus_that_are_linked_alike_the_emptiest_are_taken_as_if_all_groups_were_compared(
+    free: list[int], size: int, nvlinks: int
+) -> None:
+    pairs = [(a, b, nvlinks) for a in range(len(free)) for b in range(a)]
+    groups = list(combinations(range(len(free)), size))
+    best = max(groups, key=lambda group: (min(free[gpu] for gpu in group), [-gpu for gpu in group]), default=None)
+    assert chosen(host(free, pairs), size) == (None if best is None else list(best))
 
 
 def test_pairs_without_nvlink_or_proven_peer_access_are_named() -> None:
