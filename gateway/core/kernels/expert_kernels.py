@@ -10,13 +10,15 @@ nothing asks its CUDA code beforehand: that is "crash".
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from functools import cached_property
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from gateway.core.kernels.preference import Move, preferred
-from gateway.core.model.scheme import MoeShape, round_up
+from gateway.core.model.scheme import Kind, MoeShape, round_up
 from gateway.core.rules.capability import numbers
 from gateway.core.rules.check import Check, first_refusal
 from gateway.core.rules.rule_file import RuleFile
@@ -83,6 +85,14 @@ class MoeRules(RuleFile):
     methods: tuple[ExpertMethod, ...]
     backends: dict[str, ExpertBackend]  # by scheme and name: "fp8 TRITON"
 
+    @cached_property
+    def methods_of(self) -> Mapping[Kind, tuple[ExpertMethod, ...]]:
+        """The methods that may match experts of each kind of scheme."""
+        return {
+            kind: tuple([method for method in self.methods if method.match.asks_for("schemes", kind)])
+            for kind in get_args(Kind)
+        }
+
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:
         for method in self.methods:
@@ -117,7 +127,8 @@ def choose_moe(
     subject = Subject(capability, installed, layer=shape.w13, experts=shape, variables=variables)
     if numbers(capability) is None:
         return _unknown(f"{capability!r} is not a compute capability")
-    method = next((m for m in rules.methods if m.match.refusal(subject) is None), None)
+    methods = rules.methods_of.get(shape.scheme.kind, ())
+    method = next((m for m in methods if m.match.refusal(subject) is None), None)
     if method is None:
         made = f" of {shape.origin}" if shape.origin else ""
         return _unknown(f"these rules have no path for {shape.scheme.kind} experts{made} like these")

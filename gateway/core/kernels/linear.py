@@ -9,14 +9,15 @@ each kernel before that one refused. A layer that the rules do not describe is "
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from gateway.core.kernels.preference import Move, preferred
-from gateway.core.model.scheme import LinearShape, round_up
+from gateway.core.model.scheme import Kind, LinearShape, round_up
 from gateway.core.rules.capability import numbers
 from gateway.core.rules.check import Check, first_refusal
 from gateway.core.rules.rule_file import RuleFile
@@ -82,6 +83,11 @@ class LinearRules(RuleFile):
     paths: tuple[CodePath, ...]
     kernels: dict[str, LinearKernel]
 
+    @cached_property
+    def paths_of(self) -> Mapping[Kind, tuple[CodePath, ...]]:
+        """The paths that may match layers of each kind of scheme."""
+        return {kind: tuple([path for path in self.paths if path.match.asks_for("schemes", kind)]) for kind in get_args(Kind)}
+
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:
         for path in self.paths:
@@ -118,7 +124,8 @@ def choose(
         return _unknown("", f"{capability!r} is not a compute capability")
     if forced and forced not in rules.backends:
         return _unknown("--linear-backend", f"this version has no backend {forced!r}")
-    path = next((p for p in rules.paths if not (p.automatic and forced) and p.match.refusal(subject) is None), None)
+    paths = rules.paths_of.get(shape.scheme.kind, ())
+    path = next((p for p in paths if not (p.automatic and forced) and p.match.refusal(subject) is None), None)
     if path is None:
         return _unknown("", f"these rules have no path for {shape.scheme.kind} layers like this")
     if path.refuses:
@@ -130,7 +137,7 @@ def choose(
             reason = f"has no kernel for {shape.scheme.kind} layers"
             return _none(Refusal(kernel=f"--linear-backend {forced}", reason=reason))
         names = chosen or names
-    subject = replace(subject, activation=path.activation)
+    subject = Subject(capability, installed, layer=shape, disabled=disabled, activation=path.activation)
     refused: list[Refusal] = []
     for name in names:
         kernel = rules.kernels[name]

@@ -46,6 +46,10 @@ class Check(RootModel[dict[str, Any]]):
             if name != "when"
         )
 
+    def asks_for(self, name: str, value: object) -> bool:
+        """Whether it may hold where the condition `name`, one of several values, has this one."""
+        return self.when is not None or value in self.root.get(name, (value,))
+
     def refusal(self, subject: Subject) -> str | None:
         """Why it does not hold; Undecided: whether it holds is not known; None: it holds."""
         if self.when is not None and (outside := self.when.refusal(subject)) is not None:

@@ -37,6 +37,14 @@ def test_one_of_several_is_enough_and_every_reason_is_told_once() -> None:
     assert refusal(any_of=wanted) == "head size 576 is above 256 and runs on compute capability 9.*, this GPU has 8.6"
 
 
+def test_what_a_check_may_be_about_is_told_without_asking_it() -> None:
+    asked = Check.model_validate({"schemes": ["wna16"], "min_capability": "9.0"})
+    assert [asked.asks_for("schemes", kind) for kind in ("wna16", "nvfp4")] == [True, False]
+    assert asked.asks_for("bits", 4)
+    # Outside of `when` it holds, whatever else it asks for.
+    assert Check.model_validate({"when": {"min_capability": "9.0"}, "schemes": ["wna16"]}).asks_for("schemes", "nvfp4")
+
+
 def test_what_is_not_known_is_no_refusal() -> None:
     for conditions in ({"nope_dims": [128]}, {"when": {"nope_dims": [128]}, "max_head": 1}, {"any_of": [{"nope_dims": [1]}]}):
         reason = refusal(**conditions)
