@@ -97,9 +97,9 @@ def layer_attention(
     ahead = drafter and not all(group.causal for group in groups)
     queries = [_query(group, rules, rank, block_size, drafter, config or {}) for group in groups]
     step = None if drafter else _step(rules, queries, rank.capability, architecture, forced)
-    rows = []
+    rows, version = [], step.flash_attention if step else None
     for group, query in zip(groups, queries, strict=True):
-        asked = replace(query, causal=not ahead, flash_attention=step.flash_attention if step else None)
+        asked = replace(query, causal=not ahead, flash_attention=version) if ahead or version is not None else query
         if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
             choice = _unknown("", f"{architecture} brings attention backends of its own")
         elif architecture in rules.plain_towers and group.kind == "vision":

@@ -75,6 +75,8 @@ def refusals(backend: VllmBackend, asks: Iterable[Trait], subject: Subject) -> I
 
 def preferred_block(backend: VllmBackend, subject: Subject) -> int | None:
     """The least tokens of a block that the backend takes. get_preferred_block_size in vllm/v1/attention/backend.py."""
+    if not backend.block:
+        return _BLOCKS[0]
     query = _query(subject)
     blocks = ((size, replace(subject, attention=replace(query, block_size=size))) for size in _BLOCKS)
     return next((size for size, asked in blocks if not first_refusal(backend.block, asked)), None)

@@ -31,11 +31,11 @@ HEADROOM = 256 * MIB
 
 class GroupMemory(NamedTuple):
     """Bytes of the GPUs of a group. least: what the smallest has, of a CPU its RAM. seen: what CUDA says that the smallest of them has, which is
-    less than NVML says. room: of each what an engine may take, and all that it has."""
+    less than NVML says. room: of each what an engine may take, and all that it has; of GPUs that are alike in that it is there once."""
 
     least: int
     seen: int
-    room: list[tuple[int, int]]
+    room: set[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class PlanningInput:
         if key not in self._groups:
             least = min((gpu.total_bytes or 0 for gpu in group), default=self.hardware.ram_total_bytes)
             seen = min((size - driver_bytes(gpu) for gpu in group if (size := gpu.total_bytes)), default=0)
-            room = [(self.available[gpu.uuid] - HEADROOM, gpu.total_bytes or least) for gpu in group]
+            room = {(self.available[gpu.uuid] - HEADROOM, gpu.total_bytes or least) for gpu in group}
             self._groups[key] = GroupMemory(least, seen, room)
         return self._groups[key]
 

@@ -69,7 +69,7 @@ class Variant:
 
     def changed(self, name: str, value: object, reason: str, source: str) -> Variant:
         """This variant with one thing changed, and why."""
-        return replace(self, because={**self.because, name: (reason, source)}, **{name: value})  # type: ignore[arg-type]
+        return Variant(**{**vars(self), "because": {**self.because, name: (reason, source)}, name: value})
 
 
 def plain(

@@ -39,6 +39,12 @@ class Linear:
     exact: bool = False
     numbers: Sequence[int] = field(default=(), compare=False)
 
+    def of(self, numbers: Sequence[int]) -> Linear:
+        """The same in these of the model's layers alone. The constructor of a frozen value would set field by field."""
+        part = object.__new__(Linear)
+        vars(part).update(vars(self), count=len(numbers), numbers=numbers)
+        return part
+
 
 @dataclass(frozen=True, eq=False)  # compared by identity: engine versions that build alike share one
 class BuiltModel:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
@@ -91,7 +90,7 @@ def _part(built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozense
     for layer in built.linears:
         numbers = _numbers(layer, layers, part, whole)
         if numbers:
-            linears.append(Linear(**{**vars(layer), "count": len(numbers), "numbers": numbers}))
+            linears.append(layer.of(numbers))
     tied = _tied(built)
     for tensor in built.others:
         if tensor.shard != "vocab" and (tensor.name.startswith(_STACKS) or not built.known):
@@ -100,9 +99,10 @@ def _part(built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozense
         elif _at_end(tensor, layers, part, whole, tied):
             others.append(tensor)
     attention = tuple([_of(group, count) for group, count in zip(built.attention, attending, strict=True)])
-    return replace(built, linears=tuple(linears), others=tuple(others), attention=attention)
+    return BuiltModel(tuple(linears), tuple(others), attention, built.known, built.assumed, built.guessed)
 
 
+@lru_cache(maxsize=64)
 def _tied(built: BuiltModel) -> bool:
     return not any(tensor.name.endswith(_HEADS) for tensor in built.others)
 
@@ -157,15 +157,12 @@ def _of(group: AttentionGroup, layers: int) -> AttentionGroup:
 
 def _size(built: BuiltModel, layers: Sequence[int], part: int, whole: frozenset[str]) -> float:
     """Bits of the stage's weights, as nearly as it takes to compare stages."""
-    stacked, towers = _bits(built)
+    stacked, towers, ends = _bits(built)
     size = towers if part == 0 or "towers" in whole else 0
     for numbers, bits in stacked:
         size += bits * len(_within(numbers, layers, part))
     tied = _tied(built)
-    for tensor in built.others:
-        if not tensor.name.startswith(_STACKS) and _at_end(tensor, layers, part, whole, tied):
-            size += 16 * tensor.count * prod(tensor.shape)
-    return size
+    return size + sum(bits for tensor, bits in ends if _at_end(tensor, layers, part, whole, tied))
 
 
 @lru_cache(maxsize=64)
@@ -175,8 +172,11 @@ def _depth(built: BuiltModel) -> int:
 
 
 @lru_cache(maxsize=64)
-def _bits(built: BuiltModel) -> tuple[tuple[tuple[Sequence[int], float], ...], float]:
-    """Of weights: those that the same layers have, of one such layer, with which these are; and those of all towers."""
+def _bits(
+    built: BuiltModel,
+) -> tuple[tuple[tuple[Sequence[int], float], ...], float, tuple[tuple[TensorGroup, int], ...]]:
+    """Of weights: those that the same layers have, of one such layer, with which these are; those of all towers; those of each parameter that is
+    in no layer."""
     stacked: dict[Sequence[int], float] = {}
     towers = 0.0
     for layer in built.linears:
@@ -186,4 +186,5 @@ def _bits(built: BuiltModel) -> tuple[tuple[tuple[Sequence[int], float], ...], f
             stacked[numbers] = stacked.get(numbers, 0) + each
         else:
             towers += each * len(layer.numbers)
-    return tuple(stacked.items()), towers
+    ends = [(one, 16 * one.count * prod(one.shape)) for one in built.others if not one.name.startswith(_STACKS)]
+    return tuple(stacked.items()), towers, tuple(ends)

@@ -74,12 +74,19 @@ def _held(built: BuiltModel, rank: Rank, traits: Collection[str], padded: Mappin
     total = 0
     for tensor in built.others:
         total += other_bytes(tensor, rank.tp, rank.dtype, None if built.known else kv_heads)
-    for layer in built.linears:
-        size = linear_bytes(layer, rank, traits, padded.get(layer))
-        if size is None:
+    plain = linears_bytes(built, rank.computing, frozenset(traits) & TRAITS)
+    for layer, size in zip(built.linears, plain, strict=True):
+        grown = linear_bytes(layer, rank, traits, to) if padded and (to := padded.get(layer)) else size
+        if grown is None:
             return None
-        total += size
+        total += grown
     return total
+
+
+@lru_cache(maxsize=256)
+def linears_bytes(built: BuiltModel, rank: Rank, traits: frozenset[str] = frozenset()) -> tuple[int | None, ...]:
+    """Of each of its layers, for whoever asks: what they weigh, and how long they take to read. rank: as far as weights go (`computing`)."""
+    return tuple([linear_bytes(layer, rank, traits) for layer in built.linears])
 
 
 def other_bytes(tensor: TensorGroup, tp: int, dtype: str, kv_heads: int | None = None) -> int:

@@ -75,7 +75,7 @@ class Cache:
         """What one more token costs in a long request, or within the window where every layer has one; 0: nothing grows."""
         growing = [table for table in self.tables if table.kind != "sliding" and not table.states]
         growing = growing or [table for table in self.tables if table.kind == "sliding"]
-        return sum(-(-table.count * self.block_bytes // table.block) for table in growing)
+        return sum([-(-table.count * self.block_bytes // table.block) for table in growing])
 
     @property
     def state_bytes(self) -> int:
@@ -83,7 +83,7 @@ class Cache:
         return sum(table.count * table.states for table in self.tables) * self.block_bytes
 
     def blocks_for(self, length: int, batched_tokens: int) -> int:
-        return sum(table.blocks(length, self.batches * batched_tokens) for table in self.tables)
+        return sum([table.blocks(length, self.batches * batched_tokens) for table in self.tables])
 
     def bytes_for(self, length: int, batched_tokens: int) -> int:
         """Bytes of one request of `length` tokens in whole blocks, as the engine reserves them."""

@@ -96,8 +96,7 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     """
     item, tokens = ITEM_BYTES[load.rank.dtype], load.batched_tokens
     hidden = spec.hidden * item * tokens
-    text = [layer for layer in built.linears if not layer.experts and layer.shard in ("column", "merged", "qkv")]
-    widest = max(((per_rank(layer, load.rank.tp) or (0, 0))[1] for layer in text), default=0)
+    widest = _widest(built, load.rank.tp)
     if not built.known:
         columns = [t.shape[0] for t in built.others if t.shard in ("column", "expert_column") and len(t.shape) == 2]
         widest = 2 * max(columns, default=spec.hidden) // load.rank.tp
@@ -117,6 +116,13 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     ranks = 1 if load.rank.tp == 1 else 2
     compiling = spec.vocab * spec.hidden * item // load.rank.tp + 2 * ranks * hidden if load.graphs and not sees else 0
     return max(forward, sampling, compiling) + experts + beside
+
+
+@lru_cache(maxsize=256)  # asked for each budget that is tried, by all engine versions
+def _widest(built: BuiltModel, tp: int) -> int:
+    """Outputs of the widest layer of text on one rank."""
+    text = [layer for layer in built.linears if not layer.experts and layer.shard in ("column", "merged", "qkv")]
+    return max(((per_rank(layer, tp) or (0, 0))[1] for layer in text), default=0)
 
 
 def beside_bytes(
@@ -192,7 +198,7 @@ def memory(
     graph = _graphs(built, load, _GRAPH_OF_LAYER if counted else _CAPTURED_OF_LAYER) if load.graphs else 0
     used = weights_bytes + activation + overhead + (graph if counted else 0)
     grows = cache.bytes_for(1, load.batched_tokens) > 0
-    kv = max(0, budget_bytes - used) if grows else 0
+    kv, per_token = max(0, budget_bytes - used) if grows else 0, cache.bytes_per_token
     unsure = 0 if built.known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
     warm = _warm_bytes(spec, load) if spec.task == "generate" else 0
     most = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
@@ -206,8 +212,8 @@ def memory(
         overhead_bytes=overhead,
         beside_bytes=beside_bytes,
         kv_bytes=kv,
-        kv_bytes_per_token=cache.bytes_per_token,
-        kv_tokens=kv // cache.bytes_per_token if cache.bytes_per_token else 0,
+        kv_bytes_per_token=per_token,
+        kv_tokens=kv // per_token if per_token else 0,
         low=weights_bytes - unsure + activation // 2 + overhead // 2,
         high=weights_bytes + weights_bytes // 50 + unsure + most + overhead + beside,
     )

@@ -67,10 +67,10 @@ def spelled(engine: Engine, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
 
     A switch that this engine has as a size (SGLang's --ep-size) is the tensor parallel size.
     """
-    named = {engine.spelling.get(name, name): value for name, value in flags.items()}
-    own = {name: value for name, value in named.items() if name in engine.flags}
-    ranks = own.get(engine.spelling.get("tensor-parallel-size", "tensor-parallel-size"), 1)
-    return arguments({n: ranks if value is True and engine.flags[n].type == "int" else value for n, value in own.items()})
+    spelling, known = engine.spelling, engine.flags
+    own = {name: value for planned, value in flags.items() if (name := spelling.get(planned, planned)) in known}
+    ranks = own.get(spelling.get("tensor-parallel-size", "tensor-parallel-size"), 1)
+    return arguments({name: ranks if value is True and known[name].type == "int" else value for name, value in own.items()})
 
 
 def arguments(flags: Mapping[str, Scalar]) -> tuple[str, ...]:
@@ -78,13 +78,12 @@ def arguments(flags: Mapping[str, Scalar]) -> tuple[str, ...]:
 
     One item per flag, with `=`, so that no value can ever be read as another flag.
     """
-    items = []
-    for name, value in flags.items():
-        if isinstance(value, bool):
-            items.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            items.append(f"--{name}={value}")
-    return tuple(items)
+    return tuple(
+        [
+            f"--{name}" if value is True else f"--no-{name}" if value is False else f"--{name}={value}"
+            for name, value in flags.items()
+        ]
+    )
 
 
 def launch_spec(

@@ -79,7 +79,7 @@ def layer_kernels(
             return _experts(layer, layer.scheme, rank, experts, partial(choice, rules.moe))
         return _row(layer, rules, rank, disabled, forced, experts.origin if experts else "", seen)
 
-    return tuple(row(layer) for layer in layers)
+    return tuple([row(layer) for layer in layers])
 
 
 def _experts(
@@ -149,7 +149,7 @@ def _row(
     if k is None or n is None:
         return _plain(layer, k, n, "none", f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks")
     if scheme.kind == "unquantized":
-        return LayerKernel(layer=layer.name, count=layer.count, k=k, n=n, scheme="unquantized", kernel="torch", status="ok")
+        return _unquantized(layer.name, layer.count, k, n)
     if layer.experts:
         return _plain(layer, k, n, "unknown", "kernels of experts are not known here")
     if rules.linear is None:
@@ -176,6 +176,12 @@ def _row(
         refused=choice.refused,
         note=choice.note,
     )
+
+
+@lru_cache(maxsize=512)
+def _unquantized(layer: str, count: int, k: int, n: int) -> LayerKernel:
+    """All engine versions compute it alike."""
+    return LayerKernel(layer=layer, count=count, k=k, n=n, scheme="unquantized", kernel="torch", status="ok")
 
 
 def _parts(layer: Linear, tp: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 from gateway.core.engines.candidate import Candidate, EngineRules
 from gateway.core.engines.evidence import Evidence
@@ -130,6 +130,7 @@ class Search:
         self._ways: dict[Hashable, Variant] = {}
         self._seen: dict[str, Seen] = {}
         self._backends: dict[Hashable, tuple[LayerAttention, ...]] = {}
+        self._rows: dict[Hashable, tuple[LayerKernel, ...]] = {}
 
     def run(self) -> None:
         given, engine, rules = self.given, self.engine, self.rules
@@ -284,7 +285,7 @@ class Search:
         """One variant through all gates. Raises Refused, whose evidence is what was computed until then."""
         bare = self._laid_out(variant)
         batch = batch_of(bare)
-        asked = cache(partial(question, bare, batch, self._environment(variant)))
+        asked = partial(question, bare, batch, self._environment(variant))
         answer = self.given.answers.get(asked()) if self.given.answers else None
         refusal: Refused | None = None
         try:
@@ -365,7 +366,7 @@ class Search:
             other = self._forecast(replace(bare, group=(gpu,))).evidence
             gate_kernels(other, engine, given.facts, gpu.capability)
             gate_alike(evidence, other, gpu)
-        return replace(bare, speculation=speculation, evidence=evidence)
+        return Candidate(given, engine, rules, built, variant, group, bare.dtype, bare.args, speculation, evidence)
 
     def _proposed(self, candidate: Candidate, batch: Batch) -> Plan:
         """The plan of this candidate, or of the model alone where there is no room for what drafts beside it."""
@@ -408,6 +409,13 @@ class Search:
 
     def _kernels(self, built: BuiltModel, rank: Rank, variant: Variant) -> tuple[LayerKernel, ...]:
         """The kernel of every linear layer, on one rank."""
+        # The layers are one object for all variants that load the weights alike.
+        key = built, rank.computing, variant.quantization, variant.disabled, variant.backends
+        if key not in self._rows:
+            self._rows[key] = self._chosen(built, rank, variant)
+        return self._rows[key]
+
+    def _chosen(self, built: BuiltModel, rank: Rank, variant: Variant) -> tuple[LayerKernel, ...]:
         spec, capability = self.given.spec, rank.capability
         if capability not in self._seen:
             self._seen[capability] = refused_before(self.given.facts, self.engine, capability)

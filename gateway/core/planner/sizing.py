@@ -42,13 +42,14 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
         return _staged(candidate, batch)
     footprint, wanted = _footprint(candidate, batch), wanted_context(candidate.given.spec, candidate.given.wish, candidate.args)
     found, refusal = None, None
-    for bounds, cap in _bounds(footprint, batch):
+    for bounds, kept in _bounds(footprint, batch):
         try:
             within = _within(footprint, batch, bounds)
         except Refused as error:
             refusal = error
             continue
-        found = replace(within, cap=cap or _claim(candidate, within.memory))
+        cap = kept or _claim(candidate, within.memory)
+        found = replace(within, cap=cap) if cap else within
         if found.context.value >= wanted:
             return found
     if found is None:
@@ -255,6 +256,8 @@ def _seen(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
     A good start makes the band narrow, but gives no room back: the plan that worked stays the plan.
     """
     candidate = footprint.candidate
+    if not candidate.given.facts.of("needs_memory"):
+        return memory
     about = candidate.scope | batch_scope(batch.tokens.value, batch.seqs.value, eager=batch.eager.value)
     facts = list(candidate.given.facts.holding("needs_memory", about))
     if not facts:
@@ -356,15 +359,18 @@ def _eager(candidate: Candidate) -> Choice[bool]:
 
 def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
     value, reason, source = candidate.rules.default_tokens(candidate)
-    reads_whole = all(group.kind in ("encoder", "vision") for group in candidate.built.attention)
-    if candidate.variant.conservative and value > _LEAST_TOKENS and not reads_whole:
+    variant = candidate.variant
+    fewer = (variant.conservative or variant.small) and value > _LEAST_TOKENS
+    if fewer and all(group.kind in ("encoder", "vision") for group in candidate.built.attention):
+        fewer = False  # it reads a whole input at once
+    if fewer and variant.conservative:
         value, reason, source = (
             max(_LEAST_TOKENS, value // 4),
             "a smaller batch, because the plan with the usual one failed",
             "fact",
         )
-    if candidate.variant.small and value > _LEAST_TOKENS and not reads_whole:
-        value, (reason, source) = _LEAST_TOKENS, candidate.variant.because["small"]
+    if fewer and variant.small and value > _LEAST_TOKENS:
+        value, (reason, source) = _LEAST_TOKENS, variant.because["small"]
     # Drafted tokens take their places in the batch first; the engine refuses to start when nothing is left beside them.
     drafted = candidate.speculation.slots * seqs
     if value <= drafted:

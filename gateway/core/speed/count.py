@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gateway.core.kernels.gpus import GpuTable
 from gateway.core.layers.built_model import BuiltModel, Linear, padded_vocab, per_rank
-from gateway.core.layers.weights import TRAITS, linear_bytes
+from gateway.core.layers.weights import TRAITS, linears_bytes
 from gateway.core.model.rank import Rank
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.speed.machine import NO_NAMES, KernelNames, SpeedTable
@@ -41,7 +41,7 @@ def work_with(
 ) -> Work:
     """The same for a model, the kernels of a plan, and what GPUs multiply; plans that do the same work share it, also of engine versions
     whose kernels have other names and are as fast."""
-    kernels = tuple((row.layer, row.scheme, row.kernel or "") for row in rows)
+    kernels = tuple([(row.layer, row.scheme, row.kernel or "") for row in rows])
     formats = gpus.multiplied(rank.capability) if gpus else frozenset()
     model, known = Model(spec.hidden, spec.vocab, spec.experts), frozenset(traits) & TRAITS
     return work_of(model, stage, rank, kernels, formats, known, table.names)
@@ -73,9 +73,9 @@ def work_of(
     per_token = model.experts.per_token if model.experts else 0
     products = [
         product
-        for layer in stage.linears
+        for layer, size in zip(stage.linears, linears_bytes(stage, rank.computing, traits), strict=True)
         if not _MEDIA.match(layer.name)
-        and (product := _product(layer, rank, chosen, made, per_token, item, traits, names)) is not None
+        and (product := _product(layer, size, rank, chosen, made, per_token, item, names)) is not None
     ]
     if not stage.known:
         products += [_tensor(tensor, model.experts, rank, item) for tensor in stage.others if tensor.shard != "vocab"]
@@ -100,15 +100,15 @@ def _work(
 
 def _product(
     layer: Linear,
+    size: int | None,
     rank: Rank,
     chosen: Mapping[tuple[str, str], str],
     formats: Mapping[str, str],
     per_token: int,
     item: int,
-    traits: frozenset[str],
     names: KernelNames,
 ) -> Product | None:
-    size, scheme = linear_bytes(layer, rank, traits), layer.scheme
+    scheme = layer.scheme
     dealt = layer.experts > 0 and rank.ep > 1
     cut = per_rank(layer, 1 if dealt else rank.tp)
     if size is None or cut is None or not isinstance(scheme, Scheme):

@@ -181,7 +181,11 @@ def machine_of(
     group: Sequence[Gpu], links: Mapping[frozenset[int], Link], pace: Pace, measured: Measured = NOTHING, *, direct: bool
 ) -> Machine | None:
     """The slowest of the GPUs: ranks wait for each other. direct: they read each other's memory. None: of one of them nobody knows the speed."""
-    peaks = [_peaks(gpu, pace, measured) for gpu in group]
+    # What was not measured one by one is the same of all cards of a kind.
+    kinds: dict[tuple[str, int | None], Gpu] = {}
+    for gpu in group:
+        kinds.setdefault((gpu.name, gpu.total_bytes), gpu)
+    peaks = [_peaks(gpu, pace, measured) for gpu in (group if measured else kinds.values())]
     known = [one for one in peaks if one is not None]
     if len(known) < max(1, len(peaks)):
         return None

@@ -52,6 +52,10 @@ class Measured:
             else:
                 self._numbers[what, gpus] = Number(fact.value / _NANO if what in SECONDS else float(fact.value), day)
 
+    def __bool__(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._numbers or self._reduces)
+
     def number(self, gpu: Gpu, what: str) -> Number | None:
         return self._numbers.get((what, gpu.uuid))
 
