@@ -39,6 +39,9 @@ from gateway.domain.plan import (
     Speed,
     StrChoice,
     WouldFit,
+    bool_choice,
+    int_choice,
+    str_choice,
 )
 from gateway.domain.running import (
     Abilities,
@@ -145,4 +148,7 @@ __all__ = [
     "Value",
     "Wish",
     "WouldFit",
+    "bool_choice",
+    "int_choice",
+    "str_choice",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from typing import Generic, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -24,6 +25,22 @@ RAM = "RAM"
 
 # Looking a parametrized model up costs more than making one.
 IntChoice, StrChoice, BoolChoice = Choice[int], Choice[str], Choice[bool]
+
+
+# Of the many plans of one decision most say the same: one object for all.
+@lru_cache(maxsize=1024)
+def int_choice(value: int, reason: str, source: str) -> Choice[int]:
+    return IntChoice(value=value, reason=reason, source=source)
+
+
+@lru_cache(maxsize=1024)
+def str_choice(value: str, reason: str, source: str) -> Choice[str]:
+    return StrChoice(value=value, reason=reason, source=source)
+
+
+@lru_cache(maxsize=1024)
+def bool_choice(value: bool, reason: str, source: str) -> Choice[bool]:
+    return BoolChoice(value=value, reason=reason, source=source)
 
 
 class Memory(Value):

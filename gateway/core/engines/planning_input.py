@@ -92,7 +92,7 @@ class PlanningInput:
 
     def between(self, group: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:
         """How each two of these GPUs reach each other, looked up once for all engine versions; None: nobody read it."""
-        key = tuple(gpu.index for gpu in group)
+        key = tuple([gpu.index for gpu in group])
         if key not in self._between:
             links = self.links
             self._between[key] = [(a, b, links.get(frozenset((a.index, b.index)))) for a, b in combinations(group, 2)]
@@ -100,7 +100,7 @@ class PlanningInput:
 
     def apart(self, group: tuple[Gpu, ...]) -> tuple[int, int] | None:
         """The first two of these GPUs for which neither NVLink nor working peer-to-peer access was read, by their indices."""
-        key = tuple(gpu.index for gpu in group)
+        key = tuple([gpu.index for gpu in group])
         if key not in self._apart:
             found = ((a.index, b.index) for a, b, link in self.between(group) if link is None or not (link.nvlinks or link.p2p))
             self._apart[key] = next(found, None)

@@ -47,7 +47,7 @@ class KnownFacts:
         found.sort(key=_position)
         return (fact for _, fact in found)
 
-    def about(self, kind: str, name: str, value: str) -> bool:
+    def about(self, kind: str, name: str, value: str | None) -> bool:
         """Whether there may be facts of this kind that hold for this value of a scope's name. A look at this costs less than the whole question."""
         if (kind, name) not in self._values:
             self._values[kind, name] = {fact.scope.get(name) for fact in self.of(kind)}

@@ -17,7 +17,7 @@ from gateway.core.speed.expectation import Load, expected
 from gateway.core.speed.machine import Pace, SpeedTable, machine_of
 from gateway.core.speed.objective import concurrency, outcome, share, worth
 from gateway.core.speed.step import Clock
-from gateway.domain import Choice, IntChoice, Speed
+from gateway.domain import Choice, Speed, int_choice
 
 
 def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[int], Speed | None]:
@@ -36,10 +36,10 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
         return expected(Load(concurrency(wish), count, seqs, tokens, kept, context), clock, ratios)
 
     if wish.replicas:
-        return IntChoice(value=wish.replicas, reason="as asked for", source="user"), speed(wish.replicas)
+        return int_choice(wish.replicas, "as asked for", "user"), speed(wish.replicas)
     alone, most = speed(1), spare_groups(given, size, memory.budget_bytes)
     most = min(most, wish.gpus // size) if isinstance(wish.gpus, int) and size else most
-    one = IntChoice(value=1, reason="one copy; other GPUs stay free" if most > 1 else "one copy", source="planner")
+    one = int_choice(1, "one copy; other GPUs stay free" if most > 1 else "one copy", "planner")
     if most < 2 or alone is None or (many := speed(most)) is None:
         return one, alone
     needed, cost = needed_tokens(wish, given.spec), share(wish.gpus)
@@ -50,7 +50,7 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     reason = (
         f"{most} copies on {size * most} GPUs answer {gain:.1f} times as much as one, with {many.concurrency} requests at once"
     )
-    return IntChoice(value=most, reason=reason, source="speed model"), many
+    return int_choice(most, reason, "speed model"), many
 
 
 def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> Clock | None:
@@ -67,7 +67,7 @@ def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> Clock | None:
     work = work_with(given.spec, candidate.stage, candidate.rank, rows, given.gpus, candidate.engine.traits, pace.table)
     engine, batch = candidate.engine, sizes.batch
     graphs = pace.table.graphs(engine.kind, engine.version, batch.seqs.value, eager=batch.eager.value)
-    key = work, tuple(gpu.index for gpu in group), graphs, direct, engine.kind
+    key = work, tuple([gpu.index for gpu in group]), graphs, direct, engine.kind
     if key not in given.clocks:
         place = "machine", key[1], direct
         if place not in given.clocks:

@@ -34,7 +34,7 @@ from gateway.domain import (
     ModelSpec,
     Plan,
     Scalar,
-    StrChoice,
+    str_choice,
 )
 from gateway.domain.release import release
 
@@ -174,7 +174,9 @@ def gate_kernels(evidence: Evidence, engine: Engine, facts: KnownFacts, capabili
         if row.status == "crash":
             reason = f"it loads, but {row.kernel} would crash at the first request in {row.layer}{_size(row)}: {row.note}"
             raise Refused("runtime_fail", reason, source, layer=row.layer, kernel=row.kernel)
-    for row in evidence.kernels:
+    # Of this version and these GPUs mostly nothing is known, which is told before each layer is looked up.
+    fails = facts.about("kernel_fails", "engine", engine.ref) and facts.about("kernel_fails", "capability", capability)
+    for row in evidence.kernels if fails else ():
         suspected = row.kernel is not None and facts.about("kernel_fails", "kernel", row.kernel)
         if suspected and (fact := _failing(row, engine, facts, capability)):
             reason = f"{row.kernel}, which {row.layer}{_size(row)} would get, is known to fail here: {fact.source}"
@@ -184,6 +186,8 @@ def gate_kernels(evidence: Evidence, engine: Engine, facts: KnownFacts, capabili
             why = "; ".join(f"{refusal.kernel}: {refusal.reason}".removeprefix(": ") for refusal in layers.refused)
             reason = f"no attention backend for the {layers.layers} {layers.kind} layers of head size {layers.head_dim}: {why}"
             raise Refused("no_backend", reason, source)
+        if not fails:
+            continue
         about = {"kernel": layers.backend, "engine": engine.ref, "capability": capability, "head_dim": str(layers.head_dim)}
         if facts.about("kernel_fails", "head_dim", str(layers.head_dim)) and (fact := _known(facts, "kernel_fails", about)):
             reason = f"{layers.backend}, which heads of size {layers.head_dim} would get, is known to fail here: {fact.source}"
@@ -317,23 +321,23 @@ def gate_dtype(
         raise Refused("no_kernel", reason, source)
     if variant.dtype:
         reason, source = variant.because["dtype"]
-        return StrChoice(value=variant.dtype, reason=reason, source=source)
+        return str_choice(variant.dtype, reason, source)
     if wanted != "auto":
-        return StrChoice(value=wanted, reason="set by the user", source="user")
+        return str_choice(wanted, "set by the user", "user")
     stored = given.spec.dtype
     first = ("bfloat16", "float16") if given.spec.task == "generate" else ("float16", "bfloat16")
     preferred = next(dtype for dtype in (*first, "float32") if dtype not in without)
     if stored == "float32" != preferred:
         reason = "half the bytes of the float32 weights, as the engine itself would choose"
-        return StrChoice(value=preferred, reason=reason, source="vllm/config/model.py _resolve_auto_dtype")
+        return str_choice(preferred, reason, "vllm/config/model.py _resolve_auto_dtype")
     if stored in without:
         reason = f"the weights are {stored}, which compute capability {capability} cannot compute"
         source = "vllm/platforms/cuda.py"
         if stored == "float16" or preferred == "float32":
             reason, source = without["float16"]
             reason += "; it takes twice the memory and time" if preferred == "float32" else ""
-        return StrChoice(value=preferred, reason=reason, source=source)
-    return StrChoice(value=stored, reason="the dtype of the weights", source="config.json")
+        return str_choice(preferred, reason, source)
+    return str_choice(stored, "the dtype of the weights", "config.json")
 
 
 def _not_computed(spec: ModelSpec, engine: Engine, group: tuple[Gpu, ...]) -> dict[str, tuple[str, str]]:

@@ -21,17 +21,17 @@ from gateway.core.planner.sizes import Batch, Sizes
 from gateway.core.variables import NO_PROXY, STAGES
 from gateway.domain import (
     AdapterRef,
-    BoolChoice,
     Choice,
     Engine,
     EngineRef,
     Fact,
-    IntChoice,
     ModelRef,
     Plan,
     Question,
     Scalar,
-    StrChoice,
+    bool_choice,
+    int_choice,
+    str_choice,
 )
 from gateway.domain.release import release
 from gateway.domain.units import words
@@ -60,16 +60,16 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     return Plan(
         model=candidate.given.model,
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
-        gpus=tuple(gpu.uuid for gpu in candidate.group),
+        gpus=tuple([gpu.uuid for gpu in candidate.group]),
         tensor_parallel=_tensor_parallel(candidate),
-        pipeline_parallel=IntChoice(value=variant.pp, **_why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")),
-        expert_parallel=BoolChoice(value=variant.ep, **_why(candidate, "ep", "enable-expert-parallel", whole)),
+        pipeline_parallel=int_choice(variant.pp, *_why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")),
+        expert_parallel=bool_choice(variant.ep, *_why(candidate, "ep", "enable-expert-parallel", whole)),
         replicas=replicas,
         dtype=candidate.dtype,
         quantization=_quantization(candidate),
-        kv_cache_dtype=StrChoice(
-            value=variant.kv_dtype,
-            **_why(
+        kv_cache_dtype=str_choice(
+            variant.kv_dtype,
+            *_why(
                 candidate,
                 "kv_dtype",
                 "kv-cache-dtype",
@@ -78,8 +78,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         ),
         kernel_overrides=_overrides(candidate),
         speculation=speculation.method,
-        num_speculative_tokens=speculation.tokens
-        or IntChoice(value=0, reason=speculation.method.reason, source=speculation.method.source),
+        num_speculative_tokens=speculation.tokens or int_choice(0, speculation.method.reason, speculation.method.source),
         drafter=_drafter(candidate),
         adapters=tuple(AdapterRef(name=one.name, source=one.source, revision=one.revision) for one in candidate.given.adapters),
         loras=_loras(candidate),
@@ -245,25 +244,24 @@ def _widened(candidate: Candidate) -> list[str]:
 # --- choices ---
 
 
-def _why(candidate: Candidate, name: str, flag: str, plain: str) -> dict[str, str]:
+def _why(candidate: Candidate, name: str, flag: str, plain: str) -> tuple[str, str]:
     """Reason and source of a value that a variant may change by `name`, and a user by `flag`."""
     if flag in candidate.args:
-        return {"reason": "set by the user", "source": "user"}
-    reason, source = candidate.variant.because.get(name, (plain, "planner"))
-    return {"reason": reason, "source": source}
+        return "set by the user", "user"
+    return candidate.variant.because.get(name, (plain, "planner"))
 
 
 def _tensor_parallel(candidate: Candidate) -> Choice[int]:
     tp = candidate.variant.tp
     if candidate.given.wish.tensor_parallel or "tensor-parallel-size" in candidate.args:
-        return IntChoice(value=tp, reason="set by the user", source="user")
+        return int_choice(tp, "set by the user", "user")
     if candidate.engine.device == "cpu":
-        return IntChoice(value=1, reason="the engine runs on the CPU", source=candidate.source)
+        return int_choice(1, "the engine runs on the CPU", candidate.source)
     if tp == 1:
         fits = "the model fits one GPU" if candidate.variant.pp == 1 else "each stage fits one GPU"
-        return IntChoice(value=1, reason=fits, source="memory model")
+        return int_choice(1, fits, "memory model")
     heads = "/".join(str(group.heads) for group in candidate.built.attention if group.kind not in ("vision", "recurrent"))
-    return IntChoice(value=tp, reason=f"{heads} attention heads and the weights divide by {tp}", source="config.json")
+    return int_choice(tp, f"{heads} attention heads and the weights divide by {tp}", "config.json")
 
 
 def _loaded_as(candidate: Candidate, named: str) -> str:
@@ -275,13 +273,13 @@ def _loaded_as(candidate: Candidate, named: str) -> str:
 def _quantization(candidate: Candidate) -> Choice[str]:
     quant, variant = candidate.given.spec.quant, candidate.variant
     if "quantization" in candidate.args:
-        return StrChoice(value=variant.quantization, reason="set by the user", source="user")
+        return str_choice(variant.quantization, "set by the user", "user")
     if variant.quantization:
         reason, source = variant.because["quantization"]
-        return StrChoice(value=variant.quantization, reason=reason, source=source)
+        return str_choice(variant.quantization, reason, source)
     if quant is None:
-        return StrChoice(value="none", reason="the weights are not quantized", source="config.json")
-    return StrChoice(value=quant.method, reason=_loaded_as(candidate, quant.method), source="config.json")
+        return str_choice("none", "the weights are not quantized", "config.json")
+    return str_choice(quant.method, _loaded_as(candidate, quant.method), "config.json")
 
 
 def _variables(
@@ -291,11 +289,9 @@ def _variables(
     engine, own, everywhere = candidate.engine, candidate.given.wish.env, candidate.given.everywhere
     found: dict[str, Choice[str]] = {}
     for name, value in engine.eager_env.items() if eager else ():
-        found[name] = StrChoice(value=value, reason="goes with no graphs", source=f"profile {engine.ref}")
+        found[name] = str_choice(value, "goes with no graphs", f"profile {engine.ref}")
     if P2P in silent:
-        found[P2P_OFF[0]] = StrChoice(
-            value=P2P_OFF[1], reason=f"the GPUs could not talk to each other: {silent[P2P].source}", source="fact"
-        )
+        found[P2P_OFF[0]] = str_choice(P2P_OFF[1], f"the GPUs could not talk to each other: {silent[P2P].source}", "fact")
     for name, value in env.items():
         if name == STAGES.get(engine.kind) and candidate.variant.layers:
             reason, source = candidate.variant.because["layers"]
@@ -307,7 +303,7 @@ def _variables(
             reason, source = "the engine asks itself over loopback, past the proxy", "planner"
         else:
             reason, source = "set by the user", "user"
-        found[name] = StrChoice(value=value, reason=reason, source=source)
+        found[name] = str_choice(value, reason, source)
     return found
 
 
@@ -323,12 +319,12 @@ def _parsers(candidate: Candidate) -> tuple[Choice[str], Choice[str]]:
     """The parser of tool calls, and that of thoughts."""
     writing, engine = candidate.given.writing, candidate.engine
     if writing is None:
-        tools = reasoning = StrChoice(value=NONE, reason="no table of parsers is at hand", source="planner")
+        tools = reasoning = str_choice(NONE, "no table of parsers is at hand", "planner")
     else:
         tools, reasoning = writing.tool_parser(engine), writing.reasoning_parser(engine)
     chosen = {TOOLS: tools, REASONING: reasoning}
     for flag in chosen.keys() & candidate.args.keys():
-        chosen[flag] = StrChoice(value=str(candidate.args[flag]), reason="set by the user", source="user")
+        chosen[flag] = str_choice(str(candidate.args[flag]), "set by the user", "user")
     return chosen[TOOLS], chosen[REASONING]
 
 
@@ -354,20 +350,20 @@ def _asleep(candidate: Candidate, mode: Choice[bool]) -> dict[str, Scalar]:
 def _sleeping(candidate: Candidate, mode: Choice[bool]) -> dict[str, Choice[str]]:
     name, value = DEV_MODE
     reason = "opens /sleep and /wake_up; each request to the engine then needs its key"
-    return {name: StrChoice(value=value, reason=reason, source=f"profile {candidate.engine.ref}")} if mode.value else {}
+    return {name: str_choice(value, reason, f"profile {candidate.engine.ref}")} if mode.value else {}
 
 
-_NO_OVERRIDES = StrChoice(value="none", reason="the engine's own choice of kernels is sound", source="planner")
+_NO_OVERRIDES = str_choice("none", "the engine's own choice of kernels is sound", "planner")
 
 
 def _loras(candidate: Candidate) -> Choice[str]:
     """Which adapters, and what they take on each rank."""
     adapters, engine = candidate.given.adapters, candidate.engine
     if not adapters:
-        return StrChoice(value=NONE, reason="none is wished for", source="user")
+        return str_choice(NONE, "none is wished for", "user")
     size = bytes_on_rank(engine, adapters, candidate.stage, candidate.given.spec, candidate.rank.tp)
     room = f"room for rank {served.rank(engine, adapters)} in every layer: {words(size)} on each rank"
-    return StrChoice(value=", ".join(f"{one.name} (rank {one.rank})" for one in adapters), reason=room, source="user")
+    return str_choice(", ".join(f"{one.name} (rank {one.rank})" for one in adapters), room, "user")
 
 
 def _overrides(candidate: Candidate) -> Choice[str]:
@@ -378,23 +374,21 @@ def _overrides(candidate: Candidate) -> Choice[str]:
     if not words:
         return _NO_OVERRIDES
     reason = "; ".join(reason for reason, _ in reasons) or "set by the user"
-    return StrChoice(value=", ".join(words), reason=reason, source=reasons[0][1] if reasons else "user")
+    return str_choice(", ".join(words), reason, reasons[0][1] if reasons else "user")
 
 
 def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool]:
     if "disable-custom-all-reduce" in candidate.args:
-        return BoolChoice(value=not candidate.args["disable-custom-all-reduce"], reason="set by the user", source="user")
+        return bool_choice(not candidate.args["disable-custom-all-reduce"], "set by the user", "user")
     pair = candidate.given.apart(candidate.group)
     fact = silent.get(CUSTOM) or silent.get(P2P)
     if pair is None and fact is not None:
-        return BoolChoice(
-            value=False, reason=f"with it, the GPUs could not talk to each other here: {fact.source}", source="fact"
-        )
+        return bool_choice(False, f"with it, the GPUs could not talk to each other here: {fact.source}", "fact")
     if pair is None:
         reason = "one device" if candidate.variant.tp == 1 else "every pair has NVLink or working peer-to-peer access"
-        return BoolChoice(value=True, reason=reason, source="probe")
+        return bool_choice(True, reason, "probe")
     reason = f"GPUs {pair[0]} and {pair[1]} have neither NVLink nor proven peer-to-peer access"
-    return BoolChoice(value=False, reason=reason, source="probe")
+    return bool_choice(False, reason, "probe")
 
 
 # --- published weaknesses of the engine version ---

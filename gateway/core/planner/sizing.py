@@ -18,7 +18,7 @@ from gateway.core.lora.size import bytes_on_rank
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.model.workload import Workload
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, UNSURE, Batch, Sizes, needed_tokens, wanted_context
-from gateway.domain import BoolChoice, Cap, Choice, IntChoice, Memory, Plan
+from gateway.domain import Cap, Choice, Memory, Plan, bool_choice, int_choice
 from gateway.domain.units import MIB, gib
 
 _LEAST_KV = 16 * MIB
@@ -26,7 +26,7 @@ _LEAST_KV = 16 * MIB
 _STEADY = 64 * MIB
 # No plan goes lower by itself: blocks of some KV caches are as long as this, and have to fit into a batch.
 _LEAST_TOKENS = 2048
-_GRAPHS = BoolChoice(value=False, reason="CUDA graphs are faster", source="planner")
+_GRAPHS = bool_choice(False, "CUDA graphs are faster", "planner")
 # Of a plan that is short of memory.
 _FEW_SEQS = 16
 # What the planner calls the flag that tells an engine its share of a GPU.
@@ -80,7 +80,9 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
 def _kept(candidate: Candidate) -> Cap | None:
     """What it keeps to on the GPUs where it had that."""
     sharing = candidate.given.sharing
-    return sharing.cap if _shares(candidate) and {gpu.uuid for gpu in candidate.group} == set(sharing.home) else None
+    if sharing.cap is None or not _shares(candidate):
+        return None
+    return sharing.cap if {gpu.uuid for gpu in candidate.group} == set(sharing.home) else None
 
 
 def _shares(candidate: Candidate) -> bool:
@@ -90,10 +92,11 @@ def _shares(candidate: Candidate) -> bool:
 
 def _neighbours(candidate: Candidate) -> tuple[str, ...]:
     """The models that have a part of its GPUs, or keep to theirs for its sake."""
-    if not _shares(candidate):
+    sharing = candidate.given.sharing
+    if not (sharing.holders or sharing.cap) or not _shares(candidate):
         return ()
-    uuids, cap = {gpu.uuid for gpu in candidate.group}, candidate.given.sharing.cap
-    found = {one.model for one in candidate.given.sharing.holders if uuids & one.gives.keys()}
+    uuids, cap = {gpu.uuid for gpu in candidate.group}, sharing.cap
+    found = {one.model for one in sharing.holders if uuids & one.gives.keys()}
     return tuple(sorted(found.union(cap.models if cap is not None else ())))
 
 
@@ -301,7 +304,7 @@ def _context(
         if asked > fits:
             reason = f"--max-model-len {asked} was set, and the KV cache holds {fits} tokens"
             raise Refused("no_memory", reason, source, cache=True, evidence=evidence)
-        return IntChoice(value=asked, reason="set by the user", source="user"), ()
+        return int_choice(asked, "set by the user", "user"), ()
     context, least = min(limit, fits), wish.min_context or 1
     if context < least:
         reason = f"a context of {least} tokens was asked for, and {context} fit"
@@ -313,12 +316,12 @@ def _context(
         own = f"the model's own limit is {spec.max_position}" if limit == spec.max_position else "the most that was asked for"
         over = f"A context of {wish.max_context} tokens was asked for, and the model's own limit is {spec.max_position}."
         beyond = wish.max_context is not None and wish.max_context > spec.max_position
-        return IntChoice(value=context, reason=own, source="config.json"), (over,) if beyond else ()
+        return int_choice(context, own, "config.json"), (over,) if beyond else ()
     reason = f"the largest that fits into {gib(kv_bytes)} of KV cache"
     if source != "memory model":
         reason = "the largest that the engine itself said fits"
     warning = f"The context is {context} tokens; the model could do {limit} with more memory."
-    return IntChoice(value=context, reason=reason, source=source), (warning,)
+    return int_choice(context, reason, source), (warning,)
 
 
 # --- batch ---
@@ -333,28 +336,28 @@ def batch_of(candidate: Candidate) -> Batch:
 
 def _sized(candidate: Candidate, flag: str, default: int, reason: str, source: str) -> Choice[int]:
     if flag in candidate.args:
-        return IntChoice(value=int(candidate.args[flag]), reason="set by the user", source="user")
+        return int_choice(int(candidate.args[flag]), "set by the user", "user")
     if candidate.variant.small and flag == "max-num-seqs" and default > _FEW_SEQS:
         why, source = candidate.variant.because["small"]
-        return IntChoice(value=_FEW_SEQS, reason=why, source=source)
+        return int_choice(_FEW_SEQS, why, source)
     if candidate.variant.conservative and flag == "max-num-seqs":
         why = "a smaller batch, because the plan with the usual one failed"
-        return IntChoice(value=max(1, default // 8), reason=why, source="fact")
-    return IntChoice(value=default, reason=reason, source=source)
+        return int_choice(max(1, default // 8), why, "fact")
+    return int_choice(default, reason, source)
 
 
 def _eager(candidate: Candidate) -> Choice[bool]:
     if "enforce-eager" in candidate.args:
-        return BoolChoice(value=bool(candidate.args["enforce-eager"]), reason="set by the user", source="user")
+        return bool_choice(bool(candidate.args["enforce-eager"]), "set by the user", "user")
     if candidate.engine.device == "cpu":
-        return BoolChoice(value=True, reason="compiling for the CPU costs minutes at every start", source=candidate.source)
+        return bool_choice(True, "compiling for the CPU costs minutes at every start", candidate.source)
     if candidate.variant.eager:
         why, source = candidate.variant.because["eager"]
-        return BoolChoice(value=True, reason=why, source=source)
+        return bool_choice(True, why, source)
     if candidate.variant.conservative:
-        return BoolChoice(value=True, reason="no graphs, because the plan with them failed", source="fact")
+        return bool_choice(True, "no graphs, because the plan with them failed", "fact")
     few = "; of so few requests at once there are few sizes of them, which leaves memory" if candidate.variant.small else ""
-    return BoolChoice(value=False, reason=f"CUDA graphs are faster{few}", source="planner") if few else _GRAPHS
+    return bool_choice(False, f"CUDA graphs are faster{few}", "planner") if few else _GRAPHS
 
 
 def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
