@@ -10,9 +10,8 @@ keeps every reason for which each backend before that one refused. What the rule
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gateway.core.attention.vllm_rules import AttentionRules, OverrideStep, preferred_block, refusals
 from gateway.core.model.rank import Rank
@@ -22,15 +21,14 @@ from gateway.core.rules.subject import AttentionQuery, Subject
 from gateway.domain import AttentionGroup, LayerAttention, Refusal
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackendChoice:
+class BackendChoice(NamedTuple):
     """`none`: the engine will refuse the model. `unknown`: these rules do not describe the layer, or too little of the layer is known."""
 
     backend: str | None
+    status: Literal["ok", "none", "unknown"]
     version: int | None = None  # of FlashAttention: 2, 3 or 4
     block: int | None = None  # tokens of a block of the KV cache, where --block-size names none
     refused: tuple[Refusal, ...] = ()
-    status: Literal["ok", "none", "unknown"]
 
 
 @lru_cache(maxsize=4096)  # the same layers are judged for every number of ranks
@@ -99,7 +97,7 @@ def layer_attention(
     step = None if drafter else _step(rules, queries, rank.capability, architecture, forced)
     rows, version = [], step.flash_attention if step else None
     for group, query in zip(groups, queries, strict=True):
-        asked = replace(query, causal=not ahead, flash_attention=version) if ahead or version is not None else query
+        asked = query._replace(causal=not ahead, flash_attention=version) if ahead or version is not None else query
         if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
             choice = _unknown("", f"{architecture} brings attention backends of its own")
         elif architecture in rules.plain_towers and group.kind == "vision":

@@ -8,7 +8,6 @@ The criteria are those of the engine's own `validate_configuration`, one field o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -78,7 +77,7 @@ def preferred_block(backend: VllmBackend, subject: Subject) -> int | None:
     if not backend.block:
         return _BLOCKS[0]
     query = _query(subject)
-    blocks = ((size, replace(subject, attention=replace(query, block_size=size))) for size in _BLOCKS)
+    blocks = ((size, subject._replace(attention=query._replace(block_size=size))) for size in _BLOCKS)
     return next((size for size, asked in blocks if not first_refusal(backend.block, asked)), None)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.core.engines.evidence import Evidence
 from gateway.core.engines.planning_input import GroupMemory, PlanningInput
@@ -129,8 +129,7 @@ class Footprint:
     load: Workload
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """Bytes per device, the flags that say so, and the same in `words` (also a fact's scope)."""
 
     bytes: int

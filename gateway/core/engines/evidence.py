@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.domain import EngineAnswer, LayerAttention, LayerKernel, Memory
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """`method`: of quantization, by the engine's own name. `answer`: what the engine's own code said of the variant."""
 
     kernels: tuple[LayerKernel, ...] = ()

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -26,18 +25,17 @@ from gateway.core.rules.subject import Subject
 from gateway.domain import Refusal, Value
 
 
-@dataclass(frozen=True, kw_only=True)
-class MoeChoice:
+class MoeChoice(NamedTuple):
     """`none`: the engine will refuse the model. `crash`: the model loads, and fails at the first request; `note` says why.
 
     `unknown`: these rules do not describe the layer.
     """
 
     kernel: str | None
+    status: Literal["ok", "none", "unknown", "crash"]
     method: str = ""  # the engine's quantization method that takes the layer
     padded_to: tuple[int, int] | None = None  # (hidden, intermediate) per rank
     refused: tuple[Refusal, ...] = ()
-    status: Literal["ok", "none", "unknown", "crash"]
     crashes: tuple[tuple[str, str], ...] = ()  # which of w13 and w2, and why
     note: str = ""
 
@@ -161,7 +159,7 @@ _ROUTINGS = ("renormalize", "default", "sigmoid", "minimax", "deepseek")
 
 def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *asked: Any) -> MoeChoice:
     """For a router that is not known: the backend that every kind of router gets, if all get the same."""
-    choices = [choose_moe(rules, replace(shape, routing=routing), *asked) for routing in _ROUTINGS]
+    choices = [choose_moe(rules, shape._replace(routing=routing), *asked) for routing in _ROUTINGS]
     if len({(choice.kernel, choice.status, choice.padded_to) for choice in choices}) > 1:
         return _unknown("the backend depends on how experts are chosen for a token, which is not known here of this family")
     return choices[0]
@@ -171,10 +169,10 @@ def _taken(
     method: ExpertMethod, backend: ExpertBackend, name: str, shape: MoeShape, subject: Subject, refused: tuple[Refusal, ...]
 ) -> MoeChoice:
     padded = _padded(backend.pads, shape, subject)
-    grown = replace(shape, hidden=padded[0], intermediate=padded[1]) if padded else shape
+    grown = shape._replace(hidden=padded[0], intermediate=padded[1]) if padded else shape
     crashes = []
     for label, product in (("w13", grown.w13), ("w2", grown.w2)) if backend.runs else ():
-        there = replace(subject, layer=product, experts=grown)
+        there = subject._replace(layer=product, experts=grown)
         why = [reason for reason in (check.refusal(there) for check in backend.runs) if reason]
         crashes += [(label, f"{label}: K={product.k}, N={product.n}: {'; '.join(why)}")] if why else []
     return MoeChoice(

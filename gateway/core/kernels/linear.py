@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Self, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -27,17 +26,16 @@ from gateway.domain import Refusal, Value
 DISABLED = "disabled by VLLM_DISABLED_KERNELS"
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelChoice:
+class KernelChoice(NamedTuple):
     """`none`: the engine will refuse the model. `crash`: the model loads, and fails when it first computes; `note` says why.
 
     `unknown`: these rules do not describe the layer.
     """
 
     kernel: str | None
+    status: Literal["ok", "none", "unknown", "crash"]
     padded_to: tuple[int, int] | None = None  # (k, n)
     refused: tuple[Refusal, ...] = ()
-    status: Literal["ok", "none", "unknown", "crash"]
     note: str = ""  # why the kernel is slow, or would crash
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal[
     "wna16", "w8a16", "fp8_tensor", "fp8_token", "fp8_block", "int8", "nvfp4", "mxfp4", "mxfp8", "w4a8", "bnb", "unquantized"
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Scheme:
+class Scheme(NamedTuple):
     """How a layer is quantized. wna16 and w8a16 have integer weights; FP8 and FP4 are named by how weights are scaled."""
 
     kind: Kind
@@ -41,8 +39,7 @@ def described(scheme: Scheme) -> str:
     return " ".join(words)
 
 
-@dataclass(frozen=True)
-class LinearShape:
+class LinearShape(NamedTuple):
     """One layer as one rank holds it: k inputs, n outputs."""
 
     k: int
@@ -55,16 +52,15 @@ class LinearShape:
     origin: str = ""  # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody, or not told
 
 
-@dataclass(frozen=True, kw_only=True)
-class MoeShape:
+class MoeShape(NamedTuple):
     """The experts of one layer as one rank holds them. Their products: w13 (k hidden, n twice intermediate), w2 (the reverse)."""
 
     hidden: int
     intermediate: int  # after the cut
     experts: int  # of the model
     scheme: Scheme
-    origin: str = ""  # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody
     dtype: str  # of activations
+    origin: str = ""  # who quantized: quant_method of the checkpoint; "online": the engine itself; "": nobody
     function: str = "silu"  # between the products, as the engine calls it: silu, gelu, swigluoai, relu2_no_mul
     bias: bool = False
     routing: str = ""  # renormalize, default (softmax alone), sigmoid, minimax (with a bias), deepseek (in groups); "": unknown

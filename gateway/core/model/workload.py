@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.core.model.rank import Rank
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
     """`runner`: the 1st or 2nd model runner of vLLM. query: tokens of a request in one step of decoding, with those that are drafted."""
 
     device: str

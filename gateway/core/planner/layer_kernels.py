@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import combinations
 
@@ -114,7 +113,7 @@ def _experts(
     crash = dict(choice.crashes).get("w13" if first else "w2")
     padded = None
     if choice.padded_to:
-        grown = replace(shape, hidden=choice.padded_to[0], intermediate=choice.padded_to[1])
+        grown = shape._replace(hidden=choice.padded_to[0], intermediate=choice.padded_to[1])
         product = grown.w13 if first else grown.w2
         padded = (product.k, product.n) if (product.k, product.n) != (k, n) else None
     status = choice.status if choice.status != "crash" or crash else "ok"

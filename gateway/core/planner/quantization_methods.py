@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.core.engines.refusal import Refused
 from gateway.domain import Engine, Method, MethodRule, Quant
@@ -28,8 +27,7 @@ class MethodRefused(Refused):
         self.why = why
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """The method by the engine's own name, "none" for weights that stay unquantized; `limits` are what it asks for."""
 
     method: str

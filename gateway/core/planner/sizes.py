@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.core.speed.objective import LONG_AT_ONCE, concurrency
 from gateway.domain import Cap, Choice, Memory, ModelSpec, Plan, Scalar, Wish
@@ -34,8 +34,7 @@ def needed_tokens(wish: Wish, spec: ModelSpec) -> int:
     return wanted_context(spec, wish, {}) * min(LONG_AT_ONCE, concurrency(wish))
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Requests and tokens computed at once; `eager`: without CUDA graphs."""
 
     seqs: Choice[int]
@@ -43,8 +42,7 @@ class Batch:
     eager: Choice[bool]
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """`flags` tell the engine its budget; `scope` is where facts about these sizes hold. `cap`: what the budget keeps to."""
 
     batch: Batch

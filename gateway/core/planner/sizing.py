@@ -49,7 +49,7 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
             refusal = error
             continue
         cap = kept or _claim(candidate, within.memory)
-        found = replace(within, cap=cap) if cap else within
+        found = within._replace(cap=cap) if cap else within
         if found.context.value >= wanted:
             return found
     if found is None:
@@ -125,8 +125,8 @@ def _same(footprint: Footprint, bounds: Budget, before: Plan) -> Budget:
     flag = f"--{candidate.engine.spelling.get(_SHARE, _SHARE)}="
     share = next((item.removeprefix(flag) for item in before.argv if item.startswith(flag)), None)
     if share is not None and beside == before.memory.beside_bytes:
-        return replace(rules.told(footprint, float(share)), bytes=before.memory.budget_bytes)
-    return rules.narrowed(footprint, replace(bounds, flags={_SHARE: 1.0}), promised - beside, rounded=math.floor)
+        return rules.told(footprint, float(share))._replace(bytes=before.memory.budget_bytes)
+    return rules.narrowed(footprint, bounds._replace(flags={_SHARE: 1.0}), promised - beside, rounded=math.floor)
 
 
 def _needed(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget:
@@ -164,13 +164,13 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
     found: Sizes | None = None
     for told, cap in shares:
         try:
-            each = [_within(one, batch, replace(told, bytes=_taken(one, told, context))) for one in footprints]
+            each = [_within(one, batch, told._replace(bytes=_taken(one, told, context))) for one in footprints]
         except Refused:
             if told is shares[-1][0] and found is None:
                 raise
             continue
         least = min(each, key=lambda one: (one.memory.kv_tokens, one.context.value))
-        found = replace(least, cap=cap or _claim(candidate, least.memory))
+        found = least._replace(cap=cap or _claim(candidate, least.memory))
         if found.context.value >= wanted:
             return found
     assert found is not None  # noqa: S101 - else the last refusal was raised

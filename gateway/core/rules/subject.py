@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gateway.core.model.scheme import LinearShape, MoeShape
 
@@ -11,8 +10,7 @@ LayerKind = Literal["full", "sliding", "mla", "recurrent", "encoder", "vision"]
 AttentionRole = Literal["decoder", "encoder", "encoder_only", "encoder_decoder"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionQuery:
+class AttentionQuery(NamedTuple):
     """Attention of one layer as one rank holds it (vLLM), or of a whole model (SGLang). None: not known.
 
     mla: `head_dim` is latent_dim + rope_dim; `nope_dim`, `value_dim` are of the uncompressed heads. encoder: `role` says
@@ -45,8 +43,7 @@ class AttentionQuery:
     chunk: int = 0  # tokens of one prefill batch, where the user sets them
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """A GPU, and of what it computes the parts that the rules are about; the others are None."""
 
     capability: str

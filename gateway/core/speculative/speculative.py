@@ -9,7 +9,7 @@ nothing is drafted, because what that gains depends on the prompts: it is for th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.core.layers.built_model import BuiltModel
 from gateway.core.layers.weights import other_bytes, weights_bytes
@@ -28,8 +28,7 @@ _NGRAM = 5
 _READ_HIDDEN_STATES = ("eagle3", "dflash", "dspark")
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """The model that drafted tokens are for, as one rank computes it.
 
     build: what engines build of a model, by its config. attends: which backends compute such layers of a drafter on the GPU at

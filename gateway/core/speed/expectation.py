@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.core.speed.correction import Ratio, banded
 from gateway.core.speed.step import Clock
@@ -20,8 +20,7 @@ READ, WRITTEN = 1024, 256
 _SHORT, _LONG = 2048, 32768
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """What is asked of a plan. concurrency: requests at once, over all `replicas`. seqs, tokens: the most of one step of a replica.
     kv_tokens: of its cache; 0: nothing grows. context: the longest request."""
 

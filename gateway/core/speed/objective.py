@@ -7,7 +7,7 @@ rating(worth, demerits) -> the same with what else is known of them
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.domain import Memory, Speed, Wish
 from gateway.domain.wish import Goal
@@ -24,8 +24,7 @@ _COPIES = 0.02
 _BALANCE = (0.4, 0.4, 0.2)
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a plan gives, with all its copies. kept: tokens of context that have room at once, as far as somebody needs them."""
 
     speed: Speed | None
@@ -75,8 +74,7 @@ def worth(outcome: Outcome, goal: Goal, cost: float) -> float:
     return gain / math.pow(gpus, cost)
 
 
-@dataclass(frozen=True)
-class Demerits:
+class Demerits(NamedTuple):
     """What speaks against a plan beside its speed. weak: its engine version has published weaknesses. changes: how much of the engine's own
     choices was changed. older: places of its engine version behind the first. copies: several engines serve it."""
 

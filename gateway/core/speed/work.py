@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,7 @@ class Product:
         return self.bytes * min(1.0, (1 - left) * self.busiest(tokens))
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """Attention layers of one kind on one rank. token_bytes: of the KV cache for each token of context, of which `window` count.
     state_bytes: what is read and written for each request, however long. small: the cache is kept in 8 bits. narrow: heads have 64 elements or fewer. flops: of one token with one token of its context; of a
     prompt's, where they differ, `prompt_flops`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -95,7 +94,7 @@ def test_modules_that_are_merged_are_asked_for_whole_blocks_each_and_one_that_is
     scheme = Scheme(kind="fp8_block", bits=8, group=128)
     whole = LinearShape(k=7168, n=2112, scheme=scheme, dtype="bfloat16", full_k=7168, full_n=2112, origin="fp8")
     assert choose(linear(version), whole, "9.0").kernel == "w8a8_block_fp8_matmul_deepgemm"
-    merged = choose(linear(version), replace(whole, parts=(1536, 576)), "9.0")
+    merged = choose(linear(version), whole._replace(parts=(1536, 576)), "9.0")
     assert merged.status == "none"
     assert merged.refused[0].reason == "N=576 is not a multiple of 128 (64 over)"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tests.support.published import config
 QKV = ("model.layers.3.self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj"))
 DOWN = ("model.layers.3.mlp.down_proj", ())
 WNA16 = Scheme(kind="wna16", bits=4, group=128)
-PACKED = replace(WNA16, layout="gptq")
+PACKED = WNA16._replace(layout="gptq")
 GPTQ = {"bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 AWQ = {"bits": 4, "group_size": 128, "zero_point": True}
 ROUND = {"bits": 4, "group_size": 128, "sym": True}
@@ -43,14 +42,14 @@ def test_a_model_without_a_block_is_unquantized() -> None:
     ("changes", "expected"),
     [
         ({}, PACKED),
-        ({"bits": 8, "group_size": 32}, replace(PACKED, bits=8, group=32)),
-        ({"sym": False}, replace(PACKED, symmetric=False)),
-        ({"desc_act": True}, replace(PACKED, act_order=True)),
-        ({"desc_act": True, "group_size": -1}, replace(PACKED, group=-1)),
+        ({"bits": 8, "group_size": 32}, PACKED._replace(bits=8, group=32)),
+        ({"sym": False}, PACKED._replace(symmetric=False)),
+        ({"desc_act": True}, PACKED._replace(act_order=True)),
+        ({"desc_act": True, "group_size": -1}, PACKED._replace(group=-1)),
         ({"modules_in_block_to_quantize": ["mlp.up_proj"]}, UNQUANTIZED),
         ({"modules_in_block_to_quantize": [["mlp.up_proj"], ["mlp.down_proj"]]}, PACKED),
         ({"dynamic": {r"-:.*\.3\..*": {}}}, UNQUANTIZED),
-        ({"dynamic": {r"+:.*\.3\..*": {"bits": 8}}}, replace(PACKED, bits=8)),
+        ({"dynamic": {r"+:.*\.3\..*": {"bits": 8}}}, PACKED._replace(bits=8)),
         ({"dynamic": {r".*\.4\..*": {"bits": 8}}}, PACKED),
     ],
 )
@@ -132,8 +131,8 @@ def test_a_packed_head_is_announced(method: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"modules_to_not_convert": ["visual"]}, replace(WNA16, layout="awq", symmetric=False)),
-        ({"zero_point": False, "modules_to_not_convert": ["visual"]}, replace(WNA16, layout="awq")),
+        ({"modules_to_not_convert": ["visual"]}, WNA16._replace(layout="awq", symmetric=False)),
+        ({"zero_point": False, "modules_to_not_convert": ["visual"]}, WNA16._replace(layout="awq")),
         ({"modules_to_not_convert": ["mlp"]}, UNQUANTIZED),
     ],
 )
@@ -148,9 +147,9 @@ def test_awq(changes: dict[str, Any], expected: Scheme) -> None:
         ({"block_name_to_quantize": "model.layers,model.visual"}, PACKED),
         ({"to_quant_block_names": ["model.visual"]}, UNQUANTIZED),
         ({"extra_config": {DOWN[0]: {"bits": 16}}}, UNQUANTIZED),
-        ({"extra_config": {r".*\.3\.mlp.*": {"bits": 8, "group_size": 32}}}, replace(PACKED, bits=8, group=32)),
+        ({"extra_config": {r".*\.3\.mlp.*": {"bits": 8, "group_size": 32}}}, PACKED._replace(bits=8, group=32)),
         ({"extra_config": {"(": {"bits": 8}}}, PACKED),
-        ({"packing_format": "auto_round:auto_awq"}, replace(WNA16, layout="awq")),
+        ({"packing_format": "auto_round:auto_awq"}, WNA16._replace(layout="awq")),
         ({"data_type": "mx_fp", "bits": 4}, Scheme(kind="mxfp4", bits=4, group=32)),
         ({"data_type": "fp", "bits": 8, "group_size": [128, 128]}, Scheme(kind="fp8_block", bits=8, group=128)),
     ],

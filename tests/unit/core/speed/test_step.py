@@ -165,7 +165,7 @@ def test_attention_of_a_prompt_is_slower_with_narrow_heads_and_faster_with_a_cac
     whole, half = TABLE.evolve(narrow=1.0), TABLE.evolve(narrow=0.5)
     assert Clock(narrow, H100, half).pairs_s(4096) == pytest.approx(2 * Clock(narrow, H100, whole).pairs_s(4096))
     assert Clock(wide, H100, half).pairs_s(4096) == Clock(wide, H100, whole).pairs_s(4096)
-    small = replace(wide, readings=tuple(replace(one, small=True) for one in wide.readings))
+    small = replace(wide, readings=tuple(one._replace(small=True) for one in wide.readings))
     quick = TABLE.evolve(small_cache=TABLE.attention.evolve(flops=2 * TABLE.attention.flops))
     assert Clock(small, H100, quick).pairs_s(4096) == pytest.approx(Clock(wide, H100, quick).pairs_s(4096) / 2)
 
