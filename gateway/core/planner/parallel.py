@@ -50,33 +50,6 @@ def illegal(spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool = False) ->
     return None
 
 
-def best_group(hardware: Hardware, tp: int, claims: Mapping[str, int]) -> tuple[Gpu, ...] | None:
-    """The `tp` alike GPUs to use: of the groups with room, most NVLink between them, then most memory, then lowest index.
-
-    A group has room when its fullest GPU has at least half of what the best group could offer: links between GPUs
-    that are in use are worth less than memory.
-    """
-    # Groups are many: what is asked of each is made of plain numbers, and counted without a step of Python for each.
-    found = {pair: link.nvlinks or 0 for link in hardware.links for pair in ((link.a, link.b), (link.b, link.a))}
-    links = defaultdict(int, found)
-    kinds: dict[tuple[str, str | None, int | None], list[Gpu]] = {}
-    for gpu in hardware.gpus:
-        kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(gpu)
-    room = {gpu.index: available_bytes(gpu, claims) for gpu in hardware.gpus}
-    groups = [group for alike in kinds.values() for group in _groups([gpu.index for gpu in alike], tp, room, links)]
-    by_index = {gpu.index: gpu for gpu in hardware.gpus}
-    least = [min(map(room.__getitem__, group)) for group in groups]
-    most = max(least, default=0)
-
-    def preference(place: int) -> tuple[bool, int, int, list[int]]:
-        group = groups[place]
-        nvlinks = sum(map(links.__getitem__, combinations(group, 2)))
-        return 2 * least[place] >= most, nvlinks, least[place], sorted(map(int.__neg__, group), reverse=True)
-
-    best = max(range(len(groups)), key=preference, default=None)
-    return None if best is None else tuple(by_index[index] for index in sorted(groups[best]))
-
-
 def _groups(
     alike: Sequence[int], size: int, room: Mapping[int, int], links: Mapping[tuple[int, int], int]
 ) -> Iterable[tuple[int, ...]]:
@@ -135,6 +108,14 @@ class GpuGroups:
 
     def __init__(self, hardware: Hardware, claims: Mapping[str, int]) -> None:
         self._hardware, self._claims = hardware, claims
+        # Groups are many: what is asked of each is made of plain numbers, and counted without a step of Python for each.
+        found = {pair: link.nvlinks or 0 for link in hardware.links for pair in ((link.a, link.b), (link.b, link.a))}
+        self._links = defaultdict(int, found)
+        self._by_index = {gpu.index: gpu for gpu in hardware.gpus}
+        self._room = {gpu.index: available_bytes(gpu, claims) for gpu in hardware.gpus}
+        self._kinds: dict[tuple[str, str | None, int | None], list[int]] = {}
+        for gpu in hardware.gpus:
+            self._kinds.setdefault((gpu.name, gpu.capability, gpu.total_bytes), []).append(gpu.index)
         self._best: dict[int, tuple[Gpu, ...] | None] = {}
         self._illegal: dict[tuple[BuiltModel, int, bool], tuple[str, str | None] | None] = {}
 
@@ -145,10 +126,27 @@ class GpuGroups:
         return self._illegal[key]
 
     def best(self, size: int) -> tuple[Gpu, ...] | None:
-        """None: there are not so many GPUs of one kind."""
+        """Alike GPUs: of the groups with room, most NVLink between them, then most memory, then lowest index. None: there are not so many of one kind.
+
+        A group has room when its fullest GPU has at least half of what the best group could offer: links between GPUs
+        that are in use are worth less than memory.
+        """
         if size not in self._best:
-            self._best[size] = best_group(self._hardware, size, self._claims)
+            self._best[size] = self._of_size(size)
         return self._best[size]
+
+    def _of_size(self, size: int) -> tuple[Gpu, ...] | None:
+        groups = [group for alike in self._kinds.values() for group in _groups(alike, size, self._room, self._links)]
+        least = [min(map(self._room.__getitem__, group)) for group in groups]
+        most = max(least, default=0)
+
+        def preference(place: int) -> tuple[bool, int, int, list[int]]:
+            group = groups[place]
+            nvlinks = sum(map(self._links.__getitem__, combinations(group, 2)))
+            return 2 * least[place] >= most, nvlinks, least[place], sorted(map(int.__neg__, group), reverse=True)
+
+        best = max(range(len(groups)), key=preference, default=None)
+        return None if best is None else tuple([self._by_index[index] for index in sorted(groups[best])])
 
     def unlike(self, size: int) -> tuple[Gpu, ...] | None:
         """The GPUs with the most room, whatever they are: for stages, which each compute by themselves. None: there are not so many."""

@@ -117,7 +117,7 @@ def _product(
     kernel = chosen.get((layer.name, described(scheme)), "")
     taken = (per_token / rank.ep if dealt else per_token) if layer.experts else 1
     return Product(
-        count=layer.count,
+        layers=layer.count,
         bytes=size,
         flops=2.0 * k * n * layer.count * taken,
         passed=float((k + n) * item * layer.count * taken),
@@ -141,7 +141,7 @@ def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item: int)
     routed = experts if tensor.shard.startswith("expert") else None
     taken = routed.per_token / routed.count if routed else 1.0
     return Product(
-        count=tensor.count // (routed.count if routed and len(tensor.shape) == 2 else 1) or 1,
+        layers=tensor.count // (routed.count if routed and len(tensor.shape) == 2 else 1) or 1,
         bytes=elements * item,
         flops=2.0 * elements * taken,
         passed=0,

@@ -132,7 +132,7 @@ class Clock:
         for one, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True):
             # Of what all tokens take the same, nothing is asked: most layers are such, and this is the innermost loop of planning.
             read, most = (one.read(tokens), one.busiest(tokens)) if one.experts else (one.bytes, 1.0)
-            seconds += max((read + one.passed * tokens) / memory, one.flops * tokens * most / flops, one.count * least_s)
+            seconds += max((read + one.passed * tokens) / memory, one.flops * tokens * most / flops, one.layers * least_s)
         memory, flops, _ = self._head_rates
         seconds += max(work.head.bytes / memory, work.head.flops * logits / flops) / work.pp
         seconds += work.reduces * self._reduce_s(tokens) + work.layers * table.layer_s

@@ -8,13 +8,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Product:
-    """All linear layers of one kind on one rank. bytes: of their weights. flops, passed: FLOP, and bytes of inputs and outputs, of one
+class Product(NamedTuple):
+    """All linear layers of one kind on one rank. layers: how many they are. bytes: of their weights. flops, passed: FLOP, and bytes of inputs and outputs, of one
     token. experts: of them each token takes `per_token`; 0: all tokens take all weights. dealt: over how many ranks whole experts are; 1: each is cut.
     multiplied: the format in which. kernel: as KernelNames has it."""
 
-    count: int
+    layers: int
     bytes: float
     flops: float
     passed: float
@@ -76,4 +75,4 @@ class Work:
     @cached_property
     def expert_layers(self) -> int:
         """How many of the layers have experts."""
-        return min(self.layers, max((one.count for one in self.products if one.experts), default=0))
+        return min(self.layers, max((one.layers for one in self.products if one.experts), default=0))

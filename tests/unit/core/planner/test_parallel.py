@@ -13,7 +13,7 @@ from gateway.core.engines.planning_input import PlanningInput, available_bytes
 from gateway.core.layers.build import build
 from gateway.core.model.spec import read_model
 from gateway.core.planner import parallel
-from gateway.core.planner.parallel import best_group, dealt_layers
+from gateway.core.planner.parallel import GpuGroups, dealt_layers
 from gateway.domain import Gpu, Hardware, Link, ModelSpec
 from gateway.errors import BadModel
 from tests.support.makers import wish
@@ -102,7 +102,7 @@ def unproven(hardware: Hardware, gpus: slice) -> tuple[int, int] | None:
 
 
 def chosen(hardware: Hardware, tp: int, claims: dict[str, int] | None = None) -> list[int] | None:
-    group = best_group(hardware, tp, claims or {})
+    group = GpuGroups(hardware, claims or {}).best(tp)
     return None if group is None else [gpu.index for gpu in group]
 
 
