@@ -1,29 +1,48 @@
-"""What `fitserve diagnose` says of logs that users reported: python -m benchmarks.reports [FOLDER ...] [--split fifth] [--list]
+"""What `fitserve diagnose` says of logs that users reported: python -m benchmarks.reports [FOLDER ...] [--split fifth] [--list] [--rules COMMIT] [--without-words]
 
 FOLDER holds logs and an index.json: `file`, `engine`, the `kinds` that are right, `gap` (a kind that was made for it), `old` (not counted).
 Right: an accepted kind. Unknown: named a failure, but not which. Not told: a failure taken for none. Without a folder that of tests/logs.
 To be reached: nine of ten right, and no healthy log taken for a failure.
+
+--rules COMMIT asks the rows of profiles/failures.yaml as they were then, before the reports of later sets had been looked at; --without-words
+leaves out profiles/failure_words.yaml: how much is named by what was not made by these reports.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 from collections import Counter
 from pathlib import Path
 
+import yaml
+
+from gateway.core.failures.signature import Signature
+from gateway.core.failures.signatures import Signatures
 from gateway.profiles import Profiles
 from tests.support.reports import COLUMNS, OWN, score
+
+
+def rules_of(commit: str) -> tuple[Signature, ...]:
+    """The rows of profiles/failures.yaml as a commit has them. Raises CalledProcessError where there is none."""
+    told = subprocess.run(["git", "show", f"{commit}:profiles/failures.yaml"], check=True, capture_output=True).stdout
+    return tuple(Signature.model_validate(row) for row in yaml.safe_load(told))
 
 
 def main() -> None:
     asked = argparse.ArgumentParser()
     asked.add_argument("folders", nargs="*", type=Path, default=[OWN])
     asked.add_argument(
-        "--split", help="reports of this split, or of those whose names begin with it (fifth: fifth-tuned and fifth-held)"
+        "--split",
+        help="reports of this split, or of those whose names begin with it (fifth: fifth-tuned and fifth-held); several with commas",
     )
     asked.add_argument("--list", action="store_true", help="each report that is not right")
+    asked.add_argument("--rules", metavar="COMMIT", help="with the rows of this commit, before it had seen later reports")
+    asked.add_argument("--without-words", action="store_true", help="without failure_words.yaml")
     given = asked.parse_args()
-    signatures = Profiles().signatures
+    shipped = Profiles().signatures
+    rows_then = shipped.rows if given.rules is None else rules_of(given.rules)
+    signatures = Signatures(rows_then, () if given.without_words else shipped.kinds)
     for folder in given.folders:
         rows = score(folder, signatures, given.split)
         table = {

@@ -3,6 +3,7 @@
     engines/KIND/VERSION.yaml   -> Engine
     asked/KIND/VERSION.yaml     -> Likeness: an engine version without rules, by what it has otherwise than one that has them
     failures.yaml               -> Signature list
+    failure_words.yaml          -> KindWords list: what speaks for a kind of failure that no signature knows
     gpus.yaml                   -> GpuTable: what follows from a GPU's capability
     parsers.yaml                -> ParserTable: how models write tool calls and thoughts
     chat_templates.yaml         -> RepairTable: published chat templates that are broken, and how each is repaired
@@ -384,15 +385,20 @@ class Profiles:
     @cached_property
     def signatures(self) -> Signatures:
         """The failure signatures of every root, the user's before ours."""
+        from gateway.core.failures.likely import KindWords
         from gateway.core.failures.signature import Signature
         from gateway.core.failures.signatures import Signatures
 
         found: list[Signature] = []
+        words: list[KindWords] = []
         for root in self.roots:
             path = root / "failures.yaml"
             if path.is_file():
                 found.extend(_validate(path, Signature, entry) for entry in self._yaml(path))
-        return Signatures(tuple(found))
+            path = root / "failure_words.yaml"
+            if path.is_file():
+                words.extend(_validate(path, KindWords, entry) for entry in self._yaml(path))
+        return Signatures(tuple(found), tuple(words))
 
     def _merged(self, path: Path) -> dict[str, Any]:
         """An engine profile: a document written by hand, and one that `scripts/engine-profile` generated."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gateway.controller.managed_model import ManagedModel, ReplicaState, route
 from gateway.controller.planner import Room
-from gateway.core.failures.diagnose import environmental
+from gateway.core.failures.ending import environmental
 from gateway.core.residence import Place
 from gateway.core.sharing.again import again, outlived
 from gateway.core.sharing.leaving import Leaver, leaving

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from gateway.controller.engine_client import EngineClient, NoAnswerError
 from gateway.controller.verify import alive, metrics_of, sleeps
 from gateway.core.failures.compilers import COMPILING, compiling
-from gateway.core.failures.diagnose import PHASES
+from gateway.core.failures.ending import PHASES
 from gateway.core.failures.log_lines import clean
 from gateway.core.failures.log_reader import LogReader
 from gateway.core.failures.signatures import Signatures

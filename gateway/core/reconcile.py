@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.core.failures.diagnose import HOPELESS, ended, environmental
+from gateway.core.failures.ending import HOPELESS, ended, environmental
 from gateway.core.starts import undisturbed
 from gateway.domain import Attempt, Failure, Instance, Observation, Policy
 

@@ -25,7 +25,7 @@ def score(folder: Path, signatures: Signatures, split: str | None = None) -> lis
     """Each report of a folder that counts: its row of the index, what it was taken for, and its column."""
     rows = []
     for case in json.loads((folder / "index.json").read_text())["logs"]:
-        if case.get("old") or (split and not str(case.get("split")).startswith(split)):
+        if case.get("old") or (split and not str(case.get("split")).startswith(tuple(split.split(",")))):
             continue
         log = folder / case["file"]
         data = (log if log.exists() else folder / "logs" / case["file"]).read_bytes()

@@ -1,9 +1,4 @@
-"""From what an engine prints and how it ends to a Failure that names the cause. Pure.
-
-LogReader (log_reader.py)  a log as it grows
-diagnose                   a whole log
-ended                      an engine that ended without a line that proves a cause
-"""
+"""The failure in a whole log, and what may be said where there is none. Pure."""
 
 from __future__ import annotations
 
@@ -11,28 +6,13 @@ from collections.abc import Iterable
 
 from gateway.core.failures.log_reader import LogReader
 from gateway.core.failures.signatures import Signatures
-from gateway.domain import Failure, Instance
-
-# Causes that no plan and no engine version cures: somebody must act first.
-HOPELESS = frozenset({"weights_gated", "needs_remote_code"})
-# Where a start is, and the same as users read it.
-PHASES = {
-    "download": "downloading weights",
-    "load": "loading weights",
-    "profile": "measuring memory",
-    "kv": "making the KV cache",
-    "compile": "compiling",
-    "graphs": "capturing graphs",
-}
-
-
-def environmental(failure: Failure) -> bool:
-    """Whether the cause lies outside the plan, which may then be started again. A hang proves nothing the first time."""
-    return failure.proves == "nothing"
+from gateway.domain import Failure
 
 
 def diagnose(pieces: Iterable[bytes], signatures: Signatures, engine: str | None = None) -> tuple[Failure, LogReader]:
     """The failure in a whole log, of kind `none` where it proves none; and the reader, which knows how far the start came.
+
+    What nothing proves may be likely: that is told to who reads the log, and never to the gateway, which would treat the engine by it.
 
     No failure is no health: only an answer proves that (`reader.answered`).
     """
@@ -41,7 +21,8 @@ def diagnose(pieces: Iterable[bytes], signatures: Signatures, engine: str | None
         reader.feed(piece)
     reader.close()
     none = Failure(kind="none", phase=reader.phase, message=_no_failure(reader), proves="nothing")
-    return reader.verdict or none, reader
+    verdict = reader.verdict
+    return reader.likely(verdict) or verdict or none, reader
 
 
 def _no_failure(reader: LogReader) -> str:
@@ -50,35 +31,3 @@ def _no_failure(reader: LogReader) -> str:
     if reader.ready:
         return "The server started. The log names no failure, and shows no answer either: whether it is healthy cannot be told."
     return "The log names no failure, and ends before the server started: whether it is healthy cannot be told."
-
-
-def ended(instance: Instance, phase: str, tail: Iterable[str], *, was_ready: bool) -> Failure:
-    """The Failure of an engine that exited without a line that proves a cause."""
-    lines = [line for line in tail if line.strip()]
-    last = lines[-1] if lines else None
-    code = instance.exit_code
-    if instance.oom_killed:
-        return Failure(
-            kind="host_oom",
-            phase=phase,
-            message="The kernel killed the engine because the memory of the host, or of its container, ran out.",
-            line=last,
-            culprit={"exit_code": -9 if code is None else code},
-            advice="Free memory, or ask for a smaller context.",
-        )
-    if code is None:
-        how, kind = "The engine is gone; its exit code was not seen", "exited"
-    elif code < 0 or code in (137, 143):
-        how, kind = f"The engine was killed (signal {-code if code < 0 else code - 128})", "killed"
-    else:
-        how, kind = f"The engine ended with exit code {code}", "exited" if was_ready else "unknown"
-    when = "while it was serving" if was_ready else f"while {phase}"
-    return Failure(
-        kind=kind,
-        phase=phase,
-        message=f"{how} {when}, and its log names no known cause.",
-        line=last,
-        culprit={} if code is None else {"exit_code": code},
-        advice="Read the whole log with `fitserve logs`.",
-        proves="plan" if kind == "unknown" else "nothing",
-    )

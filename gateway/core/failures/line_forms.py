@@ -22,7 +22,10 @@ COMPLAINT = re.compile(
     r"ERROR|CRITICAL|rror\b|ailed|atal|llegal|out of memory|imeout|annot|unbalanced|too old|larger than|Killed"
     r"|total capacity|allocated by PyTorch"
     r"|no(?:t (?:find|found|valid|supported|available)| module)"
+    r"|not (?:\w+ )?support|nsupported|nvalid|nable to|ismatch|denied|efused|issing|ncompatib|nrecognized|nexpected|do(?:es)? not|n't "
 )
+# SGLang gives information no level: of such a line more is asked.
+FAILED = re.compile(r"rror\b|ailed|atal|xception|Killed")
 HARMLESS = re.compile(
     r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA initialization)|deprecat|skip|disabled|Possible solution|^\d\. ",
     re.IGNORECASE,

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import replace
 from functools import partial
 
-from gateway.core.failures.candidate import MESSAGE_LINES, TOLD_DEAD, Candidate, Process
+from gateway.core.failures.candidate import MESSAGE_LINES, Candidate, Process
+from gateway.core.failures.findings import Findings
 from gateway.core.failures.line_filter import ALARMS, FATAL, SERVES, LineFilter
 from gateway.core.failures.line_forms import (
     ASSERT,
@@ -25,6 +25,7 @@ from gateway.core.failures.line_forms import (
     COMPLAINT,
     DYING,
     EXCEPTION,
+    FAILED,
     FRAME,
     HARMLESS,
     IGNORED,
@@ -33,21 +34,18 @@ from gateway.core.failures.line_forms import (
     QUOTED,
     RAISE,
     STOPPED,
-    TOLD,
     TRACEBACK,
     WRAPPER,
 )
 from gateway.core.failures.log_lines import LogLine, clean, parse
 from gateway.core.failures.signature import Signature
 from gateway.core.failures.signatures import Signatures
-from gateway.core.failures.structure import Shape, culprit
+from gateway.core.failures.structure import Shape
 from gateway.domain import Failure, Scalar
 
-_CITED = 1000
 # Processes and kernels that are remembered: more than any engine needs, and bounded.
 _MOST_PROCESSES = 256
-_MOST_CANDIDATES = 64
-_MOST_BARE = 8
+_MOST_KERNELS = 64
 # A terminal breaks a line into a few; a message that goes on for longer has lines of its own.
 _MOST_BROKEN = 6
 
@@ -76,12 +74,9 @@ class LogReader:
         self._processes: dict[str, Process] = {}
         self._sized = False
         self._last = ""
-        self._candidates: list[Candidate] = []
-        self._dying: tuple[str, int] | None = None
         self._stopped = False
-        self._hint: Candidate | None = None
-        self._quoted: Candidate | None = None
-        self._kernels: deque[str] = deque(maxlen=_MOST_CANDIDATES)
+        self._findings = Findings(signatures, engine)
+        self._kernels: deque[str] = deque(maxlen=_MOST_KERNELS)
 
     def feed(self, piece: bytes) -> None:
         """Bytes of the log, cut anywhere."""
@@ -115,7 +110,7 @@ class LogReader:
         fatal = line.header and DYING.match(line.text)
         if fatal:
             process.fatal, self._lines.attend, self._lines.anchors = True, MESSAGE_LINES, ALARMS
-            self._dying = self._dying or (text, self._lines.number)
+            self._findings.dying = self._findings.dying or (text, self._lines.number)
         if TRACEBACK.match(line.text) or (fatal and "Traceback" in line.text):
             self._lines.attend = MESSAGE_LINES
             ignored = process.ignored and not process.tracing
@@ -139,7 +134,7 @@ class LogReader:
         elif found := self._alone(line, process):
             self._add(Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
         elif WRAPPER.match(line.text) and line.header:
-            self._dying = self._dying or (text, self._lines.number)
+            self._findings.dying = self._findings.dying or (text, self._lines.number)
         elif process.open is not None and process.left > 0:
             self._continued(line, text, process)
         elif raised := RAISE.match(line.text):
@@ -157,7 +152,7 @@ class LogReader:
 
     def serve(self) -> None:
         """From here on users write into the log."""
-        self.ready, self._hint, self._quoted = True, None, None
+        self.ready, self._findings.hint, self._findings.quoted = True, None, None
         self._lines.anchors = FATAL if self.answered else FATAL + SERVES
 
     def _survived(self, line: LogLine, process: Process) -> None:
@@ -167,7 +162,7 @@ class LogReader:
         process.close()
         if line.quiet:
             process.fatal = False
-        if STOPPED.match(line.text) and not self._candidates and self._dying is None:
+        if STOPPED.match(line.text) and not self._findings.candidates and self._findings.dying is None:
             self._stopped = True
         self._learn(line.text)
         if line.level is None:
@@ -195,11 +190,11 @@ class LogReader:
             self.stands = self.stands or (row.stands and self._sized) or row.phase == "serving"
             self.warm = self.warm or row.warm or row.phase == "serving"
             if row.phase is not None:
-                self.phase, self._hint = row.phase, None
+                self.phase, self._findings.hint = row.phase, None
             if row.phase == "serving":
                 self.serve()
-                if self._dying is None:
-                    self._candidates.clear()
+                if self._findings.dying is None:
+                    self._findings.candidates.clear()
 
     def _alone(self, line: LogLine, process: Process, *, warned: bool = False) -> tuple[Signature, dict[str, Scalar]] | None:
         """A line that proves a failure without an exception."""
@@ -215,12 +210,12 @@ class LogReader:
             return
         found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False)
         if found is None and WRAPPER.match(line.text):
-            self._dying = self._dying or (text, self._lines.number)
+            self._findings.dying = self._findings.dying or (text, self._lines.number)
             return
         self._lines.attend = max(self._lines.attend, 8)
         row, culprit = found or (None, {})
-        if row is None and replaces and process.unknown in self._candidates:
-            self._candidates.remove(process.unknown)
+        if row is None and replaces and process.unknown in self._findings.candidates:
+            self._findings.candidates.remove(process.unknown)
         phase = self._phase(row, process)
         name = EXCEPTION.match(line.text)
         message = line.text[name.end() :] if name else line.text
@@ -278,19 +273,22 @@ class LogReader:
 
     def _hinted(self, line: LogLine, text: str, process: Process) -> None:
         """A known text in a line that is no exception: it counts where the log ends and nothing else is known."""
-        if self.ready or self._hint is not None or not COMPLAINT.search(text) or HARMLESS.search(line.text):
+        if self.ready or HARMLESS.search(line.text) or not COMPLAINT.search(text):
+            return
+        shape = Shape("", line.text, tuple(process.files), self.phase)
+        if line.level is not None or not line.header or FAILED.search(text):
+            self._findings.complain(Candidate(None, {}, text, self._lines.number, self.phase, shape=shape, bare=True))
+        if self._findings.hint is not None:
             return
         if found := self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False):
             phase = self._phase(found[0], process)
-            self._hint = Candidate(found[0], found[1], text, self._lines.number, phase, bare=True)
-        elif self._quoted is None and (quoted := QUOTED.search(line.text)):
-            shape = Shape(quoted["name"], line.text, tuple(process.files), self.phase)
-            self._quoted = Candidate(None, {}, text, self._lines.number, self.phase, shape=shape, bare=True)
+            self._findings.hint = Candidate(found[0], found[1], text, self._lines.number, phase, bare=True)
+        elif self._findings.quoted is None and (quoted := QUOTED.search(line.text)):
+            shape = shape._replace(exception=quoted["name"])
+            self._findings.quoted = Candidate(None, {}, text, self._lines.number, self.phase, shape=shape, bare=True)
 
     def _add(self, candidate: Candidate, process: Process, line: LogLine) -> None:
-        bare = [one for one in self._candidates if one.bare] if candidate.bare else []
-        if len(bare) < _MOST_BARE and len(self._candidates) < _MOST_CANDIDATES:
-            self._candidates.append(candidate)
+        self._findings.add(candidate)
         process.open, process.header, process.left = candidate, line.header, MESSAGE_LINES
         self._lines.attend = max(self._lines.attend, 8 if candidate.row is None else 20)
         if candidate.row is None:
@@ -323,95 +321,17 @@ class LogReader:
     @property
     def failure(self) -> Failure | None:
         """The failure that is proven so far; later lines of the same message may still make it clearer."""
-        unproven = (
-            [one for one in self._candidates if one.row is None and not (one.survived or one.bare)] if self._dying else []
-        )
-        proven = [one for one in self._candidates if one.row is not None] + unproven
-        if not proven:
-            return self._failure(self._death()) if self._dying else None
-        first = min(proven, key=lambda one: (one.rank, one.number))
-        return self._failure(first if first.row is not None else self._best(unproven) or first)
+        return self._findings.failure(self.settings, self.phase)
 
     @property
     def verdict(self) -> Failure | None:
         """The failure that a log proves once it has ended. What nobody proves to be survived counts too, down to a line without traceback."""
-        proven = self.failure
-        if proven is not None and proven.kind != "unknown":
-            return self._raised_before(proven) or proven
-        if self.ready and proven is None:
-            return None
-        left = [one for one in self._candidates if not one.survived and one.row is None]
-        hinted = [self._hint] if self._hint is not None else []
-        cut_off = [one.cut_off for one in self._processes.values() if one.cut_off is not None]
-        quoted = [self._quoted] if self._quoted is not None else []
-        for several in ([one for one in left if not one.bare], hinted, [one for one in left if one.bare], cut_off, quoted):
-            best = self._best(several)
-            if best is not None and best.row is not None:
-                return self._failure(best)
-        first = next(iter([*left, *cut_off, *quoted]), None)
-        return proven or (self._failure(first) if first is not None else None)
+        return self._findings.verdict(self.settings, self.phase, self._cut_off_traces, serves=self.ready)
 
-    def _raised_before(self, death: Failure) -> Failure | None:
-        """What was raised before a process was only told to be dead, in a traceback whose beginning is missing."""
-        told = next((one for one in self._candidates if one.row is not None and one.number == death.line_number), None)
-        if told is None or told.rank < TOLD_DEAD:
-            return None
-        raised = [
-            one
-            for one in self._candidates
-            if one.row is None and not one.survived and one.shape.frames and one.number < told.number
-        ]
-        best = self._best(raised)
-        return self._failure(best) if best is not None and best.row is not None else None
+    def likely(self, verdict: Failure | None) -> Failure | None:
+        """What words speak for in a log that has ended, where its verdict names no cause."""
+        return self._findings.likely(verdict, self.settings, self._cut_off_traces, serves=self.ready)
 
-    def _best(self, several: list[Candidate]) -> Candidate | None:
-        """The first whose structure says what it is, with that row; else the first."""
-        for one in several:
-            if one.row is not None:
-                return one
-            if found := self._signatures.structural(one.shape, self._engine):
-                return replace(one, row=found[0], culprit=found[1] | culprit(one.shape), phase=found[0].phase or one.phase)
-        return several[0] if several else None
-
-    def _death(self) -> Candidate:
-        """A process that tells of its death, and of no error: with the error of another one in quotes, at best."""
-        line, number = self._dying or ("", 0)
-        told = TOLD.search(line)
-        name = EXCEPTION.match(told[1]) if told else None
-        message = told[1][name.end() :] if told and name else told[1] if told else ""
-        shape = Shape(name["name"] if name else "", message, (), self.phase)
-        if not message:
-            return Candidate(_NOT_HERE, {}, line, number, self.phase)
-        one = Candidate(None, {}, line, number, self.phase, shape=shape)
-        return self._best([one]) or one
-
-    def _failure(self, one: Candidate) -> Failure:
-        row = one.row or _UNKNOWN
-        message, advice, steps = self._signatures.words(row, self.settings | one.culprit)
-        return Failure(
-            kind=row.kind or "unknown",
-            phase=one.phase,
-            message=message,
-            line=one.line[:_CITED],
-            line_number=one.number,
-            culprit=one.culprit,
-            advice=advice,
-            steps=steps,
-            proves=row.proves,
-        )
-
-
-_UNKNOWN = Signature(
-    kind="unknown",
-    message="The engine failed with an error that is not known here.",
-)
-# Processes that tell of the death of another one, and of nothing else.
-_NOT_HERE = Signature(
-    kind="unknown",
-    message="A process of the engine died, and this part of its log does not tell why: the cause stands further up, or in another rank's log.",
-    steps=(
-        "Look for the first error above this line: `fitserve diagnose` finds it in the whole log.",
-        "Of several machines or ranks read the log of each: the first that failed has the cause.",
-        "Where there is none, see `dmesg`: a process that the kernel ended for lack of memory says nothing.",
-    ),
-)
+    @property
+    def _cut_off_traces(self) -> list[Candidate]:
+        return [one.cut_off for one in self._processes.values() if one.cut_off is not None]

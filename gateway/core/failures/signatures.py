@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.core.failures import remedy
+from gateway.core.failures.likely import KindWords, Likely, plain
 from gateway.core.failures.signature import Signature
 from gateway.core.failures.structure import Shape, Structure
 from gateway.domain import Failure, Scalar
@@ -18,10 +19,12 @@ _NO_WORDS = Signature()
 
 
 class Signatures:
-    """All signatures, compiled. First match in file order wins."""
+    """All signatures, compiled. First match in file order wins. words: of each kind, for what no signature knows."""
 
-    def __init__(self, rows: tuple[Signature, ...]) -> None:
+    def __init__(self, rows: tuple[Signature, ...], words: tuple[KindWords, ...] = ()) -> None:
         self.rows = rows
+        self.kinds = words
+        self._likely = Likely(words)
         self._compiled = [
             (row, re.compile(row.pattern), re.compile(row.more) if row.more else None)
             for row in rows
@@ -49,6 +52,18 @@ class Signatures:
         """What a failure is by its structure, where no text proves it."""
         found = self._structure.row(shape, engine)
         return (found[0], values(found[1])) if found else None
+
+    def likely(self, shapes: Sequence[Shape]) -> tuple[Signature, tuple[str, ...], int] | None:
+        """What the words of several shapes speak for: a row that proves nothing, these words, and which shape has the first of them."""
+        found = self._likely.kind(shapes)
+        if found is None:
+            return None
+        kind, words = found
+        at = next((at for at, shape in enumerate(shapes) if plain(shape.message).find(words[0]) >= 0), 0)
+        message = self._remedies.get(kind, _NO_WORDS).message
+        message += " No known text says so, but these words: {words}."
+        row = Signature(kind=kind, structure=True, proves="nothing", message=f"Likely: {message}")
+        return row, words, at
 
     def words(self, row: Signature, known: dict[str, Scalar]) -> tuple[str, str, tuple[str, ...]]:
         """Message, advice and steps of a failure: the row's own where every value of theirs is known, else those of its kind."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.core.failures.diagnose import environmental
+from gateway.core.failures.ending import environmental
 from gateway.domain import Attempt, Cap, Choice, Decision, Plan, Wish
 
 # How a start ends that somebody pulls the plug of: it tells nothing, and the next one is as if it had not been.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from gateway.core.failures.diagnose import environmental
+from gateway.core.failures.ending import environmental
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, UNSURE
 from gateway.core.speed.objective import LONG_AT_ONCE, concurrency
 from gateway.domain import Attempt, Cap, Offer, Plan, Wish

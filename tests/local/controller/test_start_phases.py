@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.failures.diagnose import PHASES
+from gateway.core.failures.ending import PHASES
 from gateway.core.failures.log_reader import LogReader
 from gateway.domain import EngineRef, LaunchSpec
 from gateway.profiles import Profiles

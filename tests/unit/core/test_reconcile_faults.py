@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from gateway.core.facts.learn import learn
-from gateway.core.failures.diagnose import ended
+from gateway.core.failures.ending import ended
 from gateway.core.planner.decide import decide
 from gateway.core.reconcile import MakePlan, ReplicaSnapshot, Rest, counted, next_action
 from gateway.domain import Attempt, Failure, Hardware, Instance, Policy

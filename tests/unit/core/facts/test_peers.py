@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.core.facts.learn import judged, learn
-from gateway.core.failures.diagnose import diagnose, environmental
+from gateway.core.failures.diagnose import diagnose
+from gateway.core.failures.ending import environmental
 from gateway.core.planner.decide import decide
 from gateway.core.planner.explain import changes
 from gateway.domain import Decision, Fact, Failure

@@ -1,0 +1,56 @@
+"""What an engine's end means: its phase as users read it, whether its failure lies outside the plan, and an end without a line that proves a cause. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.domain import Failure, Instance
+
+# Causes that no plan and no engine version cures: somebody must act first.
+HOPELESS = frozenset({"weights_gated", "needs_remote_code"})
+# Where a start is, and the same as users read it.
+PHASES = {
+    "download": "downloading weights",
+    "load": "loading weights",
+    "profile": "measuring memory",
+    "kv": "making the KV cache",
+    "compile": "compiling",
+    "graphs": "capturing graphs",
+}
+
+
+def environmental(failure: Failure) -> bool:
+    """Whether the cause lies outside the plan, which may then be started again. A hang proves nothing the first time."""
+    return failure.proves == "nothing"
+
+
+def ended(instance: Instance, phase: str, tail: Iterable[str], *, was_ready: bool) -> Failure:
+    """The Failure of an engine that exited without a line that proves a cause."""
+    lines = [line for line in tail if line.strip()]
+    last = lines[-1] if lines else None
+    code = instance.exit_code
+    if instance.oom_killed:
+        return Failure(
+            kind="host_oom",
+            phase=phase,
+            message="The kernel killed the engine because the memory of the host, or of its container, ran out.",
+            line=last,
+            culprit={"exit_code": -9 if code is None else code},
+            advice="Free memory, or ask for a smaller context.",
+        )
+    if code is None:
+        how, kind = "The engine is gone; its exit code was not seen", "exited"
+    elif code < 0 or code in (137, 143):
+        how, kind = f"The engine was killed (signal {-code if code < 0 else code - 128})", "killed"
+    else:
+        how, kind = f"The engine ended with exit code {code}", "exited" if was_ready else "unknown"
+    when = "while it was serving" if was_ready else f"while {phase}"
+    return Failure(
+        kind=kind,
+        phase=phase,
+        message=f"{how} {when}, and its log names no known cause.",
+        line=last,
+        culprit={} if code is None else {"exit_code": code},
+        advice="Read the whole log with `fitserve logs`.",
+        proves="plan" if kind == "unknown" else "nothing",
+    )

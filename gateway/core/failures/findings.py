@@ -1,0 +1,159 @@
+"""What a log has told of its failure so far, and which part of it is the cause. Pure.
+
+The first proof is the cause, unless it is of a kind that is mostly a consequence (`weak`); then comes what structure tells, then what words
+speak for (likely.py), which proves nothing and is asked for by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.core.failures.candidate import TOLD_DEAD, Candidate
+from gateway.core.failures.line_forms import EXCEPTION, TOLD
+from gateway.core.failures.signature import Signature
+from gateway.core.failures.signatures import Signatures
+from gateway.core.failures.structure import Shape, culprit
+from gateway.domain import Failure, Scalar
+
+_CITED = 1000
+# More than any engine needs, and bounded.
+_MOST_CANDIDATES = 64
+_MOST_BARE = 8
+_MOST_COMPLAINTS = 16
+
+
+class Findings:
+    """candidates: what may be the failure. dying: the line, with its number, in which a process first told of its end. hint: a known text in a
+    line that is no exception. quoted: an exception in the middle of a line. complaints: lines that complain, of nothing that is known."""
+
+    def __init__(self, signatures: Signatures, engine: str | None) -> None:
+        self.candidates: list[Candidate] = []
+        self.dying: tuple[str, int] | None = None
+        self.hint: Candidate | None = None
+        self.quoted: Candidate | None = None
+        self.complaints: list[Candidate] = []
+        self._signatures = signatures
+        self._engine = engine
+
+    def add(self, candidate: Candidate) -> None:
+        """One more that may be the failure, as far as there is room."""
+        bare = [one for one in self.candidates if one.bare] if candidate.bare else []
+        if len(bare) < _MOST_BARE and len(self.candidates) < _MOST_CANDIDATES:
+            self.candidates.append(candidate)
+
+    def complain(self, candidate: Candidate) -> None:
+        """One more line that complains, as far as there is room."""
+        if len(self.complaints) < _MOST_COMPLAINTS:
+            self.complaints.append(candidate)
+
+    def failure(self, settings: dict[str, Scalar], phase: str) -> Failure | None:
+        """What is proven while the log still grows. settings: how the engine is set; phase: how far it came."""
+        unproven = [one for one in self.candidates if one.row is None and not (one.survived or one.bare)] if self.dying else []
+        proven = [one for one in self.candidates if one.row is not None] + unproven
+        if not proven:
+            return self._failure(self._death(phase), settings) if self.dying else None
+        first = min(proven, key=lambda one: (one.rank, one.number))
+        return self._failure(first if first.row is not None else self._best(unproven) or first, settings)
+
+    def verdict(self, settings: dict[str, Scalar], phase: str, cut_off: list[Candidate], *, serves: bool) -> Failure | None:
+        """What is proven once the log has ended. cut_off: tracebacks without their end. serves: the engine was ready."""
+        proven = self.failure(settings, phase)
+        if proven is not None and proven.kind != "unknown":
+            return self._raised_before(proven, settings) or proven
+        if serves and proven is None:
+            return None
+        left = self._unknown()
+        hinted = [self.hint] if self.hint is not None else []
+        quoted = [self.quoted] if self.quoted is not None else []
+        for several in ([one for one in left if not one.bare], hinted, [one for one in left if one.bare], cut_off, quoted):
+            best = self._best(several)
+            if best is not None and best.row is not None:
+                return self._failure(best, settings)
+        first = next(iter([*left, *cut_off, *quoted]), None)
+        return proven or (self._failure(first, settings) if first is not None else None)
+
+    def likely(
+        self, verdict: Failure | None, settings: dict[str, Scalar], cut_off: list[Candidate], *, serves: bool
+    ) -> Failure | None:
+        """What the words of everything that nobody knows speak for, where the verdict names no cause: no proof. What serves has survived all
+        but what it called fatal."""
+        death = None if verdict is None else self._told_dead(verdict)
+        if (serves and self.dying is None) or (verdict is not None and verdict.kind != "unknown" and death is None):
+            return None
+        quoted = [self.quoted] if self.quoted is not None else []
+        several = [*self._unknown(), *cut_off, *quoted, *self.complaints]
+        several = [one for one in several if death is None or one.number < death.number]
+        found = self._signatures.likely([one.shape for one in several])
+        if found is None:
+            return None
+        row, words, at = found
+        return self._failure(replace(several[at], row=row, culprit={"words": ", ".join(words)}), settings)
+
+    def _told_dead(self, failure: Failure) -> Candidate | None:
+        """The candidate of a failure that says no more than that a process died."""
+        told = next((one for one in self.candidates if one.row is not None and one.number == failure.line_number), None)
+        return told if told is not None and told.rank == TOLD_DEAD else None
+
+    def _unknown(self) -> list[Candidate]:
+        return [one for one in self.candidates if not one.survived and one.row is None]
+
+    def _raised_before(self, death: Failure, settings: dict[str, Scalar]) -> Failure | None:
+        """What was raised before a process was only told to be dead, in a traceback whose beginning is missing."""
+        told = self._told_dead(death)
+        if told is None:
+            return None
+        raised = [one for one in self._unknown() if one.shape.frames and one.number < told.number]
+        best = self._best(raised)
+        return self._failure(best, settings) if best is not None and best.row is not None else None
+
+    def _best(self, several: list[Candidate]) -> Candidate | None:
+        """The first whose structure says what it is, with that row; else the first."""
+        for one in several:
+            if one.row is not None:
+                return one
+            if found := self._signatures.structural(one.shape, self._engine):
+                return replace(one, row=found[0], culprit=found[1] | culprit(one.shape), phase=found[0].phase or one.phase)
+        return several[0] if several else None
+
+    def _death(self, phase: str) -> Candidate:
+        """A process that tells of its death, and of no error: with the error of another one in quotes, at best."""
+        line, number = self.dying or ("", 0)
+        told = TOLD.search(line)
+        name = EXCEPTION.match(told[1]) if told else None
+        message = told[1][name.end() :] if told and name else told[1] if told else ""
+        shape = Shape(name["name"] if name else "", message, (), phase)
+        if not message:
+            return Candidate(_NOT_HERE, {}, line, number, phase)
+        one = Candidate(None, {}, line, number, phase, shape=shape)
+        return self._best([one]) or one
+
+    def _failure(self, one: Candidate, settings: dict[str, Scalar]) -> Failure:
+        row = one.row or _UNKNOWN
+        message, advice, steps = self._signatures.words(row, settings | one.culprit)
+        return Failure(
+            kind=row.kind or "unknown",
+            phase=one.phase,
+            message=message,
+            line=one.line[:_CITED],
+            line_number=one.number,
+            culprit=one.culprit,
+            advice=advice,
+            steps=steps,
+            proves=row.proves,
+        )
+
+
+_UNKNOWN = Signature(
+    kind="unknown",
+    message="The engine failed with an error that is not known here.",
+)
+# Processes that tell of the death of another one, and of nothing else.
+_NOT_HERE = Signature(
+    kind="unknown",
+    message="A process of the engine died, and this part of its log does not tell why: the cause stands further up, or in another rank's log.",
+    steps=(
+        "Look for the first error above this line: `fitserve diagnose` finds it in the whole log.",
+        "Of several machines or ranks read the log of each: the first that failed has the cause.",
+        "Where there is none, see `dmesg`: a process that the kernel ended for lack of memory says nothing.",
+    ),
+)
