@@ -116,7 +116,8 @@ def lengthened(
     why = f"{context} tokens of context fit otherwise"
     yield from smaller(variant, engine, args, why)
     stages = variant.pp + 1
-    own = "pipeline-parallel-size" in args or not has(engine, "pipeline-parallel-size")
+    # Of layers that were dealt to so many stages nothing follows for one stage more: the even ones lead there.
+    own = "pipeline-parallel-size" in args or not has(engine, "pipeline-parallel-size") or variant.layers
     if not own and not variant.small and engine.device == "cuda" and variant.tp * stages <= gpus:
         yield variant.changed("pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model")
 

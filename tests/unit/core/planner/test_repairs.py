@@ -193,6 +193,9 @@ def test_for_a_longer_context_one_thing_after_the_other_is_given_up_and_nothing_
     assert longer(half) == ["eager"]
     assert longer(half.changed("eager", True, "short", "memory model")) == []
     assert longer(Variant(), gpus=2) == ["small", "pp"]
+    staged = Variant(pp=2)
+    assert longer(staged, gpus=3) == ["small", "pp"]
+    assert longer(staged.changed("layers", (20, 12), "unlike", "planner"), gpus=3) == ["small"]
     assert longer(fewer, gpus=2) == ["kv_dtype", "eager"]
 
 
