@@ -31,11 +31,12 @@ HEADROOM = 256 * MIB
 
 class GroupMemory(NamedTuple):
     """Bytes of the GPUs of a group. least: what the smallest has, of a CPU its RAM. seen: what CUDA says that the smallest of them has, which is
-    less than NVML says. room: of each what an engine may take, and all that it has; of GPUs that are alike in that it is there once."""
+    less than NVML says. room: of each what an engine may take, and all that it has; of GPUs that are alike in that it is there once. read: what is free was read, of memory that is the GPUs' own."""
 
     least: int
     seen: int
     room: set[tuple[int, int]]
+    read: bool
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class PlanningInput:
             least = min((gpu.total_bytes or 0 for gpu in group), default=self.hardware.ram_total_bytes)
             seen = min((size - driver_bytes(gpu) for gpu in group if (size := gpu.total_bytes)), default=0)
             room = {(self.available[gpu.uuid] - HEADROOM, gpu.total_bytes or least) for gpu in group}
-            self._groups[key] = GroupMemory(least, seen, room)
+            read = all(gpu.free_bytes is not None and gpu.memory_kind == "dedicated" for gpu in group)
+            self._groups[key] = GroupMemory(least, seen, room, read)
         return self._groups[key]
 
     def between(self, group: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:

@@ -188,8 +188,7 @@ class VllmRules:
 
     def most(self, footprint: Footprint, usual: Budget) -> Budget | None:
         candidate = footprint.candidate
-        read = all(gpu.free_bytes is not None and gpu.memory_kind == "dedicated" for gpu in candidate.group)
-        if not read or not usual.flags or not candidate.group or candidate.variant.conservative:
+        if not candidate.devices.read or not usual.flags or not candidate.group or candidate.variant.conservative:
             return None
         before, share = usual.flags["gpu-memory-utilization"], self._share(footprint, _MOST)
         if share <= float(before):

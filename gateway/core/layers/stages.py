@@ -54,8 +54,9 @@ def unshared(built: BuiltModel, engine: Engine, architecture: str) -> str:
         return "no_stages"
     if architecture in engine.no_tied_stages and _tied(built):
         return "no_tied_stages"
-    inputs = any(tensor.name.endswith(_LAYER_INPUTS) for tensor in built.others)
-    return "no_layer_input_stages" if inputs and architecture in engine.no_layer_input_stages else ""
+    if architecture not in engine.no_layer_input_stages:
+        return ""
+    return "no_layer_input_stages" if any(tensor.name.endswith(_LAYER_INPUTS) for tensor in built.others) else ""
 
 
 @lru_cache(maxsize=256)

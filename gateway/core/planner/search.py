@@ -359,8 +359,7 @@ class Search:
             if not capability:
                 reason = "the compute capability, which decides the kernels, could not be read"
                 raise Refused("unknown_capability", reason, "probe")
-            smallest = min(gpu.total_bytes or 0 for gpu in group)
-            rows = self._attention(built.attention, rank, variant, smallest)
+            rows = self._attention(built.attention, rank, variant, bare.devices.least)
             evidence = Evidence(self._kernels(built, rank, variant), rows, method=method)
         for gpu in {gpu.capability: gpu for gpu in group if gpu.capability != capability}.values():
             other = self._forecast(replace(bare, group=(gpu,))).evidence
