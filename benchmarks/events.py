@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.core.reconcile import Rest
 from gateway.domain import Attempt, Failure
 from gateway.events.event_log import EventLog

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from tests.local.controller.test_fleet import ADMIN, fill
+from tests.local.controller.fleet.test_fleet import ADMIN, fill
 from tests.support.served import Served, served
 from tests.support.upstream import Call, Upstream
 

@@ -12,19 +12,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gateway.access.endpoint_keys import EndpointKeys
-from gateway.controller.change_steps import ChangeSteps
-from gateway.controller.effects import Effects
-from gateway.controller.endpoint_watcher import EndpointKey, EndpointWatcher
-from gateway.controller.engine_client import EngineClient
-from gateway.controller.fleet import Fleet
-from gateway.controller.launcher import Launcher
-from gateway.controller.managed_model import ManagedModel, ReplicaState
-from gateway.controller.planner import Planner
-from gateway.controller.replica_steps import ReplicaSteps
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.residents import Residents
-from gateway.controller.sleep_steps import SleepSteps
-from gateway.controller.start_gate import StartGate
+from gateway.controller.steps.change_steps import ChangeSteps
+from gateway.controller.steps.effects import Effects
+from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.planner import Planner
+from gateway.controller.steps.replica_steps import ReplicaSteps
+from gateway.controller.steps.sleep_steps import SleepSteps
+from gateway.controller.steps.start_gate import StartGate
 from gateway.controller.strays import Strays
+from gateway.controller.watch.endpoint_watcher import EndpointKey, EndpointWatcher
+from gateway.controller.watch.engine_client import EngineClient
 from gateway.core.failures.signatures import Signatures
 from gateway.core.reconcile import Rest
 from gateway.domain import Attempt, Change, Failure, Hardware, Instance, Offer, Plan, Planned, RunningPlan, Served, Wish

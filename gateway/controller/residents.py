@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from gateway.controller.fleet import Fleet
-from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.core.residence import LEAST_S, Copy, Leave, Place, Resident, Why, decide, loadable, may_leave, warm_order
 from gateway.domain import Instance
 from gateway.errors import StoreError

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.controller.engine_client import EngineClient, NoAnswerError
+from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
 from gateway.domain.facts import Event
 from gateway.errors import StoreError
 from gateway.events.event_log import EventLog

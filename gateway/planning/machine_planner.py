@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MachinePlanner:
-    """`gateway.controller.planner` is its contract. `data`: the gateway's data folder. `profiles`: those that the process has too."""
+    """`gateway.controller.steps.planner` is its contract. `data`: the gateway's data folder. `profiles`: those that the process has too."""
 
     data: Path
     process: PlanProcess

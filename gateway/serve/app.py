@@ -22,8 +22,8 @@ from gateway.access.origins import Origins
 from gateway.calibration.calibrator import Calibrator
 from gateway.catalog.download import download
 from gateway.catalog.hub import Hub
-from gateway.controller.launcher import Launcher
 from gateway.controller.loop import Loop
+from gateway.controller.steps.launcher import Launcher
 from gateway.errors import FitserveError
 from gateway.events.event_log import EventLog
 from gateway.events.observer import Observer

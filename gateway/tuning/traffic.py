@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.controller.engine_client import NoAnswerError
-from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.watch.engine_client import NoAnswerError
 from gateway.core.speed.served import LEAST_STRETCHES, Counts, between, counted
 from gateway.domain import Attempt, Engine, EngineRef, Served
 from gateway.errors import FitserveError

@@ -16,8 +16,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.loop import Loop
-from gateway.controller.managed_model import ManagedModel, ReplicaState
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.planner.explain import rival_words
 from gateway.core.speed.correction import learned, measured

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 from gateway.__main__ import serve
-from gateway.controller.start_gate import StartGate
+from gateway.controller.steps.start_gate import StartGate
 from gateway.domain import GpuProcess, Hardware
 from tests.support.pretended_gpus import PretendedGpu
 

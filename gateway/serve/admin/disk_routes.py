@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from gateway.catalog.disk import DiskJob, look, revision_of
-from gateway.controller.managed_model import ManagedModel
+from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import ModelRef, Value
 from gateway.settings import Settings
 

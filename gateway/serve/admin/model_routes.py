@@ -12,8 +12,8 @@ from fastapi.routing import APIRoute
 from pydantic import Field, ValidationError
 
 from gateway.api.error_bodies import errors
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState, status
 from gateway.controller.loop import Loop
-from gateway.controller.managed_model import ManagedModel, ReplicaState, status
 from gateway.core.changes import Difference, of_plans, of_wishes, same_start, starts_anew
 from gateway.core.planner.explain import changes
 from gateway.domain import Abilities, Asleep, Attempt, Decision, Failure, Hardware, Plan, Value, Wish

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gateway.controller.engine_client import NoAnswerError
-from gateway.controller.managed_model import ManagedModel, ReplicaState
-from gateway.controller.watcher import Watcher
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.watch.engine_client import NoAnswerError
+from gateway.controller.watch.watcher import Watcher
 from gateway.core.speed.served import counted, highest
 from gateway.domain import Engine, EngineRef
 from gateway.errors import FitserveError

@@ -15,8 +15,8 @@ from typing import Protocol
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
+from gateway.controller.fleet.managed_model import ManagedModel, status
 from gateway.controller.loop import Loop
-from gateway.controller.managed_model import ManagedModel, status
 from gateway.domain import Attempt
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.serve.metrics.counters import Metrics, Sample, render

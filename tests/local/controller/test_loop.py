@@ -114,7 +114,7 @@ async def test_the_engines_own_maximum_is_learnt_and_used(tmp_path: Path) -> Non
 async def test_an_engine_that_answers_nonsense_is_never_routed(
     tmp_path: Path, fault: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.controller.watcher.time", Clock())  # so the start is not what takes too long
+    monkeypatch.setattr("gateway.controller.watch.watcher.time", Clock())  # so the start is not what takes too long
 
     def nonsense(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, **fault)
@@ -149,7 +149,7 @@ async def test_a_killed_engine_is_noticed_unrouted_and_started_again(tmp_path: P
         await gateway.until("m", "backing_off")
         assert [one["state"] for one in (await gateway.client.get("/v1/models")).json()["data"]] == ["backing_off"]
         an_hour_later = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 3601)
-        monkeypatch.setattr("gateway.controller.replica_steps.time", an_hour_later)
+        monkeypatch.setattr("gateway.controller.steps.replica_steps.time", an_hour_later)
         ready = await gateway.until("m", "ready")
         assert [attempt["state"] for attempt in ready["attempts"]] == ["failed", "ready"]
         assert ready["attempts"][0]["failure"]["kind"] == "killed"
@@ -347,7 +347,7 @@ async def test_an_engine_that_is_long_silent_and_answers_beside_it_is_not_taken_
 ) -> None:
     """As with a long prompt. Five times as long as an engine may be silent, it answers the small request that asks whether it lives."""
     clock, hold = Clock(), tmp_path / "hold"
-    monkeypatch.setattr("gateway.controller.watcher.time", clock)
+    monkeypatch.setattr("gateway.controller.watch.watcher.time", clock)
     monkeypatch.setattr("gateway.routing.routes.time", clock)
 
     def held(spec: LaunchSpec) -> EngineScript:

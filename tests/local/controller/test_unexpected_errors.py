@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from gateway.controller import loop
-from gateway.controller.effects import Effects
-from gateway.controller.fleet import Fleet
-from gateway.controller.managed_model import route
-from gateway.controller.replica_steps import ReplicaSteps
-from gateway.controller.watcher import Watcher
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.fleet.managed_model import route
+from gateway.controller.steps.effects import Effects
+from gateway.controller.steps.replica_steps import ReplicaSteps
+from gateway.controller.watch.watcher import Watcher
 from gateway.domain import LaunchSpec
 from gateway.errors import HostError
 from gateway.machine.gpu_watch import GpuWatch
@@ -183,7 +183,7 @@ async def test_a_model_whose_route_cannot_be_made_has_none_and_the_others_have_t
             raise SurprisingError("no route")
         return route(model, urls, load_wait_s)
 
-    monkeypatch.setattr("gateway.controller.fleet.route", raising)
+    monkeypatch.setattr("gateway.controller.fleet.fleet.route", raising)
     async with running(tmp_path, healthy) as gateway:
         source = model_folder(tmp_path / "model")
         for name in ("bad", "good"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.controller.effects import Effects
+from gateway.controller.steps.effects import Effects
 from gateway.profiles import Profiles
 from tests.local.cli.test_main import fitserve
 from tests.local.cli.verbs.test_run_command import script
@@ -59,7 +59,7 @@ async def test_a_narrow_terminal_gets_whole_words(tmp_path: Path) -> None:
 
 async def test_three_copies_wished_for_on_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third has no room: what is listed says so, and that is told once, however often it is planned again."""
-    monkeypatch.setattr("gateway.controller.replica_steps._REPLAN_S", 0.05)
+    monkeypatch.setattr("gateway.controller.steps.replica_steps._REPLAN_S", 0.05)
     planned: list[int] = []
     plan = Effects.plan
 

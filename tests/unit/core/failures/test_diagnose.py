@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from gateway.cli.diagnosis import SCHEMA, Diagnosis, report
 from gateway.cli.main import app
-from gateway.controller.engine_client import EngineClient
-from gateway.controller.watcher import Watcher
+from gateway.controller.watch.engine_client import EngineClient
+from gateway.controller.watch.watcher import Watcher
 from gateway.core.facts.learn import learn, told
 from gateway.core.failures.diagnose import diagnose
 from gateway.core.failures.line_filter import LineFilter

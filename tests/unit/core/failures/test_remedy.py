@@ -41,7 +41,7 @@ def test_every_kind_of_a_row_has_a_cure() -> None:
 
 def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
     sources = [
-        *(ROOT / "gateway/controller").glob("*.py"),
+        *(ROOT / "gateway/controller").rglob("*.py"),
         ROOT / "gateway/machine/gpu_watch.py",
         ROOT / "gateway/core/failures/diagnose.py",
     ]

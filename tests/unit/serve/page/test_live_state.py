@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.domain.units import Progress
 from gateway.routing.routes import Routes
 from gateway.serve.page.live_state import live_machine, live_models

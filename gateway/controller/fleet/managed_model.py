@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gateway.controller.endpoint_watcher import EndpointWatcher
-from gateway.controller.watcher import Watcher
+from gateway.controller.watch.endpoint_watcher import EndpointWatcher
+from gateway.controller.watch.watcher import Watcher
 from gateway.core.chat.parsers import NONE
 from gateway.core.lora.served import name_at
 from gateway.core.reconcile import Rest

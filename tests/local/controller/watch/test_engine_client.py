@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from gateway.controller.engine_client import SMALL_BYTES, EngineAnswer, EngineClient, NoAnswerError
+from gateway.controller.watch.engine_client import SMALL_BYTES, EngineAnswer, EngineClient, NoAnswerError
 from tests.support.dataplane import never_answers, refused_url, until
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call, Upstream

@@ -8,13 +8,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from gateway.controller.engine_client import NoAnswerError
-from gateway.controller.launcher import Launcher
-from gateway.controller.managed_model import ReplicaState
-from gateway.controller.planner import Planner
-from gateway.controller.start_gate import StartGate
-from gateway.controller.verify import alive
-from gateway.controller.watcher import Watcher
+from gateway.controller.fleet.managed_model import ReplicaState
+from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.planner import Planner
+from gateway.controller.steps.start_gate import StartGate
+from gateway.controller.watch.engine_client import NoAnswerError
+from gateway.controller.watch.verify import alive
+from gateway.controller.watch.watcher import Watcher
 from gateway.core.facts import sleep
 from gateway.core.sharing.leaving import awake, missing, taken, to_wake
 from gateway.domain import Asleep, Attempt, Fact, Offer

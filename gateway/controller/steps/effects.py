@@ -11,12 +11,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from typing import Literal
 
-from gateway.controller.launcher import Launcher
-from gateway.controller.managed_model import ManagedModel, ReplicaState
-from gateway.controller.planner import Planner, Room
-from gateway.controller.start_gate import StartGate, WithdrawnError
-from gateway.controller.verify import alive, shown, verify
-from gateway.controller.watcher import Watcher
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.room import Room
+from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.planner import Planner
+from gateway.controller.steps.start_gate import StartGate, WithdrawnError
+from gateway.controller.watch.verify import alive, shown, verify
+from gateway.controller.watch.watcher import Watcher
 from gateway.core.changes import as_good, of_plans
 from gateway.core.chat import abilities
 from gateway.core.facts.learn import excused, judged, learn, proved

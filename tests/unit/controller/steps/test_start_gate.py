@@ -5,9 +5,9 @@ from collections.abc import Collection
 
 import pytest
 
-from gateway.controller.fleet import Fleet
-from gateway.controller.managed_model import ManagedModel, ReplicaState
-from gateway.controller.start_gate import StartGate, WithdrawnError
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.steps.start_gate import StartGate, WithdrawnError
 from gateway.core.starts import Holder, Stage, shape
 from gateway.domain import Attempt, Failure, GpuProcess, Hardware, Instance
 from gateway.domain.units import GIB
@@ -135,7 +135,7 @@ def busy(free_gib: int, used_gib: int) -> Hardware:
 
 
 async def test_who_else_takes_memory_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.controller.start_gate._QUIET_S", 0.001)
+    monkeypatch.setattr("gateway.controller.steps.start_gate._QUIET_S", 0.001)
     looks = iter([busy(23, 0), busy(22, 1), busy(22, 1)])
 
     async def hardware() -> Hardware:
@@ -149,7 +149,7 @@ async def test_who_else_takes_memory_is_waited_for(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_plan_whose_memory_is_gone_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.controller.start_gate._QUIET_S", 0.001)
+    monkeypatch.setattr("gateway.controller.steps.start_gate._QUIET_S", 0.001)
 
     async def hardware() -> Hardware:
         return busy(2, 20)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
-from gateway.controller.effects import Effects
-from gateway.controller.engine_client import EngineClient
-from gateway.controller.fleet import Fleet
-from gateway.controller.launcher import Launcher
-from gateway.controller.managed_model import ManagedModel, ReplicaState
-from gateway.controller.sleep_steps import SleepSteps
-from gateway.controller.watcher import Watcher
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.steps.effects import Effects
+from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.sleep_steps import SleepSteps
+from gateway.controller.watch.engine_client import EngineClient
+from gateway.controller.watch.watcher import Watcher
 from gateway.core import reconcile
 from gateway.core.failures.signatures import Signatures
 from gateway.core.reconcile import Rest, next_action

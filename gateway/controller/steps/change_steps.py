@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import time
 
-from gateway.controller.effects import Effects
-from gateway.controller.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.steps.effects import Effects
 from gateway.core import changes
 from gateway.core.changes import ReplicaNow, TrialNow, next_step
 from gateway.core.reconcile import counted

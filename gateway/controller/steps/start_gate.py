@@ -44,7 +44,7 @@ class WithdrawnError(Exception):
 
 
 class Engines(Protocol):
-    """`gateway.controller.fleet.Fleet`."""
+    """`gateway.controller.fleet.fleet.Fleet`."""
 
     def holders(self, running: Collection[str], begun: set[str], now: float) -> Iterable[Holder]:
         """The engines that are there. running: instances that the host lists. begun: those that it may not list yet; the others of them

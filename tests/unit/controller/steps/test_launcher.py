@@ -1,4 +1,4 @@
-"""gateway.controller.launcher: what of the host's disk an engine's container sees."""
+"""gateway.controller.steps.launcher: what of the host's disk an engine's container sees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.controller.launcher import Launcher
+from gateway.controller.steps.launcher import Launcher
 from gateway.domain import Attempt, ChatTemplate, LaunchSpec, ModelRef, Mount
 from gateway.errors import BadModel
 from gateway.settings import Settings

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gateway.access.endpoint_keys import EndpointKeys
-from gateway.controller.endpoint_watcher import EndpointKey, EndpointWatcher
-from gateway.controller.engine_client import EngineClient, NoAnswerError
+from gateway.controller.watch.endpoint_watcher import EndpointKey, EndpointWatcher
+from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
 from gateway.domain import LaunchSpec
 from gateway.routing.table import RoutedReplica
 from tests.support.dataplane import never_answers, refused_url, until

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.controller.engine_client import LARGE_BYTES, EngineAnswer, EngineClient, NoAnswerError
+from gateway.controller.watch.engine_client import LARGE_BYTES, EngineAnswer, EngineClient, NoAnswerError
 from gateway.core.chat import abilities
 from gateway.core.chat.abilities import Said
 from gateway.core.lora.served import name_at

@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gateway.controller.managed_model import ManagedModel, ReplicaState, route
-from gateway.controller.planner import Room
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState, route
+from gateway.controller.fleet.room import Room
 from gateway.core.failures.ending import environmental
 from gateway.core.residence import Place
 from gateway.core.sharing.again import again, outlived

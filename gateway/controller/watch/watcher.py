@@ -8,8 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from gateway.controller.engine_client import EngineClient, NoAnswerError
-from gateway.controller.verify import alive, metrics_of, sleeps
+from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
+from gateway.controller.watch.verify import alive, metrics_of, sleeps
 from gateway.core.failures.compilers import COMPILING, compiling
 from gateway.core.failures.ending import PHASES
 from gateway.core.failures.log_lines import clean

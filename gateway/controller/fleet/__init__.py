@@ -1,0 +1,1 @@
+"""The models of the gateway with their replicas, as the loop holds them in memory."""
