@@ -117,9 +117,6 @@ class Residents:
                 replica.blocked, replica.takes = None, ()
         model.asked = asked
 
-    def keep_alive_s(self, model: ManagedModel) -> float:
-        return self._fleet.keep_alive_s(model.wish)
-
     def _residents(
         self, models: Iterable[ManagedModel], demand: Mapping[str, float], running: Mapping[str, str]
     ) -> list[Resident]:
@@ -142,7 +139,7 @@ class Residents:
         return replace(
             known,
             stopped=model.stopped,
-            keep_alive_s=self.keep_alive_s(model),
+            keep_alive_s=self._fleet.keep_alive_s(model.wish),
             pinned=policy.pinned,
             priority=policy.priority,
             used_at=model.used_at or model.created_at,

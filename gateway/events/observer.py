@@ -9,7 +9,8 @@ from operator import attrgetter
 from typing import Any
 
 from gateway.access.keyring import StoredKey
-from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState, status
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.model_state import status
 from gateway.core.events import ModelNow, ReplicaNow, Told, of_model, stage, stage_of
 from gateway.domain.facts import Event, EventKind
 from gateway.events.event_log import EventLog

@@ -210,6 +210,11 @@ class Routes:
         load = self._loads.get(replica_id)
         return time.monotonic() - load.heard if load is not None else None
 
+    def working(self, name: str) -> bool:
+        """Whether an engine of the model works for a client."""
+        route = self.table.models.get(name)
+        return route is not None and any(self.silent_s(replica.id) is not None for replica in route.replicas)
+
     def in_flight(self, replica_id: str) -> int:
         load = self._loads.get(replica_id)
         return load.requests if load is not None else 0

@@ -23,6 +23,7 @@ from gateway.calibration.calibrator import Calibrator
 from gateway.catalog.download import download
 from gateway.catalog.hub import Hub
 from gateway.controller.loop import Loop
+from gateway.controller.loop_health import LoopHealth
 from gateway.controller.steps.launcher import Launcher
 from gateway.errors import FitserveError
 from gateway.events.event_log import EventLog
@@ -162,22 +163,35 @@ def create_app(
         await asyncio.to_thread(loop.load)
         events = app.state.events = EventLog(store)
         await events.begin()
-        observer = Observer(events, loop.models, watch, lambda: keyring.kept, settings)
+        observer = Observer(events, loop.fleet.models, watch, lambda: keyring.kept, settings)
         gone = await asyncio.to_thread(observer.begin, store)
         loop.passed = observer.look
         observer.start(gone)
         hooks = webhooks(settings, events, store)
         about = {"version": __version__, "host": chosen.kind, "workers": settings.workers}
         in_flight = app.state.in_flight = workers or plane
-        live = app.state.live = LiveStream(loop, routes, partial(gauges.counted_by, metrics, workers), in_flight, keys, about)
+        live = app.state.live = LiveStream(
+            loop.fleet,
+            loop.forecasts,
+            loop.health,
+            routes,
+            partial(gauges.counted_by, metrics, workers),
+            in_flight,
+            keys,
+            about,
+        )
         gateway.on_stop = (observer.stop, live.stop)
         watch.start(profiles.xids, partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake))
         app.state.hub, app.state.launcher = hub, launcher
-        app.state.settings, app.state.store, app.state.profiles, app.state.loop = settings, store, profiles, loop
+        app.state.settings, app.state.store, app.state.profiles = settings, store, profiles
+        app.state.fleet, app.state.orders, app.state.forecasts = loop.fleet, loop.orders, loop.forecasts
+        app.state.health, app.state.residents, app.state.wake = loop.health, loop.residents, loop.wake
         running = asyncio.create_task(loop.run())
         running.add_done_callback(gateway.loop_ended)
-        series = app.state.engine_series = EngineSeries(loop.models, profiles.of)
-        tuner = app.state.tuner = Tuner(loop, store, settings, ended, profiles.of)
+        series = app.state.engine_series = EngineSeries(loop.fleet.models, profiles.of)
+        tuner = app.state.tuner = Tuner(
+            loop.fleet, loop.forecasts, loop.trials, launcher, store, routes.working, ended, profiles.of
+        )
         by_file = ModelsFileWatch(settings.models_file.expanduser(), settings.data, app) if settings.models_file else None
 
         async def end_loop() -> None:
@@ -293,9 +307,9 @@ def create_app(
     @app.get("/readyz", response_model=ready, responses={503: {"model": ready, "description": "It cannot"}})
     async def readyz() -> JSONResponse:
         """The gateway can do its work: the loop runs, the store and the host answer."""
-        loop: Loop = app.state.loop
-        problems = [problem for problem in (loop.store_problem and "store", loop.host_problem and "host") if problem]
-        if gateway.failure or loop.problem or time.monotonic() - loop.last_pass > _STALE_S:
+        health: LoopHealth = app.state.health
+        problems = [problem for problem in (health.store_problem and "store", health.host_problem and "host") if problem]
+        if gateway.failure or health.problem or time.monotonic() - health.last_pass > _STALE_S:
             problems.append("loop")
         return JSONResponse({"status": "not ready" if problems else "ok", "problems": problems}, 503 if problems else 200)
 

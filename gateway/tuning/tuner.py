@@ -16,8 +16,11 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
+from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.loop import Loop
+from gateway.controller.forecasts import Forecasts
+from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.trial_steps import TrialSteps
 from gateway.core.facts.known_facts import KnownFacts
 from gateway.core.planner.explain import rival_words
 from gateway.core.speed.correction import learned, measured
@@ -25,7 +28,6 @@ from gateway.core.speed.expectation import for_copies
 from gateway.domain import Attempt, Bench, BenchKept, BenchReport, Engine, EngineRef, Plan, Rival
 from gateway.errors import Conflict, FitserveError
 from gateway.logging import Logger
-from gateway.settings import Settings
 from gateway.store.store import Store
 from gateway.supervision import Supervised
 from gateway.tuning.engine_load import measure
@@ -42,21 +44,28 @@ _MEASURED_S = 5.0
 
 
 class Tuner:
-    """asked: requests that ended, by model. profile: what is known of an engine version."""
+    """working: as of `Routes`. asked: requests that ended, by model. profile: what is known of an engine version."""
 
     def __init__(
         self,
-        loop: Loop,
+        fleet: Fleet,
+        forecasts: Forecasts,
+        trials: TrialSteps,
+        launcher: Launcher,
         store: Store,
-        settings: Settings,
+        working: Callable[[str], bool],
         asked: Callable[[], Mapping[str, float]],
         profile: Callable[[EngineRef], Engine],
     ) -> None:
-        self._loop = loop
+        self._fleet = fleet
+        self._forecasts = forecasts
+        self._trials = trials
+        self._launcher = launcher
+        self._working = working
         self._store = store
-        self._settings = settings
+        self._settings = launcher.settings
         self._asked = asked
-        self._traffic = Traffic(loop.models, loop.working, asked, profile)
+        self._traffic = Traffic(fleet.models, working, asked, profile)
         self._judged: dict[str, str] = {}
         """By model, the plan that serves, once it was compared with others."""
         self._heard: dict[str, tuple[float, float]] = {}
@@ -72,7 +81,7 @@ class Tuner:
     async def take(self, name: str, report: BenchReport) -> BenchKept:
         """Keep a measurement, learn from it, and compare the plan anew. Raises NotFound, Conflict, StoreError."""
         self._store.changeable()
-        model = self._loop.model(name)
+        model = self._fleet.model(name)
         serving = model.serving
         plans = [attempt.fingerprint for attempt in serving]
         if report.fingerprint not in plans if plans else report.fingerprint is not None:
@@ -96,7 +105,7 @@ class Tuner:
         return BenchKept(bench, before[-1] if before else None, why)
 
     async def _look(self) -> float:
-        for name, model in list(self._loop.models.items()):
+        for name, model in list(self._fleet.models.items()):
             serving = model.serving
             if serving and self._judged.get(name) != serving[0].fingerprint:
                 self._judged[name] = serving[0].fingerprint
@@ -106,8 +115,8 @@ class Tuner:
             if self._settings.auto_tune and not model.deleting and not model.unsettled:
                 await self._tune(model)
         self._traffic.forget()
-        self._judged = {name: plan for name, plan in self._judged.items() if name in self._loop.models}
-        self._heard = {name: heard for name, heard in self._heard.items() if name in self._loop.models}
+        self._judged = {name: plan for name, plan in self._judged.items() if name in self._fleet.models}
+        self._heard = {name: heard for name, heard in self._heard.items() if name in self._fleet.models}
         return _LOOK_S
 
     async def _known(self, plan: Plan) -> Plan:
@@ -133,7 +142,7 @@ class Tuner:
     ) -> Rival | None:
         """replica: of this one alone, where the model has several."""
         plan = for_copies(attempt.plan, 1) if replica is not None else attempt.plan
-        return (await self._loop.compared(model, plan, replica, beside=beside)).rival
+        return (await self._forecasts.compared(model, plan, replica, beside=beside)).rival
 
     async def _learn(self, model: ManagedModel) -> None:
         """From what clients are served meanwhile."""
@@ -142,7 +151,7 @@ class Tuner:
         if not seen or not (serving := model.serving):
             return
         try:
-            compared = await self._loop.compared(model, serving[0].plan, seen=seen)
+            compared = await self._forecasts.compared(model, serving[0].plan, seen=seen)
             if not compared.learned:
                 return
             await asyncio.to_thread(self._store.learn_speeds, compared.learned)
@@ -164,7 +173,7 @@ class Tuner:
                 old = model.replicas[trial.index].attempt
                 if quiet_s < time.time() - trial.attempt.started_at:
                     log.info("another plan is not tried on, for a request came", model=name)
-                    await self._loop.settle(model, adopt=False)
+                    await self._trials.settle(model, adopt=False)
                 elif trial.attempt.state == "ready" and old is not None and old.state == "ready":
                     await self._compare(model, model.replicas[trial.index], old, trial.attempt)
             elif trial is None and quiet_s >= self._settings.auto_tune_quiet_s and not busy:
@@ -204,30 +213,30 @@ class Tuner:
             "another plan is tried", model=name, replica=replica.index, beside=beside is not None, words=rival_words(found)
         )
         plan = for_copies(found.plan, attempt.plan.replicas.value) if alone is not None else found.plan
-        await self._loop.try_plan(model, replica, plan, beside=beside is not None)
+        await self._trials.begin(model, replica, plan, beside=beside is not None)
         return True
 
     async def _compare(self, model: ManagedModel, replica: ReplicaState, old: Attempt, new: Attempt) -> None:
         """Measure what is tried; what is better by what was measured of both serves."""
         report = await self._measure(model, new)
         if report is None:
-            await self._loop.settle(model, adopt=False)
+            await self._trials.settle(model, adopt=False)
             return
         ours, other, better = for_copies(old.plan, 1), for_copies(new.plan, 1), None
         try:
             await self._keep(model.wish.name, other, report)
-            better = (await self._loop.compared(model, ours, _alone(model, replica), against=other)).rival
+            better = (await self._forecasts.compared(model, ours, _alone(model, replica), against=other)).rival
         finally:
             log.warning(
                 "another plan was tried", model=model.wish.name, better=better is not None, gain=better.gain if better else None
             )
-            await self._loop.settle(model, adopt=better is not None)
+            await self._trials.settle(model, adopt=better is not None)
         # What was learned may have changed what else should be better.
         self._judged.pop(model.wish.name, None)
         self._done.pop((model.wish.name, f"compare {old.fingerprint}"), None)
 
     async def _measure(self, model: ManagedModel, attempt: Attempt) -> BenchReport | None:
-        instance = await self._loop.instance(attempt)
+        instance = await self._launcher.instance(attempt)
         if instance is None or instance.url is None:
             return None
         name, before = model.wish.name, self._heard.get(model.wish.name)
@@ -248,7 +257,7 @@ class Tuner:
         """Seconds since a request was seen; those that run count as seen now."""
         ended, now = self._asked().get(name, 0.0), time.monotonic()
         before, at = self._heard.get(name, (-1.0, now))
-        if ended != before or self._loop.working(name):
+        if ended != before or self._working(name):
             before, at = ended, now
             self._done = {one: done for one, done in self._done.items() if one[0] != name}
         self._heard[name] = before, at

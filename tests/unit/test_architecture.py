@@ -28,7 +28,7 @@ ARROWS = {
     "serve.proxy": "serve.proxy.bodies tls routing access api",
     "serve.proxy.bodies": "routing access api",
     "events": "controller.fleet controller.watch hosts.process access core supervision machine settings store version",
-    "tuning": "controller controller.fleet controller.watch core.planner core.speed core.facts supervision settings store own_program",
+    "tuning": "controller controller.steps controller.fleet controller.watch core.planner core.speed core.facts supervision store own_program",
     "controller": "controller.steps controller.fleet controller.watch access routing core failpoint machine store core.failures supervision settings",
     "controller.steps": "controller.fleet controller.watch catalog core.chat core.sharing core.planner hosts.process routing core.facts core failpoint machine settings hosts store core.failures",
     "controller.fleet": "controller.watch core.chat core.lora core.sharing core supervision routing store core.failures",

@@ -1,12 +1,11 @@
-"""All models of the gateway as the loop holds them in memory, and what follows from all of them: claims, ports, routes."""
+"""All models of the gateway as the loop holds them in memory, and what follows from all of them: who has what of the GPUs, claims, ports."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState, route
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.room import Room
 from gateway.core.failures.ending import environmental
 from gateway.core.residence import Place
@@ -14,20 +13,17 @@ from gateway.core.sharing.again import again, outlived
 from gateway.core.sharing.leaving import Leaver, leaving
 from gateway.core.sharing.surplus import kept, part, surplus
 from gateway.core.starts import Holder, Stage, shape
-from gateway.domain import Attempt, Cap, Failure, Holding, Instance, Offer, Plan, Sharing, Wish
+from gateway.domain import Attempt, Cap, Failure, Holding, Offer, Plan, Sharing, Wish
 from gateway.domain.value import MOST_BYTES
-from gateway.errors import Conflict
-from gateway.routing.table import ModelRoute, RouteTable
-from gateway.store.store import Store
+from gateway.errors import Conflict, no_model
 
 
 class Fleet:
     """`models` is by name; only the loop and its effects change it."""
 
-    def __init__(self, load_wait_s: float = 0.0, keep_alive: float = -1.0) -> None:
-        """load_wait_s: how long a request waits for a model that is loaded on request. keep_alive: in seconds, of a model that has none of its own."""
+    def __init__(self, keep_alive: float = -1.0) -> None:
+        """keep_alive: in seconds, of a model that has none of its own."""
         self.models: dict[str, ManagedModel] = {}
-        self._load_wait_s = load_wait_s
         self._keep_alive = keep_alive
         self.set_apart: frozenset[str] = frozenset()
         """UUIDs of GPUs on which nothing is started now: they are being measured."""
@@ -36,47 +32,20 @@ class Fleet:
         self.unasked: Collection[str] = ()
         """The models that nobody asks now."""
 
-    def load(self, store: Store) -> None:
-        """Read the models and their attempts from the database."""
-        history: dict[tuple[str, int], list[Attempt]] = {}
-        for attempt in store.attempts():
-            history.setdefault((attempt.model, attempt.replica), []).append(attempt)
-        changes = store.changes()
-        residences = store.residences()
-        for wish, created_at, deleting, forgiven_at in store.models():
-            generation, change = changes.get(wish.name, (0, None))
-            model = ManagedModel(wish, created_at, deleting, forgiven_at=forgiven_at, generation=generation, change=change)
-            self.models[wish.name] = model
-            known = max((index + 1 for name, index in history if name == wish.name), default=1)
-            own = ((index, past) for (name, index), past in history.items() if name == wish.name)
-            alive = max((index + 1 for index, past in own if any(one.live for one in past)), default=0)
-            for index in range(max(wish.replicas or known, alive) if wish.source else 0):
-                past = history.get((wish.name, index), [])
-                live = [attempt for attempt in past if attempt.live]
-                replica = ReplicaState(wish.name, index, live[0] if live else None, generation=_generation(model, past))
-                replica.made_room = _made_room(past)
-                if len(live) > 1 and model.trial is None and live[0].generation != live[1].generation == model.wanted:
-                    model.trial = ReplicaState(wish.name, index, live[1], generation=model.wanted, seeks=True)
-                tried = model.trial.attempt if model.trial is not None else None
-                mine = [one for one in past if one is not replica.attempt and one is not tried]
-                replica.history = [_ended(store, one) if one.live else one for one in mine]
-                model.replicas.append(replica)
-            model.stopped, model.used_at = residences.get(wish.name, (False, 0.0))
-            model.gave_way = model.on_request = not model.stopped and any(
-                one.attempt is None and one.history and one.history[-1].state == "stopped" and one.history[-1].failure is None
-                for one in model.replicas
-            )
-            for attempt in (one for replica in model.replicas for one in replica.attempts if one.started_at > forgiven_at):
-                engine = attempt.plan.engine
-                if engine.image and engine.digest:
-                    model.pins[engine.image] = engine.digest
-
     def admit(self, model: ManagedModel) -> ManagedModel:
         """Take a new model in, with a replica for each that is wished for."""
         model.replicas = [
             ReplicaState(model.wish.name, index) for index in range((model.wish.replicas or 1) if model.wish.source else 0)
         ]
         self.models[model.wish.name] = model
+        return model
+
+    def model(self, name: str) -> ManagedModel:
+        """By its name. Raises NotFound."""
+        model = self.models.get(name)
+        if model is None:
+            names = {known: one.wish.name for one in self.models.values() for known in (one.wish.name, *one.wish.aliases)}
+            raise no_model(name, names)
         return model
 
     def replicas(self) -> Iterator[ReplicaState]:
@@ -270,24 +239,6 @@ class Fleet:
         """The ports of all starts that are recorded and not ended."""
         return {replica.attempt.port for replica in self.replicas() if replica.attempt is not None}
 
-    def route_table(self, instances: Iterable[Instance], *, waits: bool = False) -> RouteTable:
-        """Where requests for each model go, with the instances that there are now. waits: nobody has looked at them yet, so all requests wait."""
-        attempts = [replica.attempt for replica in self.replicas() if replica.attempt is not None]
-        plans = {attempt.instance_name: attempt.fingerprint for attempt in attempts}
-        # An engine with another plan than the recorded plan is about to be replaced.
-        own = [instance for instance in instances if instance.fingerprint == plans.get(instance.name)]
-        running = {instance.name: instance for instance in own if instance.state == "running"}
-        routes = {name: _route(model, running, self._load_wait_s) for name, model in self.models.items()}
-        if waits:
-            routes = {name: replace(one, wait_s=max(one.wait_s, self._load_wait_s)) for name, one in routes.items()}
-        aliases = {alias: name for name, model in self.models.items() for alias in model.wish.aliases if alias not in routes}
-        named = {alias: replace(routes[name], name=alias, alias_of=name) for alias, name in aliases.items()}
-        for name, model in self.models.items():
-            for adapter, source in model.wish.loras.items():
-                card = replace(routes[name].card, adapter=source)
-                named.setdefault(adapter, replace(routes[name], name=adapter, alias_of=name, card=card))
-        return RouteTable({**named, **routes})
-
     def check_names(self, wish: Wish) -> None:
         """Raises Conflict where a name or an alias of a wish is a name of another model."""
         wishes = [one.wish for one in self.models.values()]
@@ -341,32 +292,3 @@ def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dic
 def _promise(plan: Plan, promised: dict[str, int]) -> None:
     for uuid in plan.devices:
         promised[uuid] = promised.get(uuid, 0) + plan.memory.promised_bytes
-
-
-def _generation(model: ManagedModel, past: list[Attempt]) -> int:
-    """Of a replica, by its attempts."""
-    if not past or _made_room(past):
-        return model.wanted
-    return next((attempt for attempt in past if attempt.live), past[-1]).generation
-
-
-def _made_room(past: list[Attempt]) -> bool:
-    """What served last was stopped, for an engine by the wish that is wanted."""
-    return bool(past) and not any(one.live for one in past) and past[-1].state == "stopped" and past[-1].ready_at is not None
-
-
-def _ended(store: Store, attempt: Attempt) -> Attempt:
-    """Of two attempts of a replica that were live when the gateway died the older one serves: the other was being tried, and is no more."""
-    ended: Attempt = attempt.evolve(state="stopped", ended_at=time.time())
-    store.save_attempt(ended)
-    return ended
-
-
-def _route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: float) -> ModelRoute:
-    """As `route`. An error that nobody expected leaves this model without a route, not all of them."""
-    try:
-        return route(model, running, load_wait_s)
-    except Exception as error:
-        if not model.setback.rest_s:
-            model.setback.broke(error)
-        return ModelRoute(model.wish.name, "starting", model.setback.problem or "", int(model.created_at), (), None)

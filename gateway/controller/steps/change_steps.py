@@ -6,7 +6,9 @@ from __future__ import annotations
 import time
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.steps.effects import Effects
+from gateway.controller.steps.attempts import Attempts
+from gateway.controller.steps.trial_steps import TrialSteps
+from gateway.controller.steps.wish_changes import WishChanges
 from gateway.core import changes
 from gateway.core.changes import ReplicaNow, TrialNow, next_step
 from gateway.core.reconcile import counted
@@ -15,8 +17,12 @@ from gateway.routing.drains import Drains
 
 
 class ChangeSteps:
-    def __init__(self, effects: Effects, failpoint: Failpoint, drains: Drains) -> None:
-        self._effects = effects
+    def __init__(
+        self, wishes: WishChanges, trials: TrialSteps, attempts: Attempts, failpoint: Failpoint, drains: Drains
+    ) -> None:
+        self._wishes = wishes
+        self._trials = trials
+        self._attempts = attempts
         self._failpoint = failpoint
         self._drains = drains
 
@@ -35,21 +41,22 @@ class ChangeSteps:
             case changes.TryBeside(index):
                 model.trial = ReplicaState(model.wish.name, index, generation=model.wanted, seeks=True)
             case changes.Adopt():
-                await self._effects.adopt(model)
+                await self._trials.adopt(model)
             case changes.EndTrial():
-                await self._effects.end_trial(model)
+                await self._trials.end(model)
             case changes.GoInPlace(index):
                 model.replicas[index].in_place = True
-                await self._effects.end_trial(model)
+                await self._trials.end(model)
             case changes.Leave(index):
                 model.replicas[index].left_at = time.monotonic()
             case changes.Replace(index):
-                if not await self._effects.replace(model.replicas[index], model.wanted):
+                if not await self._replace(model.replicas[index], model.wanted):
                     return False
             case changes.GiveUp(reason):
-                await self._effects.give_up(model, reason)
+                await self._wishes.refuse(model, reason)
+                await self._trials.end(model)
             case changes.Finish():
-                await self._effects.finish(model)
+                await self._wishes.finish(model)
         self._failpoint.reach(name, "after")
         return True
 
@@ -64,7 +71,33 @@ class ChangeSteps:
             if replica.left_at is None:
                 replica.left_at = time.monotonic()
             elif not self._replica(model, replica).answers:
-                await self._effects.drop(model, replica)
+                await self._drop(model, replica)
+
+    async def _replace(self, replica: ReplicaState, generation: int) -> bool:
+        """Its engine stops, and the next one is planned by the wish of this generation. False while its step has to end first, which wakes
+        the loop. Raises StoreError."""
+        if replica.task is not None and not replica.stopping:
+            # Once: what the step still has to clean up would be cancelled too.
+            if not replica.task.cancelling():
+                replica.task.cancel()
+            return False
+        attempt, replica.attempt = replica.attempt, None
+        replica.made_room |= attempt is not None and attempt.state == "ready"
+        if attempt is not None:
+            await self._attempts.end(replica, attempt)
+        replica.generation, replica.in_place, replica.left_at, replica.blocked = generation, False, None, None
+        replica.setback.over()
+        return True
+
+    async def _drop(self, model: ManagedModel, replica: ReplicaState) -> None:
+        """Fewer replicas are wished for; its engine is stopped as one that belongs to nothing. Raises StoreError."""
+        if replica.task is not None:
+            replica.task.cancel()
+            return
+        attempt, replica.attempt = replica.attempt, None
+        if attempt is not None:
+            await self._attempts.end(replica, attempt)
+        model.replicas.remove(replica)
 
     def _replica(self, model: ManagedModel, replica: ReplicaState) -> ReplicaNow:
         attempt = replica.attempt

@@ -1,4 +1,4 @@
-"""Starts the engine of an attempt: brings image and weights here, and asks the host. It may take minutes and reports how far it is.
+"""Starts the engine of an attempt, and stops engines: brings image and weights here, and asks the host. It may take minutes and reports how far it is.
 
 Nothing here decides or records; the result of a start goes back to the loop.
 """
@@ -17,11 +17,14 @@ from gateway.catalog.model_folder import check_unmoved, reach, shared_blobs
 from gateway.core.chat import template
 from gateway.core.door import closed
 from gateway.core.planner.flags import CACHE_BYTES, launch_spec
-from gateway.domain import AdapterRef, Attempt, ChatTemplate, Engine, EngineRef, LaunchSpec, ModelRef, Mount
-from gateway.errors import BadModel, StoreError
+from gateway.domain import AdapterRef, Attempt, ChatTemplate, Engine, EngineRef, Instance, LaunchSpec, ModelRef, Mount
+from gateway.errors import BadModel, FitserveError, StoreError
 from gateway.hosts.host import Host
 from gateway.hosts.process.environment import engine_dir
+from gateway.logging import Logger
 from gateway.settings import Settings
+
+log = Logger("fitserve.loop")
 
 Report = Callable[[str], None]
 Turn = Callable[[bool], Awaitable[int | None]]
@@ -59,6 +62,18 @@ class Launcher:
         where = {"container": self.host.kind == "docker", "remote_code": allow_remote_code}
         spec = partial(self._spec, engine, attempt, weights, drafter, templates, adapters, cache_bytes, **where)
         await self.host.start(await asyncio.to_thread(spec))
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        """End the engine of an instance. Where the host cannot, that is logged: the next pass finds the engine still there."""
+        try:
+            await self.host.stop(name, grace_s)
+        except FitserveError as error:
+            log.error("the engine could not be stopped", instance=name, error=str(error))  # noqa: TRY400 - the traceback adds nothing
+            await asyncio.sleep(1.0)
+
+    async def instance(self, attempt: Attempt) -> Instance | None:
+        """The engine of an attempt as the host sees it. Raises HostError."""
+        return next((one for one in await self.host.list() if one.name == attempt.instance_name), None)
 
     def described(
         self, attempt: Attempt, port: int, place: Callable[[str, str], Path], *, container: bool, remote_code: bool

@@ -6,13 +6,17 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.steps.effects import Effects
+from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.plan_steps import PlanSteps
+from gateway.controller.steps.proof_steps import ProofSteps
+from gateway.controller.steps.shrink_steps import ShrinkSteps
 from gateway.controller.steps.sleep_steps import SleepSteps
+from gateway.controller.steps.start_steps import StartSteps
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.watcher import Watcher
 from gateway.core import reconcile
@@ -30,13 +34,24 @@ _REPLAN_S = 30.0
 _SHORT_GRACE_S = 1.0
 
 
+class Effects(NamedTuple):
+    """What can be done for a replica. Nothing of it decides what comes next, and each may be cut off anywhere: what it leaves is what the next pass
+    finds."""
+
+    plans: PlanSteps
+    starts: StartSteps
+    proofs: ProofSteps
+    attempts: Attempts
+    shrinks: ShrinkSteps
+    sleeps: SleepSteps
+
+
 class ReplicaSteps:
     """Takes the steps of all replicas; what it knows of each is in its `ReplicaState`."""
 
     def __init__(
         self,
         effects: Effects,
-        sleeping: SleepSteps,
         fleet: Fleet,
         launcher: Launcher,
         gpus: GpuWatch,
@@ -48,9 +63,8 @@ class ReplicaSteps:
     ) -> None:
         """wake: looks at all replicas again. silent_s: as `Watcher` wants it."""
         self._effects = effects
-        self._sleeping = sleeping
         self._fleet = fleet
-        self._host = launcher.host
+        self._launcher = launcher
         self._settings = launcher.settings
         self._failpoint = Failpoint(launcher.settings.failpoint)
         self._gpus = gpus
@@ -78,7 +92,7 @@ class ReplicaSteps:
         replica = model.replicas[take.replica]
         if not replica.busy:
             room = partial(self._fleet.room, model, replica)
-            effect = self._effects.shrink(model, take, asking, room, self._fleet.held, self._fleet.ports)
+            effect = self._effects.shrinks.shrink(model, take, asking, room, self._fleet.held)
             self._start(replica, "Shrink", effect)
 
     async def _step(self, model: ManagedModel, replica: ReplicaState, instances: list[Instance]) -> bool:
@@ -144,29 +158,29 @@ class ReplicaSteps:
             case reconcile.MakePlan():
                 if not replica.looks_again:
                     replica.shown = Rest("starting", "planning")
-                self._start(replica, name, effects.plan(model, replica, room, instead, self._fleet.ports))
+                self._start(replica, name, effects.plans.plan(model, replica, room, instead))
             case reconcile.Launch(attempt):
                 replica.shown = Rest("starting", "launching")
-                self._start(replica, name, effects.launch(model, replica, attempt, room))
+                self._start(replica, name, effects.starts.launch(model, replica, attempt, room))
             case reconcile.Verify(attempt):
                 replica.shown = Rest("verifying", "proving that it generates")
-                self._start(replica, name, effects.verify(replica, attempt, model.forgiven_at))
+                self._start(replica, name, effects.proofs.verify(replica, attempt, model.forgiven_at))
             case reconcile.Publish(attempt):
-                await self._performed(name, effects.publish(replica, attempt))
+                await self._performed(name, effects.attempts.publish(replica, attempt))
                 replica.shown = Rest("ready")
             case reconcile.Fail(attempt, failure):
-                await self._performed(name, effects.fail(replica, attempt, failure))
+                await self._performed(name, effects.attempts.fail(replica, attempt, failure))
                 return True
             case reconcile.Retire(attempt):
-                await self._performed(name, effects.retire(replica, attempt))
+                await self._performed(name, effects.attempts.retire(replica, attempt))
                 return True
             case reconcile.Sleep(attempt):
                 replica.shown = Rest("stopping", leaving)
-                self._start(replica, name, self._sleeping.sleep(replica, attempt))
+                self._start(replica, name, effects.sleeps.sleep(replica, attempt))
             case reconcile.Wake(attempt):
                 replica.shown = Rest("starting", "waking up")
                 claims, sharing = partial(self._fleet.claims, replica), partial(self._fleet.sharing, model, model.wish)
-                effect = self._sleeping.wake(replica, attempt, claims, lambda: sharing().offers, spare=spare)
+                effect = effects.sleeps.wake(replica, attempt, claims, lambda: sharing().offers, spare=spare)
                 self._start(replica, name, effect)
             case reconcile.Stop(instance_to_stop, why):
                 replica.shown = Rest("starting" if wanted and not leaving else "stopping", leaving or why)
@@ -174,12 +188,18 @@ class ReplicaSteps:
                 grace = self._settings.stop_grace_s if served else _SHORT_GRACE_S
                 replica.stopping = True
                 hurry = (lambda: model.deleting) if served else None
-                self._start(replica, name, effects.stop(instance_to_stop, grace, hurry))
+                self._start(replica, name, self._stop(instance_to_stop, grace, hurry))
         return False
 
     def _start(self, replica: ReplicaState, name: str, effect: Coroutine[Any, Any, None]) -> None:
         replica.task = asyncio.create_task(self._performed(name, effect))
         replica.task.add_done_callback(lambda _: self._wake())
+
+    async def _stop(self, name: str, grace_s: float, hurry: Callable[[], bool] | None) -> None:
+        """hurry: given for an engine that has served, which left the routes and first answers what it was asked; as `Drains.ended` wants it."""
+        if hurry is not None:
+            await self._drains.ended(name, hurry)
+        await self._launcher.stop(name, grace_s)
 
     async def _performed(self, name: str, effect: Coroutine[Any, Any, None]) -> None:
         self._failpoint.reach(name, "before")
@@ -195,7 +215,7 @@ class ReplicaSteps:
 
     def _watcher(self, attempt: Attempt, instance: Instance) -> Watcher:
         watched = (
-            self._host,
+            self._launcher.host,
             self._signatures(),
             self._settings,
             self._client.with_key(instance.key),

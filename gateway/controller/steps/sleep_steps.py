@@ -41,7 +41,7 @@ class SleepSteps:
         gate: StartGate,
         planning: asyncio.Lock,
     ) -> None:
-        """planning: that of `Effects`."""
+        """planning: that of `Decisions`."""
         self._store = store
         self._planner = planner
         self._launcher = launcher

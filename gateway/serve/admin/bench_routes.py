@@ -57,7 +57,7 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
 async def keep_bench(request: Request, name: str, body: BenchReport) -> BenchView:
     """Keep what was measured of the model, and learn from it what such plans do here. It has to be of the plan that runs."""
     kept: BenchKept = await request.app.state.tuner.take(name, body)
-    rival = request.app.state.loop.model(name).rival
+    rival = request.app.state.fleet.model(name).rival
     return BenchView(bench=kept.bench, last=kept.last, not_learned=kept.why, rival=rival_view(name, rival))
 
 
@@ -65,5 +65,5 @@ async def keep_bench(request: Request, name: str, body: BenchReport) -> BenchVie
 async def list_benches(request: Request, name: str) -> BenchList:
     """What was measured of the model, oldest first."""
     state: Any = request.app.state
-    state.loop.model(name)
+    state.fleet.model(name)
     return BenchList(data=tuple(await asyncio.to_thread(state.store.benches, name)))

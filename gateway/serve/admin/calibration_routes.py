@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request
 
 from gateway.api.error_bodies import errors
 from gateway.calibration.calibrator import Calibrated, Calibrator
-from gateway.controller.loop import Loop
+from gateway.controller.forecasts import Forecasts
+from gateway.controller.orders import Orders
 from gateway.errors import Conflict, HostError, StoreError
 from gateway.store.store import Store
 
@@ -18,12 +19,13 @@ router = APIRouter(prefix="/admin", tags=["admin"])
 @router.post("/calibrate", responses=errors(Conflict, HostError, StoreError))
 async def calibrate(request: Request) -> Calibrated:
     """Measure the GPUs that nobody uses; what was found is kept as facts. Takes ten seconds and more, and nothing is started on them meanwhile."""
-    loop: Loop = request.app.state.loop
+    forecasts: Forecasts = request.app.state.forecasts
+    orders: Orders = request.app.state.orders
     store: Store = request.app.state.store
     calibrator: Calibrator = request.app.state.calibrator
     store.changeable()
-    hardware = await loop.hardware()
-    with loop.set_apart([gpu.uuid for gpu in hardware.gpus]) as holders:
+    hardware = await forecasts.hardware()
+    with orders.set_apart([gpu.uuid for gpu in hardware.gpus]) as holders:
         found = await calibrator.measure(hardware, holders)
         await asyncio.to_thread(store.keep_measured, found.facts)
     return found

@@ -9,7 +9,9 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from gateway.catalog.disk import DiskJob, look, revision_of
+from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
+from gateway.controller.orders import Orders
 from gateway.domain import ModelRef, Value
 from gateway.settings import Settings
 
@@ -66,7 +68,7 @@ class RemovedWeights(Value):
 @router.get("/disk")
 async def disk(request: Request) -> DiskView:
     """What models and engines take on the disk, and which models need it."""
-    models: Mapping[str, ManagedModel] = request.app.state.loop.models
+    models: Mapping[str, ManagedModel] = request.app.state.fleet.models
     found, users = await look(_job(request)), _users(models)
     revisions = [
         RevisionView(**one, models=tuple(sorted(users.get((one["repo"], one["commit"]), ())))) for one in found.pop("revisions")
@@ -83,13 +85,14 @@ async def disk(request: Request) -> DiskView:
 
 async def remove_with_weights(request: Request, name: str) -> RemovedWeights:
     """Remove a model, wait until nothing of it runs, and delete the revisions that no other model needs."""
-    loop = request.app.state.loop
-    model: ManagedModel = loop.model(name)
+    fleet: Fleet = request.app.state.fleet
+    orders: Orders = request.app.state.orders
+    model = fleet.model(name)
     mine = revisions(model)
-    await loop.remove(name)
-    while loop.models.get(name) is model:  # noqa: ASYNC110 - its engines stop, which takes seconds
+    await orders.remove(name)
+    while fleet.models.get(name) is model:  # noqa: ASYNC110 - its engines stop, which takes seconds
         await asyncio.sleep(_POLL_S)
-    users = _users(loop.models)
+    users = _users(fleet.models)
     kept = tuple(
         KeptRevision(repo=one[0], commit=one[1], models=tuple(sorted(users[one]))) for one in sorted(mine) if one in users
     )

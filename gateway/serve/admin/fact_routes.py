@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import ConfigDict, Field
 
 from gateway.api.error_bodies import errors
-from gateway.controller.loop import Loop
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.forecasts import Forecasts
 from gateway.core.facts.scope import gone
 from gateway.domain import Fact, Value
 from gateway.errors import Conflict, NotFound, StoreError
@@ -47,14 +49,15 @@ class FactsGiven(Value):
 @router.get("", response_model=FactList)
 async def list_facts(request: Request) -> Response:
     """All facts, those of the profiles first."""
-    loop: Loop = request.app.state.loop
+    fleet: Fleet = request.app.state.fleet
+    forecasts: Forecasts = request.app.state.forecasts
     profiles: Profiles = request.app.state.profiles
     store: Store = request.app.state.store
-    hardware, learned = await asyncio.gather(loop.hardware(), asyncio.to_thread(store.numbered_facts))
+    hardware, learned = await asyncio.gather(forecasts.hardware(), asyncio.to_thread(store.numbered_facts))
 
     def told() -> bytes:
         # Row by row, beside the event loop: all at once they would hold the interpreter for a tenth of a second.
-        own = {model.wish.image for model in [*loop.models.values()] if model.wish.image}
+        own = {model.wish.image for model in [*fleet.models.values()] if model.wish.image}
         images, shipped = profiles.images | own, [(None, fact) for fact in profiles.facts]
         views = (FactView(id=id_, stale=gone(fact, hardware.driver, images), fact=fact) for id_, fact in [*shipped, *learned])
         return b'{"data":[%b]}' % b",".join(view.model_dump_json().encode() for view in views)
@@ -73,8 +76,8 @@ async def give_facts(request: Request, body: FactsGiven) -> dict[str, int]:
             hint="`fitserve facts ls` lists those that are here; drop stale ones with `fitserve facts rm`.",
         )
     added = await asyncio.to_thread(store.add_facts, body.facts)
-    loop: Loop = request.app.state.loop
-    loop.wake()
+    wake: Callable[[], None] = request.app.state.wake
+    wake()
     return {"added": added}
 
 
@@ -84,6 +87,6 @@ async def drop_fact(request: Request, number: Annotated[int, Path(ge=1, le=_MOST
     store: Store = request.app.state.store
     store.changeable()
     await asyncio.to_thread(store.remove_fact, number)
-    loop: Loop = request.app.state.loop
-    loop.wake()
+    wake: Callable[[], None] = request.app.state.wake
+    wake()
     return {"id": number, "state": "removed"}

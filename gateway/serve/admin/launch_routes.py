@@ -25,7 +25,7 @@ async def launch(
 ) -> EngineStart:
     """How the engine of a model is started by the plan that serves it, or else by its last one: with no key, and no folder of the gateway's own."""
     state: Any = request.app.state
-    launcher, model = state.launcher, state.loop.model(name)
+    launcher, model = state.launcher, state.fleet.model(name)
     attempts = [one for replica in model.replicas for one in replica.attempts]
     if not attempts:
         raise Conflict(f"{name} was not started yet, so nobody knows how.", hint=f"`fitserve show {name}` says how far it is.")

@@ -1,4 +1,4 @@
-"""The admin API: models, plans, hardware. FastAPI routes over the loop; nothing here decides."""
+"""The admin API: models, plans, hardware. FastAPI routes over orders and forecasts; nothing here decides."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from fastapi.routing import APIRoute
 from pydantic import Field, ValidationError
 
 from gateway.api.error_bodies import errors
-from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState, status
-from gateway.controller.loop import Loop
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.model_state import status
+from gateway.controller.forecasts import Forecasts
+from gateway.controller.orders import Orders
 from gateway.core.changes import Difference, of_plans, of_wishes, same_start, starts_anew
 from gateway.core.planner.explain import changes
 from gateway.domain import Abilities, Asleep, Attempt, Decision, Failure, Hardware, Plan, Value, Wish
@@ -144,23 +147,24 @@ class PlanRequest(ModelRequest):
 )
 async def add_model(request: Request, body: ModelRequest, dry_run: bool = False) -> Any:
     """Add a model: 202, and the gateway starts working on it. With `dry_run` the plan is returned, and nothing happens."""
-    loop: Loop = request.app.state.loop
+    forecasts: Forecasts = request.app.state.forecasts
+    orders: Orders = request.app.state.orders
     wish = body.wish()
     _check_name(wish.name)
-    wish = await loop.named(wish)
+    wish = await forecasts.named(wish)
     if dry_run:
-        return _json((await loop.plan(wish, others=True)).decision)
+        return _json((await forecasts.plan(wish, others=True)).decision)
     if wish.source is not None:
         # Everything that is wrong with the model, a flag or the machine is said now, not in a state message later.
-        planned = await loop.plan(wish)
+        planned = await forecasts.plan(wish)
         wish = wish.evolve(commits=dict(planned.commits))
-    return await _shown(request, await loop.add(wish), 202)
+    return await _shown(request, await orders.add(wish), 202)
 
 
 @router.get("/models")
 async def list_models(request: Request) -> ModelList:
-    loop: Loop = request.app.state.loop
-    return ModelList(data=tuple([await _view(request, model, full=False) for model in loop.models.values()]))
+    fleet: Fleet = request.app.state.fleet
+    return ModelList(data=tuple([await _view(request, model, full=False) for model in fleet.models.values()]))
 
 
 @router.get("/models/{name:path}/logs", response_class=PlainTextResponse, responses=errors(NotFound))
@@ -172,9 +176,9 @@ async def logs(
     tail: Annotated[int | None, Query(ge=1, le=100_000)] = None,
 ) -> StreamingResponse:
     """The engine's log as text: of the running or else the last attempt, or of the one given."""
-    loop: Loop = request.app.state.loop
+    fleet: Fleet = request.app.state.fleet
     settings: Settings = request.app.state.settings
-    model = loop.model(name)
+    model = fleet.model(name)
     attempts = await asyncio.to_thread(request.app.state.store.attempts, model.wish.name)
     wanted = [one for one in attempts if attempt is None or one.id == attempt]
     if not wanted:
@@ -183,7 +187,7 @@ async def logs(
     chosen = wanted[-1]
 
     def running() -> bool:
-        removed = loop.models.get(name) is not model
+        removed = fleet.models.get(name) is not model
         return not removed and any(
             replica.attempt is not None and replica.attempt.id == chosen.id for replica in model.replicas
         )
@@ -194,7 +198,7 @@ async def logs(
 
 @router.get("/models/{name:path}", response_model=ModelView, responses=errors(NotFound))
 async def show_model(request: Request, name: str) -> Response:
-    return await _shown(request, request.app.state.loop.model(name))
+    return await _shown(request, request.app.state.fleet.model(name))
 
 
 @router.delete("/models/{name:path}", status_code=202, responses=errors(NotFound, Conflict, StoreError))
@@ -203,7 +207,7 @@ async def remove_model(request: Request, name: str, weights: bool = False) -> di
     other model needs them."""
     if weights:
         return await remove_with_weights(request, name)
-    await request.app.state.loop.remove(name)
+    await request.app.state.orders.remove(name)
     return {"name": name, "state": "stopping"}
 
 
@@ -219,13 +223,15 @@ async def remove_model(request: Request, name: str, weights: bool = False) -> di
 async def change_model(request: Request, name: str, body: dict[str, Any], dry_run: bool = False) -> Response:
     """Change a model: the fields that are given are its new wish (a JSON merge patch, RFC 7396: null takes a field back to its default). What the change
     does is said at once; 202 where engines are brought to it now, 200 where nothing is started anew. With `dry_run` nothing is done."""
-    loop: Loop = request.app.state.loop
-    model = loop.model(name)
+    fleet: Fleet = request.app.state.fleet
+    forecasts: Forecasts = request.app.state.forecasts
+    orders: Orders = request.app.state.orders
+    model = fleet.model(name)
     old = model.wish
-    wish = await loop.named(_patched(old, body))
+    wish = await forecasts.named(_patched(old, body))
     anew, planned = starts_anew(old, wish), None
     if anew and wish.source is not None:
-        planned = await loop.plan_change(model, wish)
+        planned = await forecasts.plan_change(model, wish)
         if planned.unasked and "commits" in body:
             raise BadModel(
                 f"The Hub could not be asked what {', '.join(planned.unasked)} is now; {name} stays as it is.",
@@ -251,7 +257,7 @@ async def change_model(request: Request, name: str, body: dict[str, Any], dry_ru
         reason=planned.reason if planned is not None and planned.plan is None else "",
     )
     if not dry_run and wish != old:
-        await loop.change(model, old, wish, anew=anew)
+        await orders.change(model, old, wish, anew=anew)
     text = answer.model_dump_json(exclude={"decision"}).encode()
     decision = planned.decision if dry_run and planned is not None else b"null"
     return _json(b'%b,"decision":%b}' % (text.removesuffix(b"}"), decision), 202 if anew and not dry_run else 200)
@@ -263,7 +269,7 @@ async def change_model(request: Request, name: str, body: dict[str, Any], dry_ru
 async def retry_model(request: Request, name: str) -> Any:
     """Lift quarantine and back-off: what failed until now no longer counts, and the next start is made at once, from the images
     that their names mean then."""
-    return await _shown(request, await request.app.state.loop.retry(name), 202)
+    return await _shown(request, await request.app.state.orders.retry(name), 202)
 
 
 @router.post(
@@ -271,7 +277,7 @@ async def retry_model(request: Request, name: str) -> Any:
 )
 async def stop_model(request: Request, name: str) -> Any:
     """End its engines once they have answered what they work on, and load it no more, also after a restart, until it is started."""
-    return await _shown(request, await request.app.state.loop.stop(name), 202)
+    return await _shown(request, await request.app.state.orders.stop(name), 202)
 
 
 @router.post(
@@ -279,25 +285,25 @@ async def stop_model(request: Request, name: str) -> Any:
 )
 async def start_model(request: Request, name: str) -> Any:
     """Load a model again that was stopped."""
-    return await _shown(request, await request.app.state.loop.start(name), 202)
+    return await _shown(request, await request.app.state.orders.start(name), 202)
 
 
 @router.post("/plan", response_model=Decision, responses=errors(*_UNPLANNED))
 async def make_plan(request: Request, body: PlanRequest) -> Response:
     """What would be done for this model, on this machine or on a snapshot. Nothing is started."""
-    loop: Loop = request.app.state.loop
+    forecasts: Forecasts = request.app.state.forecasts
     asked = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
-    wish = await loop.named(asked)
+    wish = await forecasts.named(asked)
     if body.hardware:
         wish = wish.evolve(gpus=asked.gpus)  # numbers are of the snapshot
-    return _json((await loop.plan(wish, body.hardware, others=True)).decision)
+    return _json((await forecasts.plan(wish, body.hardware, others=True)).decision)
 
 
 @router.get("/hardware")
 async def hardware(request: Request) -> Hardware:
     """What the probe reads now."""
-    loop: Loop = request.app.state.loop
-    return await loop.hardware()
+    forecasts: Forecasts = request.app.state.forecasts
+    return await forecasts.hardware()
 
 
 def _json(body: bytes, status: int = 200) -> Response:
@@ -334,7 +340,7 @@ async def _view(request: Request, model: ManagedModel, *, full: bool) -> ModelVi
         detail=detail,
         created_at=model.created_at,
         used_at=model.used_at or None,
-        keep_alive=request.app.state.loop.residents.keep_alive_s(model) if model.replicas else None,
+        keep_alive=request.app.state.fleet.keep_alive_s(model.wish) if model.replicas else None,
         on_request=model.on_request,
         wish=model.wish,
         replicas=tuple(_replica(replica) for replica in model.replicas),

@@ -15,8 +15,10 @@ from typing import Protocol
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
-from gateway.controller.fleet.managed_model import ManagedModel, status
-from gateway.controller.loop import Loop
+from gateway.controller.fleet.managed_model import ManagedModel
+from gateway.controller.fleet.model_state import status
+from gateway.controller.loop_health import LoopHealth
+from gateway.controller.residents import Residents
 from gateway.domain import Attempt
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.serve.metrics.counters import Metrics, Sample, render
@@ -37,11 +39,17 @@ async def metrics(request: Request) -> PlainTextResponse:
     state = request.app.state
     store: Store = state.store
     facts = await asyncio.to_thread(store.fact_counts)
-    loop: Loop = state.loop
+    models: dict[str, ManagedModel] = state.fleet.models
     counted: Metrics = state.metrics
     starts: StartCounter = state.starts
     plane: DataPlane = state.plane
-    samples = [*counted.samples(), *starts.samples(loop.models), *_models(loop, plane), *_process()]
+    samples = [
+        *counted.samples(),
+        *starts.samples(models),
+        *_models(models, plane),
+        *_loop(state.residents, state.health),
+        *_process(),
+    ]
     series: EngineSeries = state.engine_series
     samples += [*series.samples(), *_gpus(state.gpus)]
     samples += [("fitserve_facts", (kind,), count) for kind, count in facts.items()]
@@ -107,8 +115,7 @@ class StartCounter:
             yield "fitserve_failures_total", labels, count
 
 
-def _models(loop: Loop, plane: DataPlane) -> Iterator[Sample]:
-    models = loop.models
+def _models(models: dict[str, ManagedModel], plane: DataPlane) -> Iterator[Sample]:
     for state, count in Counter(status(model)[0] for model in models.values()).items():
         yield "fitserve_models", (state,), count
     planned: Counter[str] = Counter()
@@ -124,10 +131,13 @@ def _models(loop: Loop, plane: DataPlane) -> Iterator[Sample]:
                 planned.update({gpu: min(budget, attempt.held(gpu)) for gpu in attempt.plan.gpus})
     for gpu, size in planned.items():
         yield "fitserve_gpu_planned_bytes", (gpu,), size
-    for labels, count in loop.residents.unloads.items():
-        yield "fitserve_unloads_total", labels, count
-    yield "fitserve_loop_age_seconds", (), round(time.monotonic() - loop.last_pass, 3)
     yield "fitserve_connections", (), len(plane.connections)
+
+
+def _loop(residents: Residents, health: LoopHealth) -> Iterator[Sample]:
+    for labels, count in residents.unloads.items():
+        yield "fitserve_unloads_total", labels, count
+    yield "fitserve_loop_age_seconds", (), round(time.monotonic() - health.last_pass, 3)
 
 
 def _gpus(watch: GpuWatch) -> Iterator[Sample]:

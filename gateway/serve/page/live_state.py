@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypedDict
 
-from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState, status
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.model_state import status
 from gateway.domain import Hardware
 from gateway.domain.units import Progress
 from gateway.routing.routes import Routes

@@ -23,7 +23,9 @@ from starlette import types
 from starlette.responses import Response
 
 from gateway.access.auth import Keys
-from gateway.controller.loop import Loop
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.forecasts import Forecasts
+from gateway.controller.loop_health import LoopHealth
 from gateway.logging import Logger
 from gateway.routing.in_flight import InFlight
 from gateway.routing.routes import Routes
@@ -56,7 +58,9 @@ class LiveStream:
 
     def __init__(
         self,
-        loop: Loop,
+        fleet: Fleet,
+        forecasts: Forecasts,
+        health: LoopHealth,
         routes: Routes,
         samples: Callable[[], list[Sample]],
         in_flight: InFlight,
@@ -64,7 +68,9 @@ class LiveStream:
         about: Mapping[str, Any],
     ) -> None:
         """samples: what is counted, of all processes; in_flight: as well. about: what stays as it is as long as the gateway runs."""
-        self._loop = loop
+        self._models = fleet.models
+        self._forecasts = forecasts
+        self._health = health
         self._routes = routes
         self._samples = samples
         self._in_flight = in_flight
@@ -157,19 +163,18 @@ class LiveStream:
         self._traffic.pause()
 
     async def _look(self) -> None:
-        loop, now = self._loop, time.monotonic()
+        now = time.monotonic()
         samples, slow = self._samples(), now - self._slow_at >= SLOW_S - TICK_S / 2
-        problems = [problem for problem in (loop.problem, loop.host_problem, loop.store_problem) if problem]
         found: dict[str, Any] = {
-            "gateway": {**self._about, "problems": problems, "keys": not self._keys.open},
-            "models": live_models(list(loop.models.values()), self._routes, samples),
+            "gateway": {**self._about, "problems": self._health.problems, "keys": not self._keys.open},
+            "models": live_models(list(self._models.values()), self._routes, samples),
             "requests": await self._in_flight.requests(),
         }
         point = None
         if slow:
             self._slow_at = now
             point = self._traffic.look(samples, time.time())
-            found["machine"] = live_machine(await loop.hardware(), loop.models)
+            found["machine"] = live_machine(await self._forecasts.hardware(), self._models)
         version = self._version + 1
         for name, value in found.items():
             data = msgspec.json.encode(value)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from tests.local.controller.steps.test_effects import OWN, Code
+from tests.local.controller.steps.test_start_steps import OWN, Code
 from tests.support.makers import engine
 from tests.support.memory_host import World
 from tests.support.running import Running, model_folder, running

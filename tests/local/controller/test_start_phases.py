@@ -110,8 +110,8 @@ async def test_every_phase_is_shown_from_the_pull_to_the_last_check(tmp_path: Pa
 
 async def test_a_pull_that_moves_may_take_longer_than_the_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("gateway.controller.steps.effects.time", clock)
-    monkeypatch.setattr("gateway.controller.steps.effects._STALL_POLL_S", 0.01)
+    monkeypatch.setattr("gateway.controller.steps.start_steps.time", clock)
+    monkeypatch.setattr("gateway.controller.steps.start_steps._STALL_POLL_S", 0.01)
     words = [f"pulling engine:1: {number} of 10 GiB" for number in range(10)]
     pull = Pull(monkeypatch, *words)
     async with running(tmp_path, healthy, start_timeout_s=1800) as gateway:
@@ -129,8 +129,8 @@ async def test_a_pull_that_stands_still_fails_with_what_was_last_heard_and_is_tr
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("gateway.controller.steps.effects.time", clock)
-    monkeypatch.setattr("gateway.controller.steps.effects._STALL_POLL_S", 0.01)
+    monkeypatch.setattr("gateway.controller.steps.start_steps.time", clock)
+    monkeypatch.setattr("gateway.controller.steps.start_steps._STALL_POLL_S", 0.01)
     pull = Pull(monkeypatch, *["pulling engine:1: 3 of 10 GiB"] * 3)
     async with running(tmp_path, healthy, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))

@@ -10,10 +10,14 @@ from typing import Any, cast
 import pytest
 
 from gateway.controller import loop
-from gateway.controller.fleet.fleet import Fleet
-from gateway.controller.fleet.managed_model import route
-from gateway.controller.steps.effects import Effects
+from gateway.controller.endpoints import Endpoints
+from gateway.controller.fleet.model_state import route
+from gateway.controller.steps.attempts import Attempts
+from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.plan_steps import PlanSteps
+from gateway.controller.steps.proof_steps import ProofSteps
 from gateway.controller.steps.replica_steps import ReplicaSteps
+from gateway.controller.steps.start_steps import StartSteps
 from gateway.controller.watch.watcher import Watcher
 from gateway.domain import LaunchSpec
 from gateway.errors import HostError
@@ -44,7 +48,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
         yield events
 
 
-def breaks(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, hit: Callable[..., bool]) -> list[bool]:
+def breaks(monkeypatch: pytest.MonkeyPatch, owner: object, method: str, hit: Callable[..., bool]) -> list[bool]:
     """The method raises where `hit` says so, as long as the list that is returned is not empty."""
     broken = [True]
     real = getattr(owner, method)
@@ -76,15 +80,15 @@ def of_bad(_self: object, *given: Any) -> bool:
 
 
 PLACES: dict[str, tuple[type, str, Callable[..., bool]]] = {
-    "a plan": (Effects, "plan", of_bad),
-    "a launch": (Effects, "launch", of_bad),
-    "a verification": (Effects, "verify", of_bad),
-    "a publication": (Effects, "publish", of_bad),
+    "a plan": (PlanSteps, "plan", of_bad),
+    "a launch": (StartSteps, "launch", of_bad),
+    "a verification": (ProofSteps, "verify", of_bad),
+    "a publication": (Attempts, "publish", of_bad),
     "the step itself": (ReplicaSteps, "_step", of_bad),
     "the start of a watcher": (ReplicaSteps, "_watcher", of_bad),
     "the reading of a log": (Watcher, "_read", lambda self, *_: self.attempt.model == "bad"),
     "the health checks": (Watcher, "_health", lambda self, *_: self.attempt.model == "bad"),
-    "the endpoints": (loop.Loop, "_watch_endpoints", of_bad),
+    "the endpoints": (Endpoints, "look", of_bad),
 }
 
 
@@ -117,7 +121,7 @@ async def test_an_error_in_the_work_of_one_model_stays_there_and_passes(
             assert [one["state"] for one in (await gateway.show("bad"))["attempts"]] == ["ready"]
 
 
-@pytest.mark.parametrize(("owner", "method"), [(Effects, "fail"), (Effects, "stop"), (loop.Loop, "_forget")])
+@pytest.mark.parametrize(("owner", "method"), [(Attempts, "fail"), (Launcher, "stop"), (loop.Loop, "_forget")])
 async def test_an_error_while_a_model_ends_stays_there_and_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
@@ -183,7 +187,7 @@ async def test_a_model_whose_route_cannot_be_made_has_none_and_the_others_have_t
             raise SurprisingError("no route")
         return route(model, urls, load_wait_s)
 
-    monkeypatch.setattr("gateway.controller.fleet.fleet.route", raising)
+    monkeypatch.setattr("gateway.controller.fleet.route_table.route", raising)
     async with running(tmp_path, healthy) as gateway:
         source = model_folder(tmp_path / "model")
         for name in ("bad", "good"):
@@ -199,16 +203,16 @@ async def test_a_model_whose_route_cannot_be_made_has_none_and_the_others_have_t
                 await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize(("owner", "method"), [(Fleet, "route_table"), (GpuWatch, "failure")])
+@pytest.mark.parametrize(("owner", "method"), [(loop, "route_table"), (GpuWatch, "failure")])
 async def test_a_pass_that_breaks_is_told_and_the_next_one_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, method: str
 ) -> None:
     monkeypatch.setattr(loop, "_MOST_BROKEN_PASSES", 1_000_000)
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         broken = breaks(monkeypatch, owner, method, lambda *_: True)
-        if owner is Fleet:
+        if owner is loop:
             async with asyncio.timeout(HANG_S):
                 while (await gateway.client.get("/readyz")).json()["problems"] != ["loop"]:
                     await asyncio.sleep(0.01)

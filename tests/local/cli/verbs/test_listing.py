@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.controller.steps.effects import Effects
+from gateway.controller.steps.plan_steps import PlanSteps
 from gateway.profiles import Profiles
 from tests.local.cli.test_main import fitserve
 from tests.local.cli.verbs.test_run_command import script
@@ -61,13 +61,13 @@ async def test_three_copies_wished_for_on_two_gpus(tmp_path: Path, monkeypatch: 
     """The third has no room: what is listed says so, and that is told once, however often it is planned again."""
     monkeypatch.setattr("gateway.controller.steps.replica_steps._REPLAN_S", 0.05)
     planned: list[int] = []
-    plan = Effects.plan
+    plan = PlanSteps.plan
 
-    def counted(effects: Any, model: Any, replica: Any, *rest: Any) -> Any:
+    def counted(steps: Any, model: Any, replica: Any, *rest: Any) -> Any:
         planned.append(replica.index)
-        return plan(effects, model, replica, *rest)
+        return plan(steps, model, replica, *rest)
 
-    monkeypatch.setattr(Effects, "plan", counted)
+    monkeypatch.setattr(PlanSteps, "plan", counted)
     async with running(tmp_path, script, hardware=Profiles().hardware("2x3090")) as gateway:
         source = model_folder(tmp_path / "model")
         await gateway.add("r", source, engines=["sglang==0.5.23"], replicas=3, gpus=2, check=False)

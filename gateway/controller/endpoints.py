@@ -1,0 +1,52 @@
+"""The endpoints of models that run elsewhere: each that is wished for has one watcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.access.endpoint_keys import EndpointKeys
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.fleet.managed_model import ManagedModel
+from gateway.controller.watch.endpoint_watcher import EndpointKey, EndpointWatcher
+from gateway.controller.watch.engine_client import EngineClient
+
+# So many endpoints are asked as often as the settings say. Of more, each is asked less often, so that all cost as much as these.
+_ENDPOINTS = 300
+
+
+class Endpoints:
+    def __init__(
+        self, fleet: Fleet, client: EngineClient, keys: EndpointKeys, interval_s: float, wake: Callable[[], None]
+    ) -> None:
+        """client: of endpoints alone, so that no number of them that are away keeps the engines of this machine waiting. interval_s: between two
+        questions to one."""
+        self._fleet = fleet
+        self._client = client
+        self._keys = keys
+        self._interval_s = interval_s
+        self._wake = wake
+
+    async def look(self, model: ManagedModel) -> None:
+        """One watcher for each endpoint that is wished for now."""
+        key = EndpointKey(self._keys, model.wish.endpoint_key)
+        if model.deleting or [(one.endpoint, one.key) for one in model.endpoints] == [
+            (one, key) for one in model.wish.endpoints
+        ]:
+            return
+        before = {one.endpoint: one for one in model.endpoints}
+        watched = (self._client, self._interval_s, self._stretch, self._wake, key)
+        model.endpoints = []
+        for endpoint in model.wish.endpoints:
+            known = before.get(endpoint)
+            if known is not None and known.key == key:
+                model.endpoints.append(before.pop(endpoint))
+                continue
+            model.endpoints.append(EndpointWatcher(model.wish.name, endpoint, *watched))
+            # Until it is asked with the other key its requests go on.
+            if known is not None:
+                model.endpoints[-1].replica, model.endpoints[-1].state = known.replica, known.state
+        for one in before.values():
+            await one.close()
+
+    def _stretch(self) -> float:
+        return max(1.0, sum(len(model.endpoints) for model in self._fleet.models.values()) / _ENDPOINTS)

@@ -1,0 +1,143 @@
+"""What owners ask for: models added, changed, stopped, removed, GPUs set apart. It is on the disk before it is answered, and the loop carries it out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.fleet.managed_model import ManagedModel
+from gateway.controller.steps.wish_changes import WishChanges
+from gateway.core.reconcile import Rest
+from gateway.domain import Wish
+from gateway.errors import BadRequest, Conflict
+from gateway.store.store import Store
+
+
+class Orders:
+    def __init__(
+        self, store: Store, fleet: Fleet, wishes: WishChanges, admitted: Callable[[], None], wake: Callable[[], None]
+    ) -> None:
+        """admitted: a model was taken in, and may be asked. wake: the loop looks at everything again."""
+        self._store = store
+        self._fleet = fleet
+        self._wishes = wishes
+        self._admitted = admitted
+        self._wake = wake
+        # Of wishes one at a time is held against the others and recorded: no two take one name, and none is lost.
+        self._wishing = asyncio.Lock()
+
+    async def add(self, wish: Wish) -> ManagedModel:
+        """Record a new model durably, then start working on it. Raises Conflict, StoreError."""
+        self._store.changeable()
+        async with self._wishing:
+            self._fleet.check_names(wish)
+            now = time.time()
+            await asyncio.to_thread(self._store.add_model, wish, now)
+            model = self._fleet.admit(ManagedModel(wish, now))
+        self._admitted()
+        self._wake()
+        return model
+
+    async def remove(self, name: str) -> None:
+        """Mark for removal; the engines are stopped by the loop. Raises NotFound, StoreError."""
+        self._store.changeable()
+        await asyncio.to_thread(self._store.mark_deleting, name)
+        self._fleet.model(name).deleting = True
+        self._wake()
+
+    async def change(self, model: ManagedModel, old: Wish, wish: Wish, *, anew: bool) -> ManagedModel:
+        """Record another wish for a model durably, then bring its engines to it. old: the wish that it was made of. anew: other engines may be
+        needed. Raises NotFound, Conflict, StoreError."""
+        self._store.changeable()
+        name = model.wish.name
+        async with self._wishing:
+            if self._fleet.models.get(name) is not model or model.wish != old:
+                raise Conflict(f"The model {name} was changed meanwhile.", hint="Nothing was changed; try again.")
+            if model.deleting:
+                raise Conflict(f"The model {name} is being removed.", hint="Add it again when it is gone.")
+            if model.change is not None and not model.change.refused:
+                ends = f"`fitserve show {name}` tells how far that is; try again then."
+                if model.stopped:
+                    ends = f"It was stopped meanwhile: `fitserve start {name}` goes on with that."
+                raise Conflict(f"The model {name} is being changed already.", hint=ends)
+            self._fleet.check_names(wish)
+            if not anew:
+                await self._wishes.enforce(model, wish, model.generation)
+            elif not model.serving:
+                # There is nothing to go back to.
+                await self._wishes.enforce(model, wish, model.newest + 1)
+            else:
+                await self._wishes.begin(model, wish)
+            if anew:
+                model.problems_of_asking.clear()
+                model.answers = {}
+        self._wake()
+        return model
+
+    async def retry(self, name: str) -> ManagedModel:
+        """Forget what failed, and start again now. Raises NotFound, StoreError."""
+        self._store.changeable()
+        model = self._fleet.model(name)
+        now = time.time()
+        await asyncio.to_thread(self._store.forgive, name, now)
+        model.forgiven_at = now
+        model.problems_of_asking.clear()
+        # What is asked or started meanwhile keeps the old ones for itself. Answers are on disk, as long as what gave them is here.
+        model.pins, model.answers = {}, {}
+        model.setback.over()
+        for replica in model.replicas:
+            replica.blocked = None
+            replica.setback.over()
+        self._wake()
+        return model
+
+    async def stop(self, name: str) -> ManagedModel:
+        """End its engines and load it no more until `start`; it is not forgotten. Raises NotFound, BadRequest, StoreError."""
+        return await self._set_stopped(name, stopped=True)
+
+    async def start(self, name: str) -> ManagedModel:
+        """Load it again, and from now on as its policy says. Raises NotFound, BadRequest, StoreError."""
+        return await self._set_stopped(name, stopped=False)
+
+    async def _set_stopped(self, name: str, *, stopped: bool) -> ManagedModel:
+        self._store.changeable()
+        model = self._fleet.model(name)
+        if not model.replicas:
+            raise BadRequest(f"{name} is an engine that runs elsewhere.", hint="Stop it there, or `fitserve rm` it here.")
+        await asyncio.to_thread(self._store.set_stopped, name, stopped=stopped)
+        model.stopped = stopped
+        for replica in model.replicas:  # as it is shown until the next pass
+            engine = replica.attempt is not None or replica.busy
+            if stopped and engine:
+                replica.shown = Rest("stopping", "its owner stops it; what it answers is finished first")
+            elif not stopped and not engine:
+                replica.shown = Rest("starting", "its owner starts it")
+        if not stopped:
+            # Being started is being asked.
+            model.used_at, model.gave_way = time.time(), False
+        self._wake()
+        return model
+
+    @contextlib.contextmanager
+    def set_apart(self, gpus: Sequence[str]) -> Iterator[dict[str, str]]:
+        """Nothing is started on these GPUs (by UUID) meanwhile. Gives what the gateway has on each that is not free, and what to do about it. Raises
+        Conflict where they are set apart already."""
+        if self._fleet.set_apart:
+            raise Conflict("The GPUs are being measured already.", hint="Try again in a minute.")
+        users = self._fleet.users()
+        planned = next((one.model for one in self._fleet.replicas() if one.attempt is None and one.busy), None)
+        wait = f"a start of {planned} is being planned: try again in a minute"
+        held = {
+            uuid: f"{', '.join(users[uuid])} runs on it: remove it (`fitserve rm {users[uuid][0]}`) and add it again afterwards"
+            for uuid in users
+        }
+        self._fleet.set_apart = frozenset(gpus) - held.keys()
+        try:
+            yield {**(dict.fromkeys(gpus, wait) if planned else {}), **held}
+        finally:
+            self._fleet.set_apart = frozenset()
+            self._fleet.unblock()
+            self._wake()

@@ -1,0 +1,142 @@
+"""The attempts of replicas, each change of them on the disk before it counts: begun, written anew, ready, failed, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+
+from gateway.controller.fleet.managed_model import ReplicaState
+from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.start_gate import StartGate
+from gateway.core.chat import abilities
+from gateway.core.facts.learn import excused, judged, learn, proved
+from gateway.core.failures.signatures import Signatures
+from gateway.core.reconcile import failures_in_a_row
+from gateway.domain import Attempt, Failure, Plan, Scalar
+from gateway.errors import NoPlan
+from gateway.logging import Logger
+from gateway.store.running_engines import RunningEngines
+from gateway.store.store import Store
+
+log = Logger("fitserve.loop")
+
+_PORT_TRIES = 100
+
+
+class Attempts:
+    """Shared by all replicas of a gateway."""
+
+    def __init__(
+        self,
+        store: Store,
+        running: RunningEngines,
+        launcher: Launcher,
+        gate: StartGate,
+        signatures: Callable[[], Signatures],
+        ports: Callable[[], Collection[int]],
+    ) -> None:
+        """signatures: gives what is known of failures, and their cures. ports: those of all starts that are recorded and not ended."""
+        self._store = store
+        self._running = running
+        self._host = launcher.host
+        self._patience_s = launcher.settings.start_timeout_s
+        self._gate = gate
+        self._signatures = signatures
+        self._ports = ports
+
+    async def begin(self, replica: ReplicaState, plan: Plan) -> Attempt:
+        """The start of a plan, on the disk. Raises HostError, StoreError."""
+        # The host does not know the port of a start that was recorded and cut off. In containers all engines have the same port.
+        for _ in range(_PORT_TRIES):
+            port = await self._host.allocate_port()
+            if port not in self._ports():
+                break
+        made = (replica.model, replica.index, plan, port, time.time(), replica.generation)
+        return await asyncio.to_thread(self._store.add_attempt, *made)
+
+    async def drop(self, attempt: Attempt) -> None:
+        """One that was begun and is not started after all. Raises StoreError."""
+        await asyncio.to_thread(self._store.save_attempt, attempt.evolve(state="stopped", ended_at=time.time()))
+
+    async def rewrite(self, replica: ReplicaState, attempt: Attempt, plan: Plan) -> Attempt:
+        settled: Attempt = attempt.evolve(plan=plan, fingerprint=plan.fingerprint)
+        await asyncio.to_thread(self._store.save_plan, settled)
+        replica.attempt = settled
+        return settled
+
+    async def publish(self, replica: ReplicaState, attempt: Attempt) -> None:
+        now = time.time()
+        ready = attempt.evolve(state="ready", ready_at=now)
+        cache_bytes = taken = None
+        if attempt.plan.grade != "verified" and not self._gate.disturbance(attempt):
+            moved, taken = await self._gate.since(attempt)
+            cache_bytes = replica.watcher.cache_bytes if replica.watcher and not moved else None
+        await asyncio.to_thread(self._store.save_attempt, ready, *proved(attempt, now, cache_bytes, taken))
+        replica.attempt, replica.made_room = ready, False
+        log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)
+
+    async def fail(self, replica: ReplicaState, attempt: Attempt, failure: Failure) -> None:
+        now = time.time()
+        disturbed = self._gate.failed(attempt, failure) or self._gate.disturbance(attempt)
+        if not disturbed and failure.proves != "nothing" and attempt.state == "starting":
+            disturbed, _ = await self._gate.since(attempt)
+        failure = excused(attempt, failure, disturbed)
+        if abilities.ended_by_asking(attempt):
+            failure = failure.evolve(proves="nothing")  # its plan serves whoever does not ask for that
+        failure = judged(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
+        failure = await self._cured(attempt, failure)
+        ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
+        await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))
+        self._running.remove(attempt.instance_name)
+        log.warning(
+            "failed", model=replica.model, replica=replica.index, kind=failure.kind, reason=failure.message, line=failure.line
+        )
+        replica.attempt = None
+        replica.history.append(ended)
+        if replica.task is not None and replica.task is not asyncio.current_task():
+            replica.task.cancel()
+        await replica.unwatch()
+
+    async def refuse(self, replica: ReplicaState, attempt: Attempt, error: NoPlan) -> None:
+        """The engines refuse every plan, before a start was made: none has failed that could be tried again."""
+        failure = Failure(kind="engine_refuses", phase="checking", message=error.message, advice=error.hint, proves="nothing")
+        failure = await self._cured(attempt, failure)
+        ended = attempt.evolve(state="stopped", ended_at=time.time(), failure=failure)
+        await asyncio.to_thread(self._store.save_attempt, ended)
+        replica.attempt = None
+        replica.history.append(ended)
+        replica.block(str(error))
+        log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
+
+    async def retire(self, replica: ReplicaState, attempt: Attempt) -> None:
+        """The engine serves nobody any more, and stops next; nothing failed. Raises StoreError."""
+        if replica.task is not None and replica.task is not asyncio.current_task():
+            replica.task.cancel()
+        await self.end(replica, attempt)
+        replica.attempt = None
+        log.info("retired", model=replica.model, replica=replica.index)
+
+    async def end(self, replica: ReplicaState, attempt: Attempt) -> None:
+        """The attempt is none of the replica's any more, and its engine stops."""
+        ended = attempt.evolve(state="stopped", ended_at=time.time())
+        replica.history.append(ended)
+        await replica.unwatch()
+        await asyncio.to_thread(self._store.save_attempt, ended)
+        self._running.remove(attempt.instance_name)
+
+    async def _cured(self, attempt: Attempt, failure: Failure) -> Failure:
+        """With the steps that cure it, and the numbers of this case in them."""
+        signatures = await asyncio.to_thread(self._signatures)
+        return signatures.cured(failure, _case(attempt, self._patience_s))
+
+
+def _case(attempt: Attempt, patience_s: float) -> dict[str, Scalar]:
+    """What the cure of a failure may speak of."""
+    plan = attempt.plan
+    known: dict[str, Scalar] = {"model": attempt.model, "engine": str(plan.engine), "patience": round(patience_s)}
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel"):
+        known[name] = getattr(plan, name).value
+    if plan.engine.image is not None:
+        known["image"] = plan.engine.image
+    return known | ({"ranks": len(plan.gpus)} if len(plan.gpus) > 1 else {})

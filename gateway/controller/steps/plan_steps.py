@@ -1,0 +1,113 @@
+"""A plan for a replica: made by what is known, by what its engine says where the rules refuse, or not at all; and recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.steps.attempts import Attempts
+from gateway.controller.steps.decisions import Decisions, RoomNow
+from gateway.controller.steps.launcher import Launcher
+from gateway.core.changes import as_good, of_plans
+from gateway.domain import Attempt, Plan, Planned
+from gateway.errors import FitserveError, NoPlan
+from gateway.logging import Logger
+from gateway.machine.gpu_watch import GpuWatch
+
+log = Logger("fitserve.loop")
+
+
+class PlanSteps:
+    """Shared by all replicas of a gateway."""
+
+    def __init__(self, decisions: Decisions, attempts: Attempts, launcher: Launcher, gpus: GpuWatch) -> None:
+        self._decisions = decisions
+        self._attempts = attempts
+        self._launcher = launcher
+        self._gpus = gpus
+
+    async def plan(
+        self,
+        model: ManagedModel,
+        replica: ReplicaState,
+        room: RoomNow,
+        instead: RoomNow,
+    ) -> None:
+        """instead: the room in the place of what serves; what is tried beside has to be as good as a plan for that."""
+        try:
+            # One at a time: two plans made side by side would count on the same free memory.
+            async with self._decisions.planning:
+                planned = await self._decisions.decide(model, room)
+                if replica is model.trial and not await self._fits_beside(model, planned, room, instead):
+                    replica.no_room = True
+                    replica.block("there is no room beside what serves")
+                    return
+                if planned.takes:
+                    if replica.wait_for(planned.takes):
+                        log.warning("others give", model=replica.model, takes=[take.words for take in planned.takes])
+                    return
+                if planned.plan is not None:
+                    await self._record(model, replica, planned.plan, planned.template)
+                    return
+            if not model.wish_of(replica).check or not set(planned.open) - model.not_asked.keys():
+                await self._without_plan(model, replica, planned, room)
+                return
+            # What the rules refuse, the engines' own code may allow.
+            replica.progress = f"checking: {planned.open[0]} is asked about what its rules refuse"
+            async with self._decisions.checked(model, room, planned.open[0], None) as planned:
+                if planned.plan is None:
+                    await self._without_plan(model, replica, planned, room)
+                    return
+                await self._record(model, replica, planned.plan, planned.template)
+        except FitserveError as error:
+            replica.block(str(error))
+            log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
+
+    async def _fits_beside(self, model: ManagedModel, planned: Planned, room: RoomNow, instead: RoomNow) -> bool:
+        if room().claims == instead().claims:
+            return True  # what serves holds nothing that plans are made of
+        other = await self._decisions.decide(model, instead)
+        if other.takes or other.plan is None:
+            # In its place others may give, or an engine may allow what the rules refuse.
+            return not other.takes and not other.open
+        return planned.plan is not None and as_good(planned.plan, other.plan)
+
+    async def _without_plan(self, model: ManagedModel, replica: ReplicaState, planned: Planned, room: RoomNow) -> None:
+        """It rests where others would leave for it once it is asked. Else raises NoPlan."""
+        reason = "; ".join([planned.reason, *self._gpus.lost_messages()])
+        if room().if_asked:
+            takes = (await self._decisions.decide(model, room, "leave")).takes
+            if takes:
+                replica.rest_until_asked(reason, takes, asks=model.asks)
+                model.on_request = True
+                return
+        raise NoPlan(reason)
+
+    async def _record(self, model: ManagedModel, replica: ReplicaState, plan: Plan, template: str) -> None:
+        if template:
+            await asyncio.to_thread(self._launcher.keep_template, template)
+        if model.wish_of(replica).replicas is None and replica is not model.trial:
+            model.replicas += [
+                ReplicaState(replica.model, index, generation=replica.generation)
+                for index in range(len(model.replicas), plan.replicas.value)
+            ]
+        replica.attempt, replica.asked_of = await self._attempts.begin(replica, plan), set()
+        log.info(
+            "planned",
+            model=replica.model,
+            replica=replica.index,
+            engine=str(plan.engine),
+            plan=plan.fingerprint,
+            **_after(replica.history, plan),
+        )
+
+
+def _after(history: Sequence[Attempt], plan: Plan) -> dict[str, str]:
+    """For the log: which failure a plan follows, and what is other in it."""
+    if not history or (failure := history[-1].failure) is None:
+        return {}
+    return {
+        "after": failure.kind,
+        "differs": ", ".join(one.what for one in of_plans(history[-1].plan, plan)) or "the same plan again",
+    }

@@ -1,0 +1,61 @@
+"""A replica gives KV cache to others: it is started anew by its own plan with less of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.steps.attempts import Attempts
+from gateway.controller.steps.decisions import Decisions, RoomNow
+from gateway.domain import Offer
+from gateway.errors import FitserveError, NoPlan
+from gateway.logging import Logger
+from gateway.routing.drains import Drains
+
+log = Logger("fitserve.loop")
+
+# A model whose KV cache could not be cut is not asked again for so long.
+_KEEPS_S = 600.0
+
+
+class ShrinkSteps:
+    """Shared by all replicas of a gateway."""
+
+    def __init__(self, decisions: Decisions, attempts: Attempts, drains: Drains) -> None:
+        self._decisions = decisions
+        self._attempts = attempts
+        self._drains = drains
+
+    async def shrink(
+        self,
+        model: ManagedModel,
+        take: Offer,
+        asking: Collection[str],
+        room: RoomNow,
+        held: Callable[[ManagedModel, ReplicaState], dict[str, int]],
+    ) -> None:
+        """Start a replica's plan anew with less KV cache, in place of what serves, once that has answered its requests. Where no such plan
+        is found nothing changes."""
+        replica, old = model.replicas[take.replica], model.replicas[take.replica].attempt
+        if old is None:
+            return
+        log.warning("gives KV cache", model=replica.model, to=sorted(asking), words=take.words)
+        try:
+            async with self._decisions.planning:
+                new = await self._decisions.smaller(model, old, take, asking, room(), held(model, replica))
+            if new is None or new.memory.promised_bytes > take.keeps:
+                raise NoPlan("no plan of it is smaller")
+            replica.left_at = time.monotonic()
+            await self._drains.ended(old.instance_name)
+            attempt = await self._attempts.begin(replica, new)
+            if replica.attempt is not old:
+                await self._attempts.drop(attempt)
+                return
+            replica.attempt, replica.made_room = attempt, True
+            await self._attempts.end(replica, old)
+        except FitserveError as error:
+            model.keeps_until = time.monotonic() + _KEEPS_S
+            log.warning("gives no KV cache", model=replica.model, reason=str(error))
+        finally:
+            replica.left_at = None

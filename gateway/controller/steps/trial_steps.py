@@ -1,0 +1,77 @@
+"""Another plan for a replica that serves: tried beside it or in its place, adopted, or ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.steps.attempts import Attempts
+from gateway.domain import Plan
+
+
+class TrialSteps:
+    """Shared by all replicas of a gateway."""
+
+    def __init__(self, attempts: Attempts, wake: Callable[[], None]) -> None:
+        """wake: looks at all replicas again."""
+        self._attempts = attempts
+        self._wake = wake
+
+    async def begin(self, model: ManagedModel, replica: ReplicaState, plan: Plan, *, beside: bool) -> None:
+        """Start another plan for a replica: beside what serves, or in its place. Raises HostError, StoreError."""
+        # It is started as it is: the engine's own answer might bring the plan back that serves.
+        as_it_is = plan.evolve(question=None)
+        await (self._beside(model, replica, as_it_is) if beside else self._instead(replica, as_it_is))
+        self._wake()
+
+    async def settle(self, model: ManagedModel, *, adopt: bool) -> None:
+        """End what is tried beside: it takes the place of what serves, or stops. Raises StoreError."""
+        await (self.adopt(model) if adopt else self.end(model))
+        self._wake()
+
+    async def _beside(self, model: ManagedModel, replica: ReplicaState, plan: Plan) -> None:
+        """Start another plan beside what serves. The gateway that dies before `adopt` leaves two live attempts, of which the next one keeps
+        the older. Raises HostError, StoreError."""
+        trial = ReplicaState(model.wish.name, replica.index, generation=replica.generation)
+        trial.attempt = await self._attempts.begin(trial, plan)
+        model.trial = trial
+
+    async def _instead(self, replica: ReplicaState, plan: Plan) -> None:
+        """Start another plan in place of what serves, which is known to work: it is what is planned next where the other one fails. Nothing is done
+        where something else began meanwhile. Raises HostError, StoreError."""
+        old = replica.attempt
+        new = await self._attempts.begin(replica, plan)
+        if old is None or replica.attempt is not old or replica.busy:
+            await self._attempts.drop(new)
+            return
+        replica.attempt = new
+        await self._attempts.end(replica, old)
+
+    async def adopt(self, model: ManagedModel) -> None:
+        """What was tried beside serves from now on; what served until now stops when its last answers are given. Raises StoreError."""
+        trial = model.trial
+        if trial is None or trial.attempt is None or trial.busy:
+            return
+        replica = model.replicas[trial.index]
+        if replica.task is not None:
+            replica.task.cancel()  # it comes back by the old plan; nobody needs that any more
+            return
+        old, watcher, generation = replica.attempt, replica.watcher, replica.generation
+        replica.attempt, replica.watcher, replica.shown = trial.attempt, trial.watcher, trial.shown
+        replica.generation, replica.in_place, replica.left_at, replica.made_room = trial.generation, False, None, False
+        trial.attempt, trial.watcher, trial.generation, trial.seeks = None, watcher, generation, False
+        replica.blocked = None
+        if old is not None:
+            await self._attempts.end(trial, old)
+
+    async def end(self, model: ManagedModel) -> None:
+        """What was tried beside stops. Raises StoreError."""
+        trial = model.trial
+        if trial is None:
+            return
+        trial.seeks = False
+        if trial.task is not None and not trial.stopping:
+            trial.task.cancel()
+        if trial.attempt is not None:
+            attempt, trial.attempt = trial.attempt, None
+            await self._attempts.end(trial, attempt)
