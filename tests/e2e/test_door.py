@@ -16,6 +16,8 @@ from tests.contract.process_harness import free_port
 from tests.e2e.conftest import ENGINE, START_S, wait_for
 from tests.support.patience import HANG_S
 
+pytestmark = pytest.mark.engine
+
 KEY = "0123456789abcdef"
 OPENED = {"/sleep", "/wake_up", "/is_sleeping", "/collective_rpc", "/update_weights", "/server_info"}
 

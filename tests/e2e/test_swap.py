@@ -1,4 +1,5 @@
-"""Two real models on the real CPU engine in RAM that holds one of them: each is loaded when it is asked, and the other one leaves for it."""
+"""Two real models on the real CPU engine in RAM that holds one of them: each is loaded when it is asked, and the other one leaves for it. One of them
+embeds: read, planned without a KV cache, verified and asked; removed, they leave no process."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ import pytest
 
 from gateway.demo.checkpoint import SENTENCE
 from gateway.domain.units import GIB
-from tests.e2e.conftest import ENGINE, START_S, Gateway, with_real_engines
-from tests.e2e.scripted import engines
+from tests.e2e.conftest import ENGINE, START_S, Gateway, wait_for, with_real_engines
+from tests.e2e.scripted import engines as running_engines
+from tests.e2e.test_sdk_differential import engine_of
+from tests.support.sdk_calls import OPENAI_VECTORS, told_openai
 
 pytestmark = pytest.mark.engine
 
@@ -33,7 +36,7 @@ def looked_at(gateway: Gateway) -> Iterator[list[tuple[float, frozenset[str]]]]:
 
     def look() -> None:
         while not over.wait(0.1):
-            there = frozenset(name.partition("-")[0] for name in engines(gateway))
+            there = frozenset(name.partition("-")[0] for name in running_engines(gateway))
             if not seen or seen[-1][1] != there:
                 seen.append((time.time(), there))
 
@@ -46,12 +49,31 @@ def looked_at(gateway: Gateway) -> Iterator[list[tuple[float, frozenset[str]]]]:
         thread.join()
 
 
+def embeds(gateway: Gateway, client: openai.OpenAI, name: str) -> None:
+    """The model is loaded, and does what a model for embeddings does."""
+    sentences = ["A cat sits on the mat.", "A kitten is sitting on a rug.", "The central bank raised interest rates."]
+    answer = client.embeddings.create(model=name, input=sentences, encoding_format="float")
+    cat, kitten, bank = [item.embedding for item in answer.data]
+    assert len(cat) == 384
+    near, far = (sum(a * b for a, b in zip(cat, other, strict=True)) for other in (kitten, bank))
+    assert near > 0.5 > far
+    with pytest.raises(openai.BadRequestError, match="makes embeddings"):
+        client.completions.create(model=name, prompt="Hello")
+    engine, key = engine_of(gateway, name)
+    for call in OPENAI_VECTORS.values():
+        straight, through = (told_openai(call, url, name, key) for url in (engine, gateway.url))
+        assert straight.status == 200
+        assert through == straight
+    view = gateway.show(name)
+    assert view["plan"]["memory"]["kv_bytes_per_token"] == 0
+    assert view["attempts"][0]["grade"] == "verified"
+
+
 def test_two_models_take_turns_in_ram_that_holds_one_of_them(
     tmp_path: Path, engines: Path, demo_model: Path, minilm: Path
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    sentences = ["A cat sits on the mat.", "A kitten is sitting on a rug.", "The central bank raised interest rates."]
     with closing(with_real_engines(data, engines, FITSERVE_RAM_BYTES=str(RAM))) as gateway:
         gateway.start()
         with (
@@ -64,10 +86,7 @@ def test_two_models_take_turns_in_ram_that_holds_one_of_them(
             # Nobody leaves for a model that nobody asks for.
             assert "writer holds" in gateway.until("reader", "stopped")["detail"]
             for _ in range(ROUNDS):
-                answer = client.embeddings.create(model="reader", input=sentences, encoding_format="float")
-                cat, kitten, bank = [item.embedding for item in answer.data]
-                near, far = (sum(a * b for a, b in zip(cat, other, strict=True)) for other in (kitten, bank))
-                assert near > 0.5 > far
+                embeds(gateway, client, "reader")
                 text = client.completions.create(model="writer", prompt="Hello", max_tokens=12, temperature=0).choices[0].text
                 assert text
                 assert SENTENCE.startswith(text)
@@ -83,3 +102,7 @@ def test_two_models_take_turns_in_ram_that_holds_one_of_them(
             sys.stdout.write(
                 f"{after['instance']}: {load_s:.1f} s from start to proof, {after['started_at'] - gone:.1f} s after the other one was gone\n"
             )
+        for name in ("writer", "reader"):
+            removed = gateway.cli("rm", name, "--wait")
+            assert removed.returncode == 0, removed.stderr
+        wait_for("no engine processes", lambda: not running_engines(gateway))
