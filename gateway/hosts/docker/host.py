@@ -17,10 +17,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
 
 from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
-from gateway.domain.image_name import AllowedImages, is_digest_of
+from gateway.domain.image_name import AllowedImages
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.docker.client import DockerClient, available, socket_path
 from gateway.hosts.docker.container import (
@@ -29,14 +28,14 @@ from gateway.hosts.docker.container import (
     container_name,
     create,
     digest_of,
-    image_of,
     instance_of,
     running_instance,
     start_error,
 )
 from gateway.hosts.docker.inquiry import create_inquiry, remove_lost, start_inquiry
+from gateway.hosts.docker.local_images import LocalImages
 from gateway.hosts.docker.network import ambiguous_network, ensure_network
-from gateway.hosts.docker.stream import CHUNK, DockerRefused, LogLines, PullProgress, conversation, stream, whole_frames
+from gateway.hosts.docker.stream import CHUNK, DockerRefused, LogLines, conversation, stream, whole_frames
 from gateway.hosts.host import MOST_COMMAND
 from gateway.inquiry import script
 from gateway.inquiry.spoken import Spoken
@@ -54,8 +53,6 @@ ENGINE_PORT = 8000
 # Starting waits for the GPU driver, seconds per GPU when nothing keeps it loaded; removing waits for the disk.
 _SLOW_S = 60.0
 _AGAIN_S = 0.1
-# A pull is silent while it verifies a layer of gigabytes.
-_PULL_SILENCE_S = 600.0
 
 
 class DockerHost:
@@ -75,32 +72,14 @@ class DockerHost:
     ) -> None:
         self._network = network
         self._owner = instance
-        self._allowed = allowed
         self._docker = DockerClient(socket_path(base_url), timeout_s)
+        self._images = LocalImages(self._docker, allowed)
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
-        image = self._image_of(engine)
-        if await self._docker.call(partial(_has_image, image)):
-            return
-        if image.startswith("sha256:"):
-            raise _gone(engine)
-        progress = PullProgress(image)
-        try:
-            await self._pull(image, progress, report)
-        except TimeoutError:
-            progress.error = f"nothing came for {_PULL_SILENCE_S:.0f} s"
-        except (DockerRefused, OSError) as error:
-            progress.error = str(error)
-        if progress.error is None and not await self._docker.call(partial(_has_image, image)):
-            progress.error = "Docker broke off"
-        if progress.error is not None:
-            raise HostError(
-                f"The image {image} is not on this machine and could not be pulled: {progress.error.rstrip('.')}.",
-                hint=_image_hint(image),
-            )
+        await self._images.bring(engine, report)
 
     async def start(self, spec: LaunchSpec) -> Instance:
-        self._image_of(spec.engine)
+        self._images.name_of(spec.engine)
         return await self._docker.call(partial(self._start, spec), _SLOW_S)
 
     async def list(self) -> list[Instance]:
@@ -158,15 +137,15 @@ class DockerHost:
         return ENGINE_PORT
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
-        found = await self._found(engine)
+        found = await self._images.found(engine)
         exact: EngineRef = engine.evolve(digest=engine.digest or digest_of(found, engine.image or ""))
         return exact
 
     async def identity(self, engine: EngineRef) -> str:
-        return str((await self._found(engine))["Id"])
+        return str((await self._images.found(engine))["Id"])
 
     async def inquire(self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
-        image, spoken = self._image_of(engine), Spoken()
+        image, spoken = self._images.name_of(engine), Spoken()
         container, version = await self._docker.call(partial(_make_inquiry, image, self._owner, gpus), _SLOW_S)
         path, place = self._docker.path, f"POST /v{version}/containers/{container}"
         attach = f"{place}/attach?stream=1&stdin=1&stdout=1&stderr=1"
@@ -198,39 +177,6 @@ class DockerHost:
 
     async def close(self) -> None:
         self._docker.close()
-
-    def _image_of(self, engine: EngineRef) -> str:
-        """As `image_of`. Raises HostError for an image that may not be started."""
-        name = engine.image or ""
-        known = engine.digest is None or is_digest_of(engine.digest, name)
-        if name and self._allowed is not None and not (known and self._allowed.allows(name)):
-            message, hint = self._allowed.refusal(name)
-            raise HostError(message, hint=hint)
-        return image_of(engine)
-
-    async def _found(self, engine: EngineRef) -> Attributes:
-        """Its image. Raises HostError where that is not here."""
-        found = await self._docker.call(partial(_image, self._image_of(engine)))
-        if found is None:
-            if engine.digest is not None:
-                raise _gone(engine)
-            raise HostError(
-                f"The image {engine.image} is not on this machine yet.", hint=f"Pull it: `docker pull {engine.image}`."
-            )
-        return found
-
-    async def _pull(self, image: str, progress: PullProgress, report: Callable[[str], None]) -> None:
-        """Raises DockerRefused, OSError."""
-        report(progress.words())
-        reported_at = time.monotonic()
-        request, headers = await self._docker.call(partial(_pull_request, image))
-        answer = stream(self._docker.path, request, headers=headers, head_s=_PULL_SILENCE_S, silence_s=_PULL_SILENCE_S)
-        async with aclosing(answer) as chunks:
-            async for chunk in chunks:
-                progress.feed(chunk)
-                if time.monotonic() >= reported_at + 1:
-                    report(progress.words())
-                    reported_at = time.monotonic()
 
     # --- in threads ---
 
@@ -303,23 +249,6 @@ class DockerHost:
         )
 
 
-def _image(image: str, client: APIClient) -> Attributes | None:
-    from docker.errors import NotFound
-
-    try:
-        found: Attributes = client.inspect_image(image)  # type: ignore[no-untyped-call]
-    except NotFound:
-        return None
-    return found
-
-
-def _gone(engine: EngineRef) -> HostError:
-    return HostError(
-        f"The image that {engine.image} was when {engine} was asked or started first ({engine.digest}) is not on this machine any more.",
-        hint=f"`fitserve retry NAME` takes what {engine.image} is now; `docker load` brings the old one back.",
-    )
-
-
 def _make_inquiry(image: str, owner: str, gpus: tuple[str, ...], client: APIClient) -> tuple[str, str]:
     """The container, and the API version."""
     remove_lost(client, owner)
@@ -328,27 +257,6 @@ def _make_inquiry(image: str, owner: str, gpus: tuple[str, ...], client: APIClie
 
 def _start_inquiry(container: str, image: str, client: APIClient) -> None:
     start_inquiry(client, container, image)
-
-
-def _image_hint(image: str) -> str:
-    if image.startswith("fitserve/"):
-        return "It is built, not pulled: run `docker compose build engine-cpu` in a checkout of fitserve."
-    return f"Check its name, the network and `docker login`, or bring it here with `docker pull {image}`, `docker load` or `docker build`."
-
-
-def _has_image(image: str, client: APIClient) -> bool:
-    return _image(image, client) is not None
-
-
-def _pull_request(image: str, client: APIClient) -> tuple[str, str]:
-    """The request and its headers: with what `docker login` left for the registry, if anything."""
-    from docker.auth import get_config_header, resolve_repository_name
-    from docker.utils import parse_repository_tag
-
-    repository, tag = parse_repository_tag(image)
-    login = get_config_header(client, resolve_repository_name(repository)[0])
-    query = urlencode({"fromImage": repository, "tag": tag or "latest"})
-    return f"POST /v{client.api_version}/images/create?{query}", f"X-Registry-Auth: {login.decode()}\r\n" if login else ""
 
 
 def _version_and_running(container: str, client: APIClient) -> tuple[str, bool]:

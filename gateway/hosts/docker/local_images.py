@@ -1,0 +1,124 @@
+"""Images of engines as Docker has them on this machine: found, allowed, or pulled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from gateway.domain import EngineRef
+from gateway.domain.image_name import AllowedImages, is_digest_of
+from gateway.errors import HostError
+from gateway.hosts.docker.client import DockerClient
+from gateway.hosts.docker.container import Attributes, image_of
+from gateway.hosts.docker.stream import DockerRefused, PullProgress, stream
+
+if TYPE_CHECKING:
+    from docker.api import APIClient
+
+# A pull is silent while it verifies a layer of gigabytes.
+_PULL_SILENCE_S = 600.0
+
+
+class LocalImages:
+    """allowed: what may be started, and asked; None: whoever calls has looked."""
+
+    def __init__(self, docker: DockerClient, allowed: AllowedImages | None) -> None:
+        self._docker = docker
+        self._allowed = allowed
+
+    def name_of(self, engine: EngineRef) -> str:
+        """As `image_of`. Raises HostError for an image that may not be started."""
+        name = engine.image or ""
+        known = engine.digest is None or is_digest_of(engine.digest, name)
+        if name and self._allowed is not None and not (known and self._allowed.allows(name)):
+            message, hint = self._allowed.refusal(name)
+            raise HostError(message, hint=hint)
+        return image_of(engine)
+
+    async def found(self, engine: EngineRef) -> Attributes:
+        """Its image. Raises HostError where that is not here."""
+        found = await self._docker.call(partial(_image, self.name_of(engine)))
+        if found is None:
+            if engine.digest is not None:
+                raise _gone(engine)
+            raise HostError(
+                f"The image {engine.image} is not on this machine yet.", hint=f"Pull it: `docker pull {engine.image}`."
+            )
+        return found
+
+    async def bring(self, engine: EngineRef, report: Callable[[str], None]) -> None:
+        """Pull the image of an engine where it is not here. Raises HostError."""
+        image = self.name_of(engine)
+        if await self._docker.call(partial(_has_image, image)):
+            return
+        if image.startswith("sha256:"):
+            raise _gone(engine)
+        progress = PullProgress(image)
+        try:
+            await self._pull(image, progress, report)
+        except TimeoutError:
+            progress.error = f"nothing came for {_PULL_SILENCE_S:.0f} s"
+        except (DockerRefused, OSError) as error:
+            progress.error = str(error)
+        if progress.error is None and not await self._docker.call(partial(_has_image, image)):
+            progress.error = "Docker broke off"
+        if progress.error is not None:
+            raise HostError(
+                f"The image {image} is not on this machine and could not be pulled: {progress.error.rstrip('.')}.",
+                hint=_image_hint(image),
+            )
+
+    async def _pull(self, image: str, progress: PullProgress, report: Callable[[str], None]) -> None:
+        """Raises DockerRefused, OSError."""
+        report(progress.words())
+        reported_at = time.monotonic()
+        request, headers = await self._docker.call(partial(_pull_request, image))
+        answer = stream(self._docker.path, request, headers=headers, head_s=_PULL_SILENCE_S, silence_s=_PULL_SILENCE_S)
+        async with aclosing(answer) as chunks:
+            async for chunk in chunks:
+                progress.feed(chunk)
+                if time.monotonic() >= reported_at + 1:
+                    report(progress.words())
+                    reported_at = time.monotonic()
+
+
+def _image(image: str, client: APIClient) -> Attributes | None:
+    from docker.errors import NotFound
+
+    try:
+        found: Attributes = client.inspect_image(image)  # type: ignore[no-untyped-call]
+    except NotFound:
+        return None
+    return found
+
+
+def _gone(engine: EngineRef) -> HostError:
+    return HostError(
+        f"The image that {engine.image} was when {engine} was asked or started first ({engine.digest}) is not on this machine any more.",
+        hint=f"`fitserve retry NAME` takes what {engine.image} is now; `docker load` brings the old one back.",
+    )
+
+
+def _image_hint(image: str) -> str:
+    if image.startswith("fitserve/"):
+        return "It is built, not pulled: run `docker compose build engine-cpu` in a checkout of fitserve."
+    return f"Check its name, the network and `docker login`, or bring it here with `docker pull {image}`, `docker load` or `docker build`."
+
+
+def _has_image(image: str, client: APIClient) -> bool:
+    return _image(image, client) is not None
+
+
+def _pull_request(image: str, client: APIClient) -> tuple[str, str]:
+    """The request and its headers: with what `docker login` left for the registry, if anything."""
+    from docker.auth import get_config_header, resolve_repository_name
+    from docker.utils import parse_repository_tag
+
+    repository, tag = parse_repository_tag(image)
+    login = get_config_header(client, resolve_repository_name(repository)[0])
+    query = urlencode({"fromImage": repository, "tag": tag or "latest"})
+    return f"POST /v{client.api_version}/images/create?{query}", f"X-Registry-Auth: {login.decode()}\r\n" if login else ""
