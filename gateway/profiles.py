@@ -2,16 +2,7 @@
 
     engines/KIND/VERSION.yaml   -> Engine
     asked/KIND/VERSION.yaml     -> Likeness: an engine version without rules, by what it has otherwise than one that has them
-    failures.yaml               -> Signature list
-    failure_words.yaml          -> KindWords list: what speaks for a kind of failure that no signature knows
-    gpus.yaml                   -> GpuTable: what follows from a GPU's capability
-    parsers.yaml                -> ParserTable: how models write tool calls and thoughts
-    chat_templates.yaml         -> RepairTable: published chat templates that are broken, and how each is repaired
-    cards.yaml                  -> CardTable: what the data sheets of cards promise
-    speed.yaml                  -> SpeedTable: what engines reach of that
-    facts.yaml                  -> Fact list: what passes every rule and still fails
-    xids.yaml                   -> XidTable: what the error numbers of NVIDIA's driver mean
-    hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
+    everything else             -> gateway/profile_tables.py
 
 A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, or win over, the shipped ones.
 """
@@ -24,31 +15,20 @@ import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from packaging.version import Version
-from pydantic import ValidationError
 
-from gateway.core.chat.parsers import ParserTable
-from gateway.core.chat.repair import RepairTable
 from gateway.core.engines.candidate import EngineRules
 from gateway.core.engines.registry import KINDS
 from gateway.core.engines.vllm_engine import VllmRules
-from gateway.core.kernels.cards import CardTable
-from gateway.core.kernels.gpus import GpuTable
-from gateway.core.speed.machine import Pace, SpeedTable
-from gateway.domain import Engine, EngineRef, Fact, Hardware, Value
+from gateway.domain import Engine, EngineRef, Hardware
 from gateway.domain.image_name import AllowedImages, repository
 from gateway.domain.likeness import Likeness, different, like
 from gateway.domain.release import release
 from gateway.errors import BadRequest, NotFound, SettingsError
-from gateway.yaml_cache import Documents
+from gateway.profile_tables import ProfileTables, validated
 
-if TYPE_CHECKING:
-    from gateway.core.failures.signatures import Signatures
-    from gateway.domain.hardware import XidTable
-
-V = TypeVar("V", bound=Value)
 # What stands for a version in names of files: no way out of their folder.
 _WORD = re.compile(r"[\w.+-]{1,60}", re.ASCII)
 _VERSION = re.compile(r"\d+(\.\d+)+[A-Za-z0-9.+-]{0,40}")
@@ -60,7 +40,7 @@ def shipped() -> Path:
     return inside if inside.is_dir() else Path(__file__).parent.parent / "profiles"
 
 
-class Profiles:
+class Profiles(ProfileTables):
     """Reads profiles on demand: a plan needs one engine, not all of them. `cache`: where what was read is kept (Documents).
     `learned`: engine versions that said themselves what they are (gateway/inquiry/learned.py). `roots`: the folders of another
     process's Profiles, in place of these."""
@@ -74,9 +54,8 @@ class Profiles:
     ) -> None:
         if extra is not None and not extra.is_dir():
             raise SettingsError(f"The profiles folder {extra} does not exist.", hint="Correct or unset FITSERVE_PROFILES_DIR.")
-        self.roots = roots or (*([extra] if extra else []), shipped(), *([learned] if learned else []))
+        super().__init__(roots or (*([extra] if extra else []), shipped(), *([learned] if learned else [])), cache)
         self._learned = learned
-        self.documents = Documents(cache)
         self._engines: dict[str, Engine] = {}
         self._heard: dict[Path, tuple[int, Engine]] = {}
         self._heads: dict[str, dict[str, Any]] = {}
@@ -109,10 +88,10 @@ class Profiles:
                 return self._said(self.engine_files[ref])
             if ref in self.engine_files:
                 path = self.engine_files[ref]
-                engine = _validate(path, Engine, self._merged(path))
+                engine = validated(path, Engine, self._merged(path))
             else:
                 path = self.asked_files[ref]
-                told = _validate(path, Likeness, self._yaml(path))
+                told = validated(path, Likeness, self.document(path))
                 engine = different(self.engine(told.guessed_from), told)
             if engine.ref != ref:
                 raise SettingsError(
@@ -148,7 +127,7 @@ class Profiles:
         """What an engine said of itself; it is asked again when its image is another."""
         written = path.stat().st_mtime_ns
         if self._heard.get(path, (0,))[0] != written:
-            self._heard[path] = written, _validate(path, Engine, self._yaml(path))
+            self._heard[path] = written, validated(path, Engine, self.document(path))
         return self._heard[path][1]
 
     def undescribed(self, engine: EngineRef) -> bool:
@@ -212,7 +191,7 @@ class Profiles:
             # A kind that is not registered may have the rules of vLLM, which it then is a fork of.
             kind = KINDS.get(ref.partition("==")[0], VllmRules)
             found: dict[str, Any] = {
-                name: _validate(path, file, self._yaml(path))
+                name: validated(path, file, self.document(path))
                 for name, file in kind.FILES.items()
                 if (path := folder / f"{name}.yaml").is_file()
             }
@@ -300,131 +279,12 @@ class Profiles:
             self._heads[ref] = head if isinstance(head, dict) else {}
         return self._heads[ref]
 
-    def hardware(self, name: str) -> Hardware:
-        """A snapshot by name (`2x3090`) or by path."""
-        path = Path(name).expanduser()
-        if "/" not in name and not name.endswith(".json"):
-            found = [root / "hardware" / f"{name}.json" for root in self.roots]
-            known = sorted({file.stem for root in self.roots for file in (root / "hardware").glob("*.json")})
-            path = next((file for file in found if file.is_file()), Path())
-            if not path.is_file():
-                near = difflib.get_close_matches(name, known, 1)
-                raise NotFound(
-                    f"There is no hardware snapshot named {name}{f'; did you mean {near[0]}?' if near else '.'}",
-                    hint=f"Known: {', '.join(known)}; or give a file that `fitserve probe --json` wrote.",
-                )
-        try:
-            return Hardware.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise NotFound(
-                f"The hardware snapshot {path} cannot be read: {error.strerror}.",
-                hint="Give a file that `fitserve probe --json` wrote.",
-            ) from None
-        except ValidationError as error:
-            raise BadRequest(
-                f"{path} is not a hardware snapshot: {first_problem(error)}.", hint="Write one with `fitserve probe --json`."
-            ) from None
-
-    @cached_property
-    def facts(self) -> tuple[Fact, ...]:
-        """Combinations that are known to fail, of every root."""
-        paths = [root / "facts.yaml" for root in self.roots]
-        return tuple(_validate(path, Fact, entry) for path in paths if path.is_file() for entry in self._yaml(path))
-
-    @cached_property
-    def gpus(self) -> GpuTable:
-        """What follows from a GPU's capability; a user's file adds to ours and goes first."""
-        paths = [root / "gpus.yaml" for root in self.roots]
-        tables = [_validate(path, GpuTable, self._yaml(path)) for path in paths if path.is_file()]
-        return GpuTable(
-            sources={name: source for table in reversed(tables) for name, source in table.sources.items()},
-            capabilities={name: traits for table in reversed(tables) for name, traits in table.capabilities.items()},
-            schemes={kind: wanted for table in reversed(tables) for kind, wanted in table.schemes.items()},
-        )
-
-    @cached_property
-    def cards(self) -> CardTable:
-        """What cards promise; a user's file adds to ours and goes first."""
-        paths = [root / "cards.yaml" for root in self.roots]
-        tables = [_validate(path, CardTable, self._yaml(path)) for path in paths if path.is_file()]
-        return CardTable(
-            sources={name: source for table in reversed(tables) for name, source in table.sources.items()},
-            cards=tuple(card for table in tables for card in table.cards),
-        )
-
-    @cached_property
-    def pace(self) -> Pace:
-        """How fast GPUs and engines are; of the table of what engines reach a user's file wins over ours."""
-        path = next(path for root in self.roots if (path := root / "speed.yaml").is_file())
-        return Pace(self.cards, _validate(path, SpeedTable, self._yaml(path)))
-
-    @cached_property
-    def parsers(self) -> ParserTable:
-        """How models write tool calls and thoughts; a user's rows go first."""
-        paths = [root / "parsers.yaml" for root in self.roots]
-        tables = [_validate(path, ParserTable, self._yaml(path)) for path in paths if path.is_file()]
-        return ParserTable(
-            tools=tuple(row for table in tables for row in table.tools),
-            reasoning=tuple(row for table in tables for row in table.reasoning),
-            repairs=tuple(row for table in self._repairs() for row in table.repairs),
-        )
-
-    def _repairs(self) -> list[RepairTable]:
-        """Of published chat templates."""
-        paths = [root / "chat_templates.yaml" for root in self.roots]
-        return [_validate(path, RepairTable, self._yaml(path)) for path in paths if path.is_file()]
-
-    @cached_property
-    def xids(self) -> XidTable:
-        """What the driver's error numbers mean; a user's file wins over ours."""
-        from gateway.domain.hardware import XidTable  # not before it is needed: a plan does without
-
-        path = next(path for root in self.roots if (path := root / "xids.yaml").is_file())
-        return _validate(path, XidTable, self._yaml(path))
-
-    @cached_property
-    def signatures(self) -> Signatures:
-        """The failure signatures of every root, the user's before ours."""
-        from gateway.core.failures.likely import KindWords
-        from gateway.core.failures.signature import Signature
-        from gateway.core.failures.signatures import Signatures
-
-        found: list[Signature] = []
-        words: list[KindWords] = []
-        for root in self.roots:
-            path = root / "failures.yaml"
-            if path.is_file():
-                found.extend(_validate(path, Signature, entry) for entry in self._yaml(path))
-            path = root / "failure_words.yaml"
-            if path.is_file():
-                words.extend(_validate(path, KindWords, entry) for entry in self._yaml(path))
-        return Signatures(tuple(found), tuple(words))
-
     def _merged(self, path: Path) -> dict[str, Any]:
         """An engine profile: a document written by hand, and one that `scripts/engine-profile` generated."""
         documents = self.documents.read(path)
         if not all(isinstance(document, dict) for document in documents):
             raise SettingsError(f"The profile {path} is not a mapping.", hint="Correct the file.")
         return {name: value for document in documents for name, value in document.items()}
-
-    def _yaml(self, path: Path) -> Any:
-        """The file's one document."""
-        return next(iter(self.documents.read(path)), None)
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first problem of a validation error in a phrase: `gpus.0.uuid: Field required`."""
-    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    said = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {said}" if where else said
-
-
-def _validate(path: Path, model: type[V], data: Any) -> V:
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise SettingsError(f"The profile {path} is wrong at {first_problem(error)}.", hint="Correct the file.") from None
 
 
 def _nearest(ref: str, known: Iterable[str]) -> str:

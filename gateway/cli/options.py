@@ -205,7 +205,7 @@ def read_wish(**fields: Any) -> Any:
     from pydantic import ValidationError
 
     from gateway.domain import Wish
-    from gateway.profiles import first_problem
+    from gateway.domain.value import first_problem
 
     try:
         return Wish(name="plan", **fields)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, ValidationError, core_schema
 
 T = TypeVar("T")
 Scalar = str | int | float | bool
@@ -74,3 +74,11 @@ def served_name(name: str) -> str:
     """What a model's own engines call it: SGLang takes what stands behind a colon for the name of a LoRA adapter
     (_parse_model_parameter in sglang/srt/entrypoints/openai/serving_base.py:40 of 0.5.10.post1)."""
     return name.replace(":", "-")
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem of a validation error in a phrase: `gpus.0.uuid: Field required`."""
+    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    said = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {said}" if where else said

@@ -38,11 +38,12 @@ from gateway.domain import (
 )
 from gateway.domain.image_name import exact
 from gateway.domain.plan import ALONE
+from gateway.domain.value import first_problem
 from gateway.domain.wish import Goal
 from gateway.errors import BadRequest, HostError, NeedsRemoteCode
 from gateway.planning.alternatives import Unplanned, with_alternatives
 from gateway.planning.startable import Startable
-from gateway.profiles import Profiles, first_problem
+from gateway.profiles import Profiles
 from gateway.settings import Settings, load_settings
 
 # Only for types: a command must not pay for what only asking needs.

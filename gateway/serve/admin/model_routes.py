@@ -17,10 +17,9 @@ from gateway.controller.forecasts import Forecasts
 from gateway.controller.orders import Orders
 from gateway.core.changes import of_plans, of_wishes, same_start, starts_anew
 from gateway.domain import Decision, Hardware, Wish
-from gateway.domain.value import Form
+from gateway.domain.value import Form, first_problem
 from gateway.domain.wish import ModelName
 from gateway.errors import BadFlag, BadModel, BadRequest, Conflict, HostError, NeedsRemoteCode, NoPlan, NotFound, StoreError
-from gateway.profiles import first_problem
 from gateway.serve.admin import bench_routes, launch_routes
 from gateway.serve.admin.disk_routes import RemovedWeights, remove_with_weights
 from gateway.serve.admin.model_views import ChangeAnswer, ModelList, ModelView, view
