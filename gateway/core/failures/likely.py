@@ -13,6 +13,7 @@ from functools import cached_property
 
 from pydantic import field_validator
 
+from gateway.core.failures.line_forms import FRAME
 from gateway.core.failures.structure import Shape
 from gateway.domain.value import Value
 
@@ -62,7 +63,8 @@ class Likely:
 
     def kind(self, shapes: Sequence[Shape]) -> tuple[str, tuple[str, ...]] | None:
         """The kind that the words of all shapes together speak for, and these words."""
-        message = " . ".join(plain(shape.message[:_LONGEST]) for shape in shapes)
+        # Of a traceback that was cut off in a frame, the frame is all that there is.
+        message = " . ".join(plain(shape.message[:_LONGEST]) for shape in shapes if not FRAME.match(shape.message))
         traces = dict.fromkeys(shape.frames[-_INNERMOST:] for shape in shapes if shape.frames)
         frames = " . ".join(plain(_INSTALLED.sub("", frame)) for trace in list(traces)[-_LAST:] for frame in trace)
         raised = {shape.exception for shape in shapes}

@@ -28,6 +28,7 @@ _PAGE = {0xA0: " ", 0x200B: None, 0xFEFF: None}
 # The other side of a frame around the line.
 _FRAME_END = " \t│┃║"
 _AFTER = re.compile(r" \[repeated \d+x across cluster\].{0,120}$")
+_TAGS = re.compile(r"(?:</(?:p|li|td|tr|div|pre|code|span|strong|b)>)+$")
 _LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 # What others put before the engine's own line. It says nothing, and any number of them may follow each other.
@@ -44,6 +45,8 @@ _CARRIED = re.compile(
     r"|\[?[\w./-]{0,64}\]? +\| "
     r"|\[(?:pod/)?[\w.-]{1,64}/[\w.-]{1,64}(?:/[\w.-]{1,64})?\] (?=\S)"
     r"|\[[A-Z][A-Za-z]*(?: [A-Za-z]+)+\] (?=\S)"
+    r"|\[[\w.-]{1,40}\] (?=Traceback \(most|(?:\w+\.)*\w+(?:Error|Exception): |\(\w+ pid=\d)"
+    r"|</?(?:p|br|li|td|tr|div|pre|code|span|strong|b)\b[^>]{0,80}>"
     rf"|\s+(?=(?:\([\w ./=:,-]{{0,80}}pid=\d+[^)]{{0,80}}\) ?)*(?:{_LEVELS}) \d\d-\d\d )"
 )
 _PREFIX = re.compile(
@@ -118,4 +121,6 @@ def parse(text: str) -> LogLine:
     said = text[found.end() :]
     if "[repeated " in said:
         said = _AFTER.sub("", said)
+    if said.endswith(">") and "</" in said:
+        said = _TAGS.sub("", said)
     return LogLine(process, found["header"] is not None, level, said)

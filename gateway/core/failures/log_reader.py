@@ -46,6 +46,8 @@ from gateway.domain import Failure, Scalar
 # Processes and kernels that are remembered: more than any engine needs, and bounded.
 _MOST_PROCESSES = 256
 _MOST_KERNELS = 64
+# Of so few lines all are meant by who pastes them, also one that does not complain.
+_FEW = 4
 # A terminal breaks a line into a few; a message that goes on for longer has lines of its own.
 _MOST_BROKEN = 6
 
@@ -75,6 +77,7 @@ class LogReader:
         self._sized = False
         self._last = ""
         self._stopped = False
+        self._few: list[tuple[LogLine, str, int]] = []
         self._findings = Findings(signatures, engine)
         self._kernels: deque[str] = deque(maxlen=_MOST_KERNELS)
 
@@ -89,6 +92,9 @@ class LogReader:
     def close(self) -> None:
         """The log ends, maybe in the middle of a line."""
         self._lines.close()
+        if self._lines.number <= _FEW and not self._findings.candidates and self._findings.dying is None and not self.ready:
+            for line, text, number in self._few:
+                self._hint_of(line, text, number, self._process(line.process))
 
     def _line(self, raw: bytes) -> None:
         if self._stopped:
@@ -273,19 +279,27 @@ class LogReader:
 
     def _hinted(self, line: LogLine, text: str, process: Process) -> None:
         """A known text in a line that is no exception: it counts where the log ends and nothing else is known."""
-        if self.ready or HARMLESS.search(line.text) or not COMPLAINT.search(text):
+        if self.ready or HARMLESS.search(line.text):
+            return
+        if not COMPLAINT.search(text):
+            if len(self._few) < _FEW:
+                self._few.append((line, text, self._lines.number))
             return
         shape = Shape("", line.text, tuple(process.files), self.phase)
         if line.level is not None or not line.header or FAILED.search(text):
             self._findings.complain(Candidate(None, {}, text, self._lines.number, self.phase, shape=shape, bare=True))
-        if self._findings.hint is not None:
+        if self._findings.hint is not None or self._hint_of(line, text, self._lines.number, process):
             return
-        if found := self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False):
-            phase = self._phase(found[0], process)
-            self._findings.hint = Candidate(found[0], found[1], text, self._lines.number, phase, bare=True)
-        elif self._findings.quoted is None and (quoted := QUOTED.search(line.text)):
+        if self._findings.quoted is None and (quoted := QUOTED.search(line.text)):
             shape = shape._replace(exception=quoted["name"])
             self._findings.quoted = Candidate(None, {}, text, self._lines.number, self.phase, shape=shape, bare=True)
+
+    def _hint_of(self, line: LogLine, text: str, number: int, process: Process) -> bool:
+        """Whether the line has a known text, which then is the hint."""
+        found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False)
+        if found and self._findings.hint is None:
+            self._findings.hint = Candidate(found[0], found[1], text, number, self._phase(found[0], process), bare=True)
+        return found is not None
 
     def _add(self, candidate: Candidate, process: Process, line: LogLine) -> None:
         self._findings.add(candidate)

@@ -122,3 +122,21 @@ def test_each_kind_stands_once() -> None:
 def test_a_pattern_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="not a regular expression"):
         KindWords(kind="x", sure=("(",))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA driver version is insufficient for CUDA runtime version",
+        "<p>ValueError: CUDA driver version is insufficient for CUDA runtime version</p>",
+        "my-app | <p>CUDA driver version is insufficient for CUDA runtime version</p>",
+    ],
+)
+def test_a_line_alone_is_meant_whatever_it_lacks(text: str) -> None:
+    assert read(text).kind == "driver_too_old"
+
+
+def test_of_many_lines_one_that_complains_of_nothing_is_none() -> None:
+    known = "No available memory for the cache blocks"
+    assert read(known).kind == "gpu_oom"
+    assert read(*["Loading"] * 4, known).kind == "none"
