@@ -38,7 +38,7 @@ def parse(
         return Quantization(lambda _: unknown(f"no rules for the quantization method {method}"))
     try:
         found = reader(Block(quant.config, renames, packed, read, traits))
-        return replace(found, numbered=bool(packed) or any(map(_NUMBERED.search, _texts(quant.config))))
+        return replace(found, numbered=bool(packed) or any(map(tells_numbers, _texts(quant.config))))
     except Untamed as error:
         untamed = str(error)
         return Quantization(lambda _: unknown(untamed))
@@ -50,6 +50,14 @@ def parse(
 # What can tell layers by their number: a number between dots, as far as an entry goes, or a pattern. An entry without either
 # is compared with the text before or after the number, which all layers share.
 _NUMBERED = re.compile(r"(^|\.)\d+(\.|$)|^re:|[\\\[\](){}*?+^$|]")
+# Nor can a pattern of letters, dots between them and `.*`, as `re:.*mlp.gate$`: it has a number, which stands between dots, only within `.*`,
+# which takes any other too. Most checkpoints have no others, and their layers need not be asked for one by one.
+_ANY_NUMBER = re.compile(r"re:\^?(?:[A-Za-z_]|\\\.|\.\*|(?<=[A-Za-z_])\.(?=[A-Za-z_]))*\$?")
+
+
+def tells_numbers(entry: str) -> bool:
+    """Whether this text of a block may tell layers apart that differ only in their number."""
+    return _NUMBERED.search(entry) is not None and _ANY_NUMBER.fullmatch(entry) is None
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.core.model.scheme import Scheme
 from gateway.core.model.spec import read_model
 from gateway.core.quantization.block import UNQUANTIZED, UnknownScheme
-from gateway.core.quantization.parse import parse
+from gateway.core.quantization.parse import parse, tells_numbers
 from gateway.domain import Quant
 from tests.conformance.layer_cases import QUANTS
 from tests.support.published import config
@@ -345,3 +346,30 @@ def test_layers_of_a_block_without_numbers_have_one_scheme(entries: list[str], m
     found = parse(Quant(method=method, config=config))
     names = [f"l.{number}.m" for number in (1, 3, 11, 13, 31)]
     assert found.numbered or len({found.scheme_of(name) for name in names}) == 1
+
+
+@pytest.mark.parametrize("entry", ["lm_head", "re:.*mlp.gate$", r"re:^model\.visual\..*", "re:.*self_attn.*", "re:lm_head"])
+def test_what_no_number_makes_a_difference_to_asks_for_one_layer_of_a_kind(entry: str) -> None:
+    assert not tells_numbers(entry)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["model.layers.0.mlp", r"re:.*layers\.[12]\..*", "re:.*layers.0.mlp", "re:.*layers..mlp", "re:.*layers.+mlp", r"re:.*\d"],
+)
+def test_what_may_be_about_some_numbers_alone_asks_for_each_layer(entry: str) -> None:
+    assert tells_numbers(entry)
+
+
+_PARTS = ("model", "layers", "mlp", "gate", "_", ".", "..", r"\.", ".*", ".+", "^", "$", "s", "1")
+
+
+@given(parts=st.lists(st.sampled_from(_PARTS), max_size=8), number=st.integers(0, 200), other=st.integers(0, 200))
+def test_a_pattern_that_tells_no_numbers_matches_all_layers_of_a_kind_or_none(
+    parts: list[str], number: int, other: int
+) -> None:
+    pattern = "".join(parts)
+    if not tells_numbers(f"re:{pattern}"):
+        for name in ("model.layers.{}.mlp.gate", "layers.{}.mlp_gate", "model.mlp.{}", "model.layers.{}.mlp.gate.0.gate"):
+            first, second = (re.match(pattern, name.format(one)) is None for one in (number, other))
+            assert first == second
