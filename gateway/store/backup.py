@@ -44,6 +44,8 @@ _MOST_AROUND = 64 * 1024
 # The year 9999.
 _LAST_S = 253_402_300_800.0
 _STRUCK = "0" * 64
+# No backup takes as long. What is older was left by one that was killed.
+_LEFT_S = 24 * 3600
 
 
 class _Manifest(msgspec.Struct):
@@ -77,6 +79,7 @@ class Restored(NamedTuple):
 def write_backup(data: Path, into: IO[bytes], version: str) -> None:
     """Of the data folder, whether a gateway uses it or not. version: of this fitserve. Raises StoreError."""
     copy = data / f"backup-{time.time_ns()}.db"
+    _remove_left(data)
     try:
         _copy_database(data, copy)
         manifest = {"fitserve": version, "database": VERSION, "made_at": time.time()}
@@ -101,6 +104,7 @@ def restore_backup(data: Path, archive: Path, before: Callable[[], None] = lambd
     """Into a folder that no gateway uses: the caller holds its lock. What is there goes aside. before: is called once the archive is known to be sound; what
     it raises leaves all as it was. Raises BadRequest for what is no backup, SettingsError, StoreError."""
     draft = data / f"restore-{time.time_ns()}"
+    _remove_left(data)
     draft.mkdir(mode=0o700)
     try:
         manifest = _unpacked(archive, draft)
@@ -117,6 +121,14 @@ def restore_backup(data: Path, archive: Path, before: Callable[[], None] = lambd
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _remove_left(data: Path) -> None:
+    """Drafts of backups and restores that were killed before they could remove them."""
+    for path in [*data.glob("backup-*.db*"), *data.glob("restore-*")]:
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _LEFT_S:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _copy_database(data: Path, copy: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import resource
 import sqlite3
 import tarfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -206,3 +208,20 @@ def test_a_disk_that_is_full_is_not_the_archives_fault(tmp_path: Path) -> None:
 def test_without_a_database_there_is_nothing_to_keep(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="There is no database"):
         archived(tmp_path, tmp_path / "a.tar.gz")
+
+
+def test_what_a_killed_backup_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    data, store = data_folder(tmp_path / "data")
+    store.close()
+    left = [data / "backup-1.db", data / "backup-1.db-journal", data / "restore-1/learned/one.yaml"]
+    at_work = [data / "backup-2.db", data / "restore-2/fitserve.db"]
+    for path in (*left, *at_work):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("half")
+    for path in (*left[:2], data / "restore-1"):
+        os.utime(path, (days_ago := time.time() - 2 * 86_400, days_ago))
+
+    archived(data, tmp_path / "one.tar.gz")
+
+    assert not any(path.exists() for path in (*left, data / "restore-1"))
+    assert all(path.exists() for path in at_work)
