@@ -1,4 +1,4 @@
-"""What `fitserve diagnose` says of logs that users reported: python -m benchmarks.reports [FOLDER ...] [--split fifth] [--list] [--rules COMMIT] [--without-words]
+"""What `fitserve diagnose` says of logs that users reported: python -m benchmarks.reports [FOLDER ...] [--split fifth] [--list] [--rules COMMIT] [--without-words] [--form FORM]
 
 FOLDER holds logs and an index.json: `file`, `engine`, the `kinds` that are right, `gap` (a kind that was made for it), `old` (not counted).
 Right: an accepted kind. Unknown: named a failure, but not which. Not told: a failure taken for none. Without a folder that of tests/logs.
@@ -20,7 +20,7 @@ import yaml
 from gateway.core.failures.signature import Signature
 from gateway.core.failures.signatures import Signatures
 from gateway.profiles import Profiles
-from tests.support.reports import COLUMNS, OWN, score
+from tests.support.reports import COLUMNS, FORMS, OWN, score
 
 
 def rules_of(commit: str) -> tuple[Signature, ...]:
@@ -37,6 +37,9 @@ def main() -> None:
         help="reports of this split, or of those whose names begin with it (fifth: fifth-tuned and fifth-held); several with commas",
     )
     asked.add_argument("--list", action="store_true", help="each report that is not right")
+    asked.add_argument(
+        "--form", choices=FORMS, help="pasted in another form: html, behind a prefix, the last message alone, in a sentence"
+    )
     asked.add_argument("--rules", metavar="COMMIT", help="with the rows of this commit, before it had seen later reports")
     asked.add_argument("--without-words", action="store_true", help="without failure_words.yaml")
     given = asked.parse_args()
@@ -44,7 +47,7 @@ def main() -> None:
     rows_then = shipped.rows if given.rules is None else rules_of(given.rules)
     signatures = Signatures(rows_then, () if given.without_words else shipped.kinds)
     for folder in given.folders:
-        rows = score(folder, signatures, given.split)
+        rows = score(folder, signatures, given.split, given.form)
         table = {
             kind: Counter[str]() for kind in sorted({case["kinds"][0] if case["kinds"] else case["gap"] for case, _, _ in rows})
         }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +24,42 @@ def judged(found: str, case: dict[str, Any]) -> str:
     return {"none": "not told", "unknown": "unknown"}.get(found, "wrong")
 
 
-def score(folder: Path, signatures: Signatures, split: str | None = None) -> list[tuple[dict[str, Any], str, str]]:
-    """Each report of a folder that counts: its row of the index, what it was taken for, and its column."""
+def _html(text: str) -> str:
+    return "\n".join(f"<p>{html.escape(line, quote=False)}</p>" for line in text.split("\n"))
+
+
+def _prefixed(text: str) -> str:
+    return "\n".join(f"my-vllm-7d9f4-abcde vllm-server {line}" for line in text.split("\n"))
+
+
+def _bare(text: str) -> str:
+    """The message of the last exception, without its name."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    raised = [line for line in lines if _RAISED.search(line)] or lines[-1:]
+    return _RAISED.sub("", raised[-1]) if raised else ""
+
+
+def _sentence(text: str) -> str:
+    return f"When I start it I get `{_bare(text)}` and nothing else, any idea?"
+
+
+# Other forms of the same reports.
+FORMS: dict[str, Callable[[str], str]] = {"html": _html, "prefixed": _prefixed, "bare": _bare, "sentence": _sentence}
+_RAISED = re.compile(r"^.*?(?:\w+\.)*\w*(?:Error|Exception): ")
+
+
+def score(
+    folder: Path, signatures: Signatures, split: str | None = None, form: str | None = None
+) -> list[tuple[dict[str, Any], str, str]]:
+    """Each report of a folder that counts: its row of the index, what it was taken for, and its column. form: of FORMS."""
     rows = []
     for case in json.loads((folder / "index.json").read_text())["logs"]:
         if case.get("old") or (split and not str(case.get("split")).startswith(tuple(split.split(",")))):
             continue
         log = folder / case["file"]
         data = (log if log.exists() else folder / "logs" / case["file"]).read_bytes()
+        if form is not None:
+            data = FORMS[form](data.decode(errors="replace")).encode()
         found = diagnose([data], signatures, case["engine"])[0].kind
         rows.append((case, found, judged(found, case)))
     return rows

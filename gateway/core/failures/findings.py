@@ -32,6 +32,7 @@ class Findings:
         self.hint: Candidate | None = None
         self.quoted: Candidate | None = None
         self.complaints: list[Candidate] = []
+        self._vague = False
         self._signatures = signatures
         self._engine = engine
 
@@ -78,7 +79,9 @@ class Findings:
         """What the words of everything that nobody knows speak for, where the verdict names no cause: no proof. What serves has survived all
         but what it called fatal."""
         death = None if verdict is None else self._told_dead(verdict)
-        if (serves and self.dying is None) or (verdict is not None and verdict.kind != "unknown" and death is None):
+        if (serves and self.dying is None) or (
+            verdict is not None and verdict.kind != "unknown" and death is None and not self._vague
+        ):
             return None
         quoted = [self.quoted] if self.quoted is not None else []
         several = [*self._unknown(), *cut_off, *quoted, *self.complaints]
@@ -87,6 +90,8 @@ class Findings:
         if found is None:
             return None
         row, words, at = found
+        if verdict is not None and row.kind == verdict.kind:
+            return None
         return self._failure(replace(several[at], row=row, culprit={"words": ", ".join(words)}), settings)
 
     def _told_dead(self, failure: Failure) -> Candidate | None:
@@ -129,6 +134,7 @@ class Findings:
 
     def _failure(self, one: Candidate, settings: dict[str, Scalar]) -> Failure:
         row = one.row or _UNKNOWN
+        self._vague = row.vague
         message, advice, steps = self._signatures.words(row, settings | one.culprit)
         return Failure(
             kind=row.kind or "unknown",

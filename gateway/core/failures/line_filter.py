@@ -79,7 +79,7 @@ class LineFilter:
         self._block(raw + b"\n")
 
     def _block(self, block: bytes, *, cut: bool = False) -> None:
-        if not self.attend and not self._skip and not cut and not _holds(block, self.anchors):
+        if not self.attend and not self._skip and not cut and not _holds(_distinct(block), self.anchors):
             self.number += block.count(b"\n")
             return
         for raw in block[:-1].split(b"\n"):
@@ -92,6 +92,11 @@ class LineFilter:
                 self._handle(raw)
         if cut:
             self._skip = True
+
+
+def _distinct(block: bytes) -> bytes:
+    """The lines of a block but for their digits, each once: an engine that waits or serves says the same for hours, and no anchor has a digit."""
+    return b"\n".join(set(block.translate(None, b"0123456789").split(b"\n")))
 
 
 def _holds(text: bytes, anchors: tuple[bytes, ...]) -> bool:

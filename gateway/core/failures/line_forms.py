@@ -23,7 +23,7 @@ COMPLAINT = re.compile(
     r"|total capacity|allocated by PyTorch"
     r"|no(?:t (?:find|found|valid|supported|available)| module)"
     r"|not (?:\w+ )?support|nsupported|nvalid|nable to|ismatch|denied|efused|issing|ncompatib|nrecognized|nexpected|do(?:es)? not|n't "
-    r"|must |has no |only support|is not |restricted|(?:greater|less) than|exceed|undefined|no longer"
+    r"|must |has no |only support|is not |restricted|(?:greater|less) than|exceed|undefined|no longer|navailable|evicted"
 )
 # SGLang gives information no level: of such a line more is asked.
 FAILED = re.compile(r"rror\b|ailed|atal|xception|Killed")

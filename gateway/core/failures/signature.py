@@ -23,6 +23,7 @@ class Signature(Value):
     like: a pattern; a kernel that the log named before and that matches it is meant instead of `kernel`.
     structure: asked only of what no text proves; then `exception` is the whole name of its type, `where` is searched in the innermost frames
     (`file:function`), `phases` are those that it holds in. It never teaches more than that the plan failed.
+    vague: what the words of the failure speak for (likely.py) is told instead, where they speak for something else.
     weak: often only a consequence: any other proof is preferred.
     warned: the engine prints this line as a warning, though it then ends.
     when: `always` also counts once the engine serves, because users cannot write this text into its log.
@@ -43,6 +44,7 @@ class Signature(Value):
     exception: str = ""
     where: str = ""
     phases: tuple[str, ...] = ()
+    vague: bool = False
     weak: bool = False
     warned: bool = False
     when: Literal["starting", "always"] = "starting"

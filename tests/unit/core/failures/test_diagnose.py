@@ -19,7 +19,8 @@ from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.watcher import Watcher
 from gateway.core.facts.learn import learn, told
 from gateway.core.failures.diagnose import diagnose
-from gateway.core.failures.line_filter import LineFilter
+from gateway.core.failures.line_filter import ALARMS, PROGRESS, LineFilter
+from gateway.core.failures.line_filter import FATAL as FATAL_WORDS
 from gateway.core.failures.log_lines import MAX_LINE, clean, parse
 from gateway.core.failures.log_reader import LogReader
 from gateway.core.failures.remedy import filled
@@ -225,6 +226,20 @@ def test_lines_are_numbered_and_handed_over_once() -> None:
     lines.close()
     assert [(number, raw) for number, raw in handed[60:] if raw] == [(62, b"an Error"), (64, b"Traceback")]
     assert len(handed) == 62
+
+
+@given(st.lists(st.text("aErorXc0123456789 OM", max_size=12), max_size=40))
+def test_a_line_is_found_however_often_its_like_stands_beside_it(texts: list[str]) -> None:
+    handed: list[bytes] = []
+    lines = LineFilter(handed.append)
+    lines.attend = 0
+    raw = [text.encode() for text in texts]
+    lines.feed(b"".join(line + b"\n" for line in raw))
+    assert handed == [line for line in raw if any(anchor in line for anchor in lines.anchors)]
+
+
+def test_no_anchor_has_a_digit_which_are_left_out_where_lines_are_compared() -> None:
+    assert not [anchor for anchor in ALARMS + FATAL_WORDS + PROGRESS if any(48 <= byte < 58 for byte in anchor)]
 
 
 @pytest.mark.parametrize(
