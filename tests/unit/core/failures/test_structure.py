@@ -32,6 +32,15 @@ def test_nine_of_ten_failures_that_users_reported_are_named(split: str) -> None:
     assert all(column == "right" for case, _, column in rows if case["kinds"] == ["none"])
 
 
+def test_of_reports_that_no_rule_was_made_by_no_fewer_are_named_than_were_measured() -> None:
+    rows = score(OWN, SIGNATURES, "sixth")
+    assert len(rows) == 90
+    assert sum(column == "right" for _, _, column in rows) >= 70, [
+        (case["file"], found) for case, found, column in rows if column != "right"
+    ]
+    assert all(column == "right" for case, _, column in rows if case["kinds"] == ["none"])
+
+
 def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
     case = {"kinds": ["nccl"], "gap": "toolchain"}
     assert [judged(kind, case) for kind in ("nccl", "toolchain", "shm", "unknown", "none")] == [
