@@ -450,6 +450,12 @@ async def test_list_trims_a_log_that_floods(harness: ProcessHarness, monkeypatch
 async def test_a_stopped_process_is_seen_with_what_it_runs_and_what_it_took(harness: ProcessHarness) -> None:
     await answering(await harness.host.start(harness.make_spec("a1", script=["--spawn-child"])))
     os.kill(harness.pid("a1"), signal.SIGSTOP)
+
+    async def seen() -> bool:
+        return any(one.stopped for one in await harness.host.processes("a1"))
+
+    # A signal reaches what is at work on another core a moment later.
+    await until("one is stopped", seen)
     stopped = [one for one in await harness.host.processes("a1") if one.stopped]
     assert [one.pid for one in stopped] == [harness.pid("a1")]
     assert "fake_engine.py" in stopped[0].command
