@@ -34,15 +34,19 @@ class Process:
     tracing: bool = False
     ignored: bool = False
     replaces: bool = False
+    causes: bool = False
     fatal: bool = False
     open: Candidate | None = None
     header: bool = False
     left: int = 0
     unknown: Candidate | None = None
     cut_off: Candidate | None = None
+    served: Candidate | None = None
+    """What it raised first while the engine served, and is not known to have survived."""
 
     def close(self) -> None:
         self.open, self.tracing, self.ignored, self.replaces, self.left, self.cut_off = None, False, False, False, 0, None
+        self.causes = False
 
 
 @dataclass

@@ -42,6 +42,11 @@ class Findings:
         if len(bare) < _MOST_BARE and len(self.candidates) < _MOST_CANDIDATES:
             self.candidates.append(candidate)
 
+    def died(self, text: str, number: int) -> None:
+        """A line that tells of an end. The first counts, unless a later one quotes what the process died of."""
+        if self.dying is None or (TOLD.search(text) and not TOLD.search(self.dying[0])):
+            self.dying = text, number
+
     def complain(self, candidate: Candidate) -> None:
         """One more line that complains, as far as there is room."""
         if len(self.complaints) < _MOST_COMPLAINTS:
@@ -84,7 +89,7 @@ class Findings:
         ):
             return None
         quoted = [self.quoted] if self.quoted is not None else []
-        several = [*self._unknown(), *cut_off, *quoted, *self.complaints]
+        several = [*self._unknown(), *self._quoted_death(""), *cut_off, *quoted, *self.complaints]
         several = [one for one in several if death is None or one.number < death.number]
         found = self._signatures.likely([one.shape for one in several])
         if found is None:
@@ -107,8 +112,8 @@ class Findings:
         told = self._told_dead(death)
         if told is None:
             return None
-        raised = [one for one in self._unknown() if one.shape.frames and one.number < told.number]
-        best = self._best(raised)
+        raised = [one for one in self._unknown() if one.shape.frames]
+        best = self._best([one for one in [*raised, *self._quoted_death(death.phase)] if one.number < told.number])
         return self._failure(best, settings) if best is not None and best.row is not None else None
 
     def _best(self, several: list[Candidate]) -> Candidate | None:
@@ -119,6 +124,11 @@ class Findings:
             if found := self._signatures.structural(one.shape, self._engine):
                 return replace(one, row=found[0], culprit=found[1] | culprit(one.shape), phase=found[0].phase or one.phase)
         return several[0] if several else None
+
+    def _quoted_death(self, phase: str) -> list[Candidate]:
+        """The error of another process that is quoted where a process tells of its death, if one is."""
+        one = self._death(phase)
+        return [one] if one.shape.message else []
 
     def _death(self, phase: str) -> Candidate:
         """A process that tells of its death, and of no error: with the error of another one in quotes, at best."""

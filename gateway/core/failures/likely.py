@@ -30,7 +30,10 @@ _INSTALLED = re.compile(r".*(?:(?:site|dist)-packages/|/python/(?=sglang))")
 
 
 class KindWords(Value):
-    """The words of one kind, as regular expressions that begin where a word does (profiles/failure_words.yaml says of what)."""
+    """The words of one kind, as regular expressions that begin where a word does (profiles/failure_words.yaml says of what).
+
+    phases: those that such a failure can be in, where no text proves it; every one where there are none.
+    """
 
     kind: str
     sure: tuple[str, ...] = ()
@@ -38,6 +41,7 @@ class KindWords(Value):
     frames: tuple[str, ...] = ()
     exceptions: tuple[str, ...] = ()
     usual: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
 
     @field_validator("sure", "words", "frames")
     @classmethod
@@ -69,7 +73,10 @@ class Likely:
         frames = " . ".join(plain(_INSTALLED.sub("", frame)) for trace in list(traces)[-_LAST:] for frame in trace)
         raised = {shape.exception for shape in shapes}
         best: tuple[int, str, tuple[str, ...]] = (_LEAST - 1, "", ())
+        phases = {shape.phase for shape in shapes}
         for one, sure, words, files in self._compiled:
+            if one.phases and phases.isdisjoint(one.phases):
+                continue
             said, heard, seen = _found(sure, message), _found(words, message), _found(files, frames)
             only, usual = raised.intersection(one.exceptions), raised.intersection(one.usual)
             points = _SURE * (min(len(said), _MOST) + bool(only)) + min(len(heard), _MOST) + min(len(seen), _MOST) + bool(usual)

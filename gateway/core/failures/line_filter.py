@@ -9,7 +9,27 @@ _BLOCK = 64 * 1024
 _FIRST = 60
 
 # A line with none of these proves no failure. They are looked for in bytes, a block at a time.
-FATAL = (b"atal", b"hit an exc", b"xit code", b"NVRM", b"atchdog", b"hut", b"SIG", b"ssertion failed")
+FATAL = (
+    b"atal",
+    b"hit an exc",
+    b"xit code",
+    b"NVRM",
+    b"atchdog",
+    b"hut",
+    b"SIG",
+    b"ssertion failed",
+    b"raceback (",
+    b"DeadError",
+    b"already dead",
+    b"terminating server",
+    b"task failed",
+    b"sigquit",
+    b"warmup err",
+    b"died",
+    b"handler failed",
+    b"Segfault enc",
+    b"terminate ca",
+)
 _WORDS = (b"rror", b"xception", b"raceback", b'File "', b"terminat", b"OutOfResources")
 _BARE = (b"ERROR", b"CRITICAL", b"ailed", b"NCCL", b"is dead", b"Killed", b"OOM", b"Seg", b"core dumped")
 ALARMS = (*(word for word in FATAL if b"xc" not in word), *_WORDS, *_BARE)

@@ -32,21 +32,20 @@ HARMLESS = re.compile(
     re.IGNORECASE,
 )
 TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
-DYING = re.compile(
-    r"EngineCore (?:failed to start|encountered a fatal error)|WorkerProc (?:failed to start|hit an exception)"
-    r"|(?:Scheduler|DetokenizerManager|TokenizerManager|DataParallelController) hit an exception"
-)
 WRAPPER = re.compile(
     r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Engine process failed to start|Frontend process failed during engine core|Executor failed|cancelled$"
     r"|EngineCore encountered an issue|Worker failed with error .*please check the stack trace above for the root cause$"
     r"|Received sigquit from a child proces|SIGQUIT received\.|Scheduler or DataParallelController \d+ terminated with|Cancelled by )"
-    r"|(?:[\w.]+\.)?Engine(?:Dead|Generate)Error(?::|$)"
+    r"|(?:[\w.]+\.)?(?:Async|MQ)?Engine(?:Dead|Generate)Error(?::|$)|ChildProcessError: worker died$"
 )
 BENIGN = re.compile(
     r"(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError|ConnectionResetError|EOFError)(?::|$)"
     # One request or one answer could not be read: that ends no engine.
     r"|(?:[\w.]+\.)?ValidationError: \d+ validation errors? for \w*(?:Request|Response)\b"
 )
+# What handles requests, in the frames of a traceback.
+REQUEST = re.compile(r"starlette/|uvicorn/|fastapi/|vllm/entrypoints/(?!llm\.py)|entrypoints/http_server\.py:(?!\w*warmup)")
+CAUSED = re.compile(r"The above exception was the direct cause")
 STOPPED = re.compile(
     r"\[shutdown\] .{0,40}(?:shutdown triggered|trigger received signal)|SIGTERM received\.|Received SIG(?:TERM|INT)\b|Shutting down$"
 )

@@ -45,7 +45,7 @@ _CARRIED = re.compile(
     r"|\[?[\w./-]{0,64}\]? +\| "
     r"|\[(?:pod/)?[\w.-]{1,64}/[\w.-]{1,64}(?:/[\w.-]{1,64})?\] (?=\S)"
     r"|\[[A-Z][A-Za-z]*(?: [A-Za-z]+)+\] (?=\S)"
-    r"|(?:\S*[-_\d]\S* )?[a-z]\S{0,40} (?=Traceback \(most|  File \"|\[\d{4}-\d\d-\d\d |\(\w+ pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d )"
+    r"|(?:(?!\()\S*[-_\d]\S* )?[a-z]\S{0,40} (?=Traceback \(most|  File \"|\[\d{4}-\d\d-\d\d |\(\w+ pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d )"
     r"|\[[\w.-]{1,40}\] (?=Traceback \(most|(?:\w+\.)*\w+(?:Error|Exception): |\(\w+ pid=\d)"
     r"|</?(?:p|br|li|td|tr|div|pre|code|span|strong|b)\b[^>]{0,80}>"
     rf"|\s+(?=(?:\([\w ./=:,-]{{0,80}}pid=\d+[^)]{{0,80}}\) ?)*(?:{_LEVELS}) \d\d-\d\d )"

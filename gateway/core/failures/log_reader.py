@@ -3,8 +3,8 @@
 An engine prints one cause many times: as the exception of the process that met it, as the exception of each process that waited
 for the first, and at last as `Engine core initialization failed`. The first proof in the log is the cause, unless it is of a kind
 that is mostly a consequence (`weak`). Information and warnings are no failures: the engine went on after them, as it did after
-everything before the line that says that it serves. From that line on the log holds words of users too, so only a line counts
-that the engine itself calls fatal.
+everything before the line that says that it serves. From that line on the log holds words of users too, and of requests that fail by
+themselves: only what tells that the engine itself is over counts (rows with `over`), and with it what was raised before it and not survived.
 
 What no text proves is told by its structure (structure.py). A log that ends is judged by less than one that still grows: an exception
 without its traceback, a traceback that was cut off, a line with a known text that was no exception.
@@ -22,8 +22,8 @@ from gateway.core.failures.line_filter import ALARMS, FATAL, SERVES, LineFilter
 from gateway.core.failures.line_forms import (
     ASSERT,
     BENIGN,
+    CAUSED,
     COMPLAINT,
-    DYING,
     EXCEPTION,
     FAILED,
     FRAME,
@@ -33,6 +33,7 @@ from gateway.core.failures.line_forms import (
     NOT_LAYERS,
     QUOTED,
     RAISE,
+    REQUEST,
     STOPPED,
     TRACEBACK,
     WRAPPER,
@@ -77,6 +78,7 @@ class LogReader:
         self._sized = False
         self._last = ""
         self._stopped = False
+        self._over = False
         self._few: list[tuple[LogLine, str, int]] = []
         self._findings = Findings(signatures, engine)
         self._kernels: deque[str] = deque(maxlen=_MOST_KERNELS)
@@ -113,10 +115,9 @@ class LogReader:
             self._add(Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
         if line.quiet or self._stopped:
             return
-        fatal = line.header and DYING.match(line.text)
+        fatal = (line.header or process.tracing) and self._signatures.over(line.text)
         if fatal:
-            process.fatal, self._lines.attend, self._lines.anchors = True, MESSAGE_LINES, ALARMS
-            self._findings.dying = self._findings.dying or (text, self._lines.number)
+            self._ends(text, process)
         if TRACEBACK.match(line.text) or (fatal and "Traceback" in line.text):
             self._lines.attend = MESSAGE_LINES
             ignored = process.ignored and not process.tracing
@@ -131,16 +132,20 @@ class LogReader:
             process.frames.append(frame["function"] or "")
             process.files.append(f"{frame['file']}:{frame['function'] or ''}")
             self._cut_off(text, process)
+            if self._deaf(process) and REQUEST.search(process.files[-1]):
+                self._lines.attend = 0
         elif IGNORED.match(line.text):
             process.ignored, process.tracing = True, False
         elif line.text.startswith("During handling of the above exception"):
             process.replaces = True
+        elif CAUSED.match(line.text):
+            process.causes = True
         elif EXCEPTION.match(line.text):
             self._exception(line, text, process)
         elif found := self._alone(line, process):
             self._add(Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
         elif WRAPPER.match(line.text) and line.header:
-            self._findings.dying = self._findings.dying or (text, self._lines.number)
+            self._findings.died(text, self._lines.number)
         elif process.open is not None and process.left > 0:
             self._continued(line, text, process)
         elif raised := RAISE.match(line.text):
@@ -159,7 +164,22 @@ class LogReader:
     def serve(self) -> None:
         """From here on users write into the log."""
         self.ready, self._findings.hint, self._findings.quoted = True, None, None
-        self._lines.anchors = FATAL if self.answered else FATAL + SERVES
+        if not self._over:
+            self._lines.anchors = FATAL if self.answered else FATAL + SERVES
+
+    def _ends(self, text: str, process: Process) -> None:
+        """The engine is over. Where it served, what was raised before and not survived may be the cause."""
+        process.fatal, self._lines.attend, self._lines.anchors = True, MESSAGE_LINES, ALARMS
+        self._findings.died(text, self._lines.number)
+        if self.ready and not self._over:
+            raised = [one.served for one in self._processes.values() if one.served is not None]
+            for candidate in sorted(raised, key=lambda one: one.number):
+                self._findings.add(candidate)
+        self._over = True
+
+    def _deaf(self, process: Process) -> bool:
+        """Whether what this process says proves nothing, because the engine serves."""
+        return self.ready and not (self._over or process.fatal)
 
     def _survived(self, line: LogLine, process: Process) -> None:
         """The process goes on: it survived the errors that it printed before, unless it called them fatal."""
@@ -167,7 +187,9 @@ class LogReader:
             process.unknown.survived = True
         process.close()
         if line.quiet:
-            process.fatal = False
+            process.fatal, process.served = False, None
+            if self._deaf(process):
+                self._lines.attend = 0
         if STOPPED.match(line.text) and not self._findings.candidates and self._findings.dying is None:
             self._stopped = True
         self._learn(line.text)
@@ -181,7 +203,7 @@ class LogReader:
         for row, groups in self._signatures.progress(text):
             if row.answers:
                 self.answered = True
-                self._lines.anchors = FATAL if self.ready else self._lines.anchors
+                self._lines.anchors = FATAL if self.ready and not self._over else self._lines.anchors
             if self.ready:
                 continue
             if row.setting:
@@ -207,20 +229,29 @@ class LogReader:
         found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=True)
         if warned and found and not found[0].warned:
             return None
-        return found if found and (found[0].when == "always" or not self.ready or process.fatal) else None
+        return found if found and (found[0].when == "always" or not self._deaf(process)) else None
 
     def _exception(self, line: LogLine, text: str, process: Process) -> None:
-        traced, ignored, replaces = process.tracing, process.ignored, process.replaces
+        traced, ignored, replaces, causes = process.tracing, process.ignored, process.replaces, process.causes
         process.close()
-        if (self.ready and not process.fatal) or ignored or BENIGN.match(line.text):
+        if BENIGN.match(line.text):
+            return
+        if self._deaf(process) and not self._signatures.loops.isdisjoint(process.frames) and not _of_a_request(process):
+            ignored = False
+            self._ends(text, process)
+        if ignored or (self.ready and (not (traced or process.fatal) or _of_a_request(process))):
             return
         found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False)
         if found is None and WRAPPER.match(line.text):
-            self._findings.dying = self._findings.dying or (text, self._lines.number)
+            if not self._deaf(process):
+                self._findings.died(text, self._lines.number)
             return
         self._lines.attend = max(self._lines.attend, 8)
         row, culprit = found or (None, {})
-        if row is None and replaces and process.unknown in self._findings.candidates:
+        if row is not None and row.when == "always" and self._deaf(process):
+            self._ends(text, process)
+        waited = causes and process.unknown is not None and process.unknown.shape.waited
+        if ((row is None and replaces) or waited) and process.unknown in self._findings.candidates:
             self._findings.candidates.remove(process.unknown)
         phase = self._phase(row, process)
         name = EXCEPTION.match(line.text)
@@ -273,13 +304,13 @@ class LogReader:
 
     def _cut_off(self, text: str, process: Process, exception: str = "") -> None:
         """A traceback that goes on: where the log ends in it, what it has shown is all that there is."""
-        if not self.ready and not process.ignored:
+        if not (self._deaf(process) or process.ignored or (self.ready and _of_a_request(process))):
             shape = Shape(exception, text, tuple(process.files), self._phase(None, process))
             process.cut_off = Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True)
 
     def _hinted(self, line: LogLine, text: str, process: Process) -> None:
         """A known text in a line that is no exception: it counts where the log ends and nothing else is known."""
-        if self.ready or HARMLESS.search(line.text):
+        if self._deaf(process) or HARMLESS.search(line.text):
             return
         if not COMPLAINT.search(text):
             if len(self._few) < _FEW:
@@ -302,7 +333,10 @@ class LogReader:
         return found is not None
 
     def _add(self, candidate: Candidate, process: Process, line: LogLine) -> None:
-        self._findings.add(candidate)
+        if self._deaf(process) and (candidate.row is None or candidate.row.line is False):
+            process.served = process.served or candidate
+        else:
+            self._findings.add(candidate)
         process.open, process.header, process.left = candidate, line.header, MESSAGE_LINES
         self._lines.attend = max(self._lines.attend, 8 if candidate.row is None else 20)
         if candidate.row is None:
@@ -349,3 +383,8 @@ class LogReader:
     @property
     def _cut_off_traces(self) -> list[Candidate]:
         return [one.cut_off for one in self._processes.values() if one.cut_off is not None]
+
+
+def _of_a_request(process: Process) -> bool:
+    """Whether the traceback goes through what handles requests: one that fails there ends no engine."""
+    return any(REQUEST.search(file) for file in process.files)

@@ -30,6 +30,8 @@ class Signature(Value):
     proves: what is learned from it (core/facts/learn.py).
     stands: of a row without kind: once the size of the KV cache was told, this line says that the cache is made. warm: and that
         nothing more is to be made.
+    over: of a row without kind: a record that begins like this, or a traceback with this `frame`, tells that the engine itself is over, also one
+        that had served. A frame of its main loop tells so, as nothing leaves that but the process.
     steps: the cure, in order; a step of which a {group} is not known is left out.
     """
 
@@ -53,6 +55,7 @@ class Signature(Value):
     warm: bool = False
     setting: bool = False
     answers: bool = False
+    over: bool = False
     proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = "plan"
     engines: tuple[str, ...] = ()
     message: str = ""

@@ -28,9 +28,11 @@ class Signatures:
         self._compiled = [
             (row, re.compile(row.pattern), re.compile(row.more) if row.more else None)
             for row in rows
-            if row.pattern and not row.structure
+            if row.pattern and not (row.structure or row.over)
         ]
-        self._structure = Structure(rows)
+        self._over = re.compile("|".join(f"(?:{row.pattern})" for row in rows if row.over and row.pattern) or "(?!)")
+        self.loops = frozenset(row.frame for row in rows if row.over and row.frame)
+        self._structure = Structure(rows, {one.kind: one.phases for one in reversed(words) if one.phases})
         # A file of the user's goes first, and so do its words.
         self._remedies = {row.kind: row for row in reversed(rows) if row.is_remedy}
         self.frames = {row.frame: row for row in rows if row.kind is None and row.frame}
@@ -85,6 +87,10 @@ class Signatures:
         steps = dict.fromkeys(own + remedy.steps(kind.steps, {**known, **failure.culprit}))
         cured: Failure = failure.evolve(steps=tuple(steps))
         return cured
+
+    def over(self, text: str) -> bool:
+        """Whether a record that begins with `text` tells that the engine itself is over."""
+        return self._over.match(text) is not None
 
     def progress(self, text: str) -> Iterator[tuple[Signature, dict[str, Scalar]]]:
         """What a line says of a start that goes on: its phase, or a kernel that the engine chose."""

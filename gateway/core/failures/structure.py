@@ -6,6 +6,7 @@ The rows are data (`structure: true` in profiles/failures.yaml); what they decid
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from gateway.core.failures.signature import Signature
@@ -23,11 +24,18 @@ class Shape(NamedTuple):
     frames: tuple[str, ...]
     phase: str
 
+    @property
+    def waited(self) -> bool:
+        """That somebody waited for too long, and not for what: where it caused another exception, that one tells."""
+        return self.message.strip() in ("", self.exception) and self.exception.endswith(("Timeout", "TimeoutError"))
+
 
 class Structure:
     """The structural rows, compiled. The first row of which every condition holds wins."""
 
-    def __init__(self, rows: tuple[Signature, ...]) -> None:
+    def __init__(self, rows: tuple[Signature, ...], phases: Mapping[str, tuple[str, ...]] | None = None) -> None:
+        """phases: of a kind, those that such a failure can be in."""
+        self._phases = phases or {}
         self._rows = [
             (row, re.compile(row.exception), re.compile(row.where), re.compile(row.pattern)) for row in rows if row.structure
         ]
@@ -38,7 +46,8 @@ class Structure:
         for row, exception, where, pattern in self._rows:
             if row.engines and engine is not None and engine not in row.engines:
                 continue
-            if row.phases and shape.phase not in row.phases:
+            phases = row.phases or self._phases.get(row.kind or "", ())
+            if phases and shape.phase not in phases:
                 continue
             if row.exception and not exception.fullmatch(shape.exception):
                 continue

@@ -151,3 +151,31 @@ def test_of_many_lines_one_that_complains_of_nothing_is_none() -> None:
     known = "No available memory for the cache blocks"
     assert read(known).kind == "gpu_oom"
     assert read(*["Loading"] * 4, known).kind == "none"
+
+
+def test_what_a_kind_cannot_be_in_the_phase_is_not_meant() -> None:
+    words = (
+        KindWords(kind="a", sure=("frob",), phases=("load",)),
+        KindWords(kind="b", words=("frob",), usual=("KeyError",), sure=("frob it",)),
+    )
+    shape = Shape("KeyError", "frob it", (), "load")
+    assert Likely(words).kind([shape]) == ("b", ("frob it", "frob", "KeyError"))
+    assert Likely((words[0],)).kind([shape]) == ("a", ("frob",))
+    assert Likely((words[0],)).kind([shape._replace(phase="serving")]) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "frame", "serving", "loading"),
+    [
+        ("RuntimeError: size mismatch of the quantized checkpoint", "x.py:f", "unknown", "weights_corrupt"),
+        ("ValueError: the regex of this grammar must be compatible", "constrained/backend.py:f", "unknown", "config_refused"),
+    ],
+)
+def test_what_an_engine_reads_before_it_serves_does_not_fail_later(error: str, frame: str, serving: str, loading: str) -> None:
+    file, function = frame.split(":")
+    told = [f'  File "/site-packages/sglang/srt/{file}", line 7, in {function}', error]
+    began = "[2026-01-10 13:23:26 TP0] Scheduler hit an exception: Traceback (most recent call last):"
+    loop = '  File "/site-packages/sglang/srt/managers/scheduler.py", line 7, in event_loop_overlap'
+    load = '  File "/site-packages/sglang/srt/managers/scheduler.py", line 7, in load_model'
+    assert read(began, loop, *told).kind == serving
+    assert read(began, load, *told).kind == loading

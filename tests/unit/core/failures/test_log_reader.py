@@ -73,3 +73,107 @@ def test_a_message_that_a_terminal_broke_is_named_by_the_whole_of_it() -> None:
         SIGNATURES,
     )[0]
     assert (found.kind, found.culprit["engine_max_model_len"]) == ("context_beyond_model", 2048)
+
+
+VLLM = 'INFO:     10.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+SGLANG = "[2025-01-24 04:52:54 TP0] Decode batch. #running-req: 1, gen throughput (token/s): 30"
+V0 = "ERROR 11-20 06:33:19 async_llm_engine.py:65] "
+V1 = "(EngineCore pid=1) ERROR 11-20 06:33:19 [core.py:1586] "
+WORKER = "(Worker_TP0 pid=7) ERROR 11-20 06:33:19 [multiproc_executor.py:856] "
+TRACE = "Traceback (most recent call last):"
+SITE = "/usr/lib/python3/site-packages"
+NAN = "RuntimeError: shape mismatch: value tensor of shape [211] cannot be broadcast to indexing result of shape [212]"
+
+
+def served(*lines: str) -> tuple[str, str | None]:
+    """What is told of an engine that served before it printed these lines: the kind, and the line that is cited."""
+    found = diagnose(["\n".join(lines).encode()], SIGNATURES)[0]
+    return found.kind, found.line
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        ((VLLM, f"{V0}Engine background task failed", V0 + TRACE, V0 + NAN), "kernel_runtime"),
+        ((VLLM, "CRITICAL 11-24 17:46:32 launcher.py:99] MQLLMEngine is already dead, terminating server process"), "unknown"),
+        ((VLLM, "ERROR 11-20 06:33:19 x.py:116] Worker VllmWorkerProcess pid 29 died, exit code: 1"), "killed"),
+        ((VLLM, f"{V1}EngineCore hit an exception: {TRACE}", V1 + NAN), "kernel_runtime"),
+        (
+            (VLLM, V1 + TRACE, f'{V1}  File "{SITE}/vllm/v1/engine/core.py", line 7, in run_busy_loop', V1 + NAN),
+            "kernel_runtime",
+        ),
+        ((VLLM, WORKER + TRACE, WORKER + NAN, f"{V1}Worker proc VllmWorker-0 died unexpectedly"), "kernel_runtime"),
+        (
+            (
+                SGLANG,
+                "Exception in thread Thread-5 (forward_thread_func):",
+                TRACE,
+                f'  File "{SITE}/sglang/srt/managers/tp_worker_overlap_thread.py", line 7, in forward_thread_func',
+                NAN,
+            ),
+            "kernel_runtime",
+        ),
+        ((SGLANG, f"[2025-01-24 04:52:54 TP1] TpModelWorkerClient hit an exception: {TRACE}", NAN), "kernel_runtime"),
+        ((SGLANG, "[2025-01-24 04:52:54] Subprocess scheduler_0 (pid=12) crashed with exit code -6."), "killed"),
+        ((SGLANG, "Fatal Python error: Segmentation fault"), "killed"),
+        (
+            (
+                VLLM,
+                "[rank0]:[E1121 02:22:46.357 ProcessGroupNCCL.cpp:1896] [PG ID 2 PG GUID 3 Rank 0] Process group watchdog thread terminated "
+                "with exception: CUDA error: an illegal memory access was encountered",
+            ),
+            "kernel_runtime",
+        ),
+    ],
+)
+def test_an_engine_that_served_and_is_over_has_its_cause(lines: tuple[str, ...], kind: str) -> None:
+    assert served(*lines)[0] == kind
+    assert served(*lines, VLLM.replace("200 OK", "500 Internal Server Error"))[0] == kind
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("ERROR:    Exception in ASGI application", TRACE, f'  File "{SITE}/starlette/routing.py", line 7, in app', NAN),
+        (V0 + TRACE, f'{V0}  File "{SITE}/vllm/entrypoints/openai/serving_chat.py", line 7, in create', V0 + NAN),
+        (
+            TRACE,
+            f'  File "{SITE}/starlette/routing.py", line 7, in app',
+            f'  File "{SITE}/vllm/engine/async_llm_engine.py", line 7, in run_engine_loop',
+            NAN,
+        ),
+        (
+            f"{V1}Invocation of add_lora method failed",
+            V1 + TRACE,
+            f'{V1}  File "{SITE}/vllm/v1/engine/core.py", line 7, in f',
+            V1 + NAN,
+        ),
+        (TRACE, f'  File "{SITE}/sglang/srt/managers/scheduler.py", line 7, in event_loop_overlap', "KeyboardInterrupt"),
+        ("ERROR 11-20 06:33:19 multiproc_worker_utils.py:116] Worker VllmWorkerProcess pid 29 died, exit code: -15",),
+    ],
+)
+def test_a_request_that_fails_by_itself_ends_no_engine(lines: tuple[str, ...]) -> None:
+    assert served(VLLM, *lines)[0] == "none"
+    assert served(VLLM, *lines, VLLM)[0] == "none"
+
+
+def test_what_was_survived_is_not_the_cause_of_a_later_end() -> None:
+    died = "ERROR 11-20 06:33:19 x.py:116] Worker VllmWorkerProcess pid 29 died, exit code: 1"
+    info = WORKER.replace("ERROR", "INFO")
+    assert served(VLLM, WORKER + TRACE, WORKER + NAN, died) == ("kernel_runtime", WORKER + NAN)
+    assert served(VLLM, WORKER + TRACE, WORKER + NAN, f"{info}goes on", died)[0] == "killed"
+
+
+def test_a_wait_that_was_over_is_told_by_what_it_caused() -> None:
+    frame = f'{V1}  File "{SITE}/vllm/distributed/device_communicators/shm_broadcast.py", line 7, in acquire_read'
+    first = f"{V1}EngineCore encountered a fatal error.", V1 + TRACE, frame, f"{V1}TimeoutError"
+    assert served(VLLM, *first)[0] == "nccl"
+    caused = f"{V1}The above exception was the direct cause of the following exception:", V1 + TRACE
+    assert served(VLLM, *first, *caused, f"{V1}TimeoutError: RPC call to execute_model timed out.")[0] == "hang"
+
+
+def test_the_error_that_a_process_quotes_of_a_worker_is_the_cause() -> None:
+    told = "RuntimeError: Worker failed with error ''RMSNormGated' object has no attribute 'x'', please check the stack trace above for the root cause"
+    died = f"{V1}Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
+    assert served(V1 + told, died) == ("unsupported_architecture", V1 + told)
+    assert served(died)[0] == "killed"
