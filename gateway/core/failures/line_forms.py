@@ -28,7 +28,9 @@ COMPLAINT = re.compile(
 # SGLang gives information no level: of such a line more is asked.
 FAILED = re.compile(r"rror\b|ailed|atal|xception|Killed")
 HARMLESS = re.compile(
-    r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA initialization)|deprecat|skip|disabled|Possible solution|^\d\. ",
+    r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA initialization)|deprecat|skip|disabled|Possible solution|^\d\. "
+    # What vLLM prints of its state beside an error (vllm/logging_utils/dump_input.py).
+    r"|^SchedulerStats\(|^Dumping |LLM engine \(v[\w.+]+\) with config:",
     re.IGNORECASE,
 )
 TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")

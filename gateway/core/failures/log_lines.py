@@ -30,12 +30,13 @@ _FRAME_END = " \t│┃║"
 _AFTER = re.compile(r" \[repeated \d+x across cluster\].{0,120}$")
 _TAGS = re.compile(r"(?:</(?:p|li|td|tr|div|pre|code|span|strong|b)>)+$")
 _LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
-_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d(?: [A-Z]{2,5}(?= ))?)?"
 # What others put before the engine's own line. It says nothing, and any number of them may follow each other.
 _CARRIED = re.compile(
     r"(?:[>|│┃║] ?)+(?=\S|$)"
     r"|[-*] (?=\w+(?:Error|Exception):)"
     rf"|(?:\w{{3}} [ \d]\d \d\d:\d\d:\d\d|{_TIME}) [\w.-]{{1,64}} [\w./@-]{{1,40}}(?:\[\d+\])?: "
+    r"|\w{3} [ \d]\d \d\d:\d\d:\d\d [\w./@-]{1,64}\[\d+\]: "
     rf"|{_TIME}(?: (?:std(?:out|err) [FP]|\d+))? (?!(?:[A-Z]+\d+ ?)+\])"
     r"|std(?:out|err) [FP] "
     r"|\s+(?=\[\d{4}-\d\d-\d\d |\[rank\d+\]:\[)"
@@ -55,7 +56,7 @@ _PREFIX = re.compile(
     rf"(?P<header>(?P<level>{_LEVELS}) (?:\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]*\]|[\w./]{{1,60}}:\d+\])|\.\.\.) ?"
     rf"|(?P<plain>{_LEVELS}): +"
     rf"|\| (?P<loguru>{_LEVELS}) +\| [\w.:<>-]{{1,100}} \| ?"
-    rf"|- (?P<logging>{_LEVELS}) - [\w.]{{1,60}}:\d+ - (?:[a-z][\w.]{{0,60}}: )?"
+    rf"|- (?:[\w.]{{1,80}} - (?P<named>{_LEVELS}) - |(?P<logging>{_LEVELS}) - [\w.]{{1,60}}:\d+ - (?:[a-z][\w.]{{0,60}}: )?)"
     r"|\[?(?:\d{4}-)?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]+\d+)*)\] ?"
     rf"(?:(?P<inner>{_LEVELS})(?::? +[\w./]{{1,60}}:\d+:?|:) +)?"
     r"|\[?(?P<glog>[IWEF])\d{3,4} \d\d:\d\d:\d\d[^\]]{0,80}\] ?)?"
@@ -84,6 +85,8 @@ def clean(raw: bytes) -> str:
     if b"\r" in raw:
         raw = raw.rstrip(b"\r\n").rpartition(b"\r")[2]
     text = raw[: 2 * MAX_LINE].decode("utf-8", "replace")
+    if "#033[" in text:
+        text = text.replace("#033[", "\x1b[")  # as rsyslog writes it
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     if "it/s]" in text or "s/it]" in text:
@@ -115,6 +118,7 @@ def parse(text: str) -> LogLine:
         or found["plain"]
         or found["loguru"]
         or found["logging"]
+        or found["named"]
         or found["inner"]
         or _GLOG.get(found["glog"] or "")
     )

@@ -236,9 +236,10 @@ class LogReader:
         process.close()
         if BENIGN.match(line.text):
             return
-        if self._deaf(process) and not self._signatures.loops.isdisjoint(process.frames) and not _of_a_request(process):
+        if not self._signatures.loops.isdisjoint(process.frames) and not _of_a_request(process):
             ignored = False
-            self._ends(text, process)
+            if self._deaf(process):
+                self._ends(text, process)
         if ignored or (self.ready and (not (traced or process.fatal) or _of_a_request(process))):
             return
         found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False)

@@ -49,9 +49,25 @@ desired GPU memory utilization (0.9, 3.6 GiB). Decrease GPU memory utilization o
         "".join(f"│ {line:<400} │\n" for line in OOM.splitlines()),
         "".join(f"w-7[error] {line}\\n\n" for line in OOM.splitlines()),
         "".join(f"\x1b[1;36m{line[:24]}\x1b[0;0m{line[24:]}\x1b[0m\n" for line in OOM.splitlines()),
+        "".join(f"Apr  3 17:38:57 host vllm[41]: #033[1;36m{line[:24]}#033[0;0m{line[24:]}\n" for line in OOM.splitlines()),
+        "".join(f"Mar 18 11:23:46 vllm-serve[41]: {line}\n" for line in OOM.splitlines()),
+        "".join(f"2025-10-24T17:12:08.363544040 +08:00 CST {line}\n" for line in OOM.splitlines()),
         "\0\ufffd" * 500 + "\n" + OOM,
     ],
-    ids=["one-line", "ends-written-out", "mac", "windows", "page-spaces", "frame", "console", "colours", "binary"],
+    ids=[
+        "one-line",
+        "ends-written-out",
+        "mac",
+        "windows",
+        "page-spaces",
+        "frame",
+        "console",
+        "colours",
+        "rsyslog",
+        "journal",
+        "zone",
+        "binary",
+    ],
 )
 def test_a_paste_is_read_however_it_was_carried(pasted: str) -> None:
     failure = diagnose([pasted.encode()], SIGNATURES)[0]
@@ -177,3 +193,26 @@ def test_the_error_that_a_process_quotes_of_a_worker_is_the_cause() -> None:
     died = f"{V1}Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
     assert served(V1 + told, died) == ("unsupported_architecture", V1 + told)
     assert served(died)[0] == "killed"
+
+
+def test_state_that_an_engine_prints_beside_an_error_is_not_the_error() -> None:
+    """vLLM prints its configuration and its scheduler, at the level of errors, before it tells what failed."""
+    log = """\
+ERROR 06-05 16:27:39 [dump_input.py:70] V1 LLM engine (v0.9.0) with config: model='m', quantization=None, enable_prefix_caching=True, tokenizer='m',
+ERROR 06-05 16:27:39 [dump_input.py:78] Dumping scheduler output for model execution:
+ERROR 06-05 16:27:39 [dump_input.py:81] SchedulerStats(num_running_reqs=20, prefix_cache_stats=PrefixCacheStats(reset=False), spec_decoding_stats=None)
+ERROR 06-05 16:27:39 [core.py:502] EngineCore encountered a fatal error.
+ERROR 06-05 16:27:39 [core.py:502] TimeoutError: RPC call to execute_model timed out.
+"""
+    assert diagnose([log.encode()], SIGNATURES)[0].kind == "hang"
+
+
+def test_the_end_of_a_main_loop_is_a_failure_also_where_the_start_is_not_in_the_log() -> None:
+    log = """\
+Exception in thread Thread-3 (forward_thread_func):
+Traceback (most recent call last):
+  File "/opt/python/sglang/srt/managers/tp_worker_overlap_thread.py", line 99, in forward_thread_func
+    self.forward_thread_func_()
+RuntimeError: CUDA error: device-side assert triggered
+"""
+    assert diagnose([log.encode()], SIGNATURES)[0].kind == "kernel_runtime"
