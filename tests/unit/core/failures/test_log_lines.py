@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gateway.core.failures.log_lines import clean
+from gateway.core.failures.log_lines import LogLine, clean, parse
 
 
 @pytest.mark.parametrize("word", ["7", "a.", "a_", "/", "a-b/c.d_"])
@@ -18,3 +18,21 @@ def test_a_word_without_end_is_cut_and_what_stands_behind_it_is_read(word: str) 
     assert " torch.OutOfMemoryError: CUDA out of memory " in text
     path = "/usr/lib/python3.12/site-packages/" + "vllm/" * 30
     assert path in clean(f'File "{path}x.py", line 3'.encode())
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [
+        "Apr  3 17:38:57 host vllm[41]: #033[1;36m(VllmWorker rank=3 pid=41)#033[0;0m ",
+        "Mar 18 11:23:46 vllm-serve[41]: (VllmWorker rank=3 pid=41) ",
+        "2025-10-24T17:12:08.363544040 +08:00 CST (VllmWorker rank=3 pid=41) ",
+    ],
+)
+def test_who_says_a_line_is_known_behind_what_carried_it(carried: str) -> None:
+    line = parse(clean(f"{carried}ERROR 09-28 15:47:24 [core.py:718] it failed".encode()))
+    assert line == LogLine("(VllmWorker rank=3 pid=41)", header=True, level="ERROR", text="it failed")
+
+
+def test_the_level_that_python_prints_behind_a_loggers_name_is_read() -> None:
+    line = parse("2025-04-03 17:38:57,455 - vllm.v1.engine.core_client - CRITICAL - Got fatal signal from worker processes")
+    assert (line.level, line.text) == ("CRITICAL", "Got fatal signal from worker processes")
