@@ -21,8 +21,7 @@ def diagnose(pieces: Iterable[bytes], signatures: Signatures, engine: str | None
         reader.feed(piece)
     reader.close()
     none = Failure(kind="none", phase=reader.phase, message=_no_failure(reader), proves="nothing")
-    verdict = reader.verdict
-    return reader.likely(verdict) or verdict or none, reader
+    return reader.likely or reader.verdict or none, reader
 
 
 def _no_failure(reader: LogReader) -> str:

@@ -32,7 +32,6 @@ class Findings:
         self.hint: Candidate | None = None
         self.quoted: Candidate | None = None
         self.complaints: list[Candidate] = []
-        self._vague = False
         self._signatures = signatures
         self._engine = engine
 
@@ -54,38 +53,24 @@ class Findings:
 
     def failure(self, settings: dict[str, Scalar], phase: str) -> Failure | None:
         """What is proven while the log still grows. settings: how the engine is set; phase: how far it came."""
-        unproven = [one for one in self.candidates if one.row is None and not (one.survived or one.bare)] if self.dying else []
-        proven = [one for one in self.candidates if one.row is not None] + unproven
-        if not proven:
-            return self._failure(self._death(phase), settings) if self.dying else None
-        first = min(proven, key=lambda one: (one.rank, one.number))
-        return self._failure(first if first.row is not None else self._best(unproven) or first, settings)
+        proof = self._proof(phase)
+        return None if proof is None else self._failure(proof, settings)
 
     def verdict(self, settings: dict[str, Scalar], phase: str, cut_off: list[Candidate], *, serves: bool) -> Failure | None:
         """What is proven once the log has ended. cut_off: tracebacks without their end. serves: the engine was ready."""
-        proven = self.failure(settings, phase)
-        if proven is not None and proven.kind != "unknown":
-            return self._raised_before(proven, settings) or proven
-        if serves and proven is None:
-            return None
-        left = self._unknown()
-        hinted = [self.hint] if self.hint is not None else []
-        quoted = [self.quoted] if self.quoted is not None else []
-        for several in ([one for one in left if not one.bare], hinted, [one for one in left if one.bare], cut_off, quoted):
-            best = self._best(several)
-            if best is not None and best.row is not None:
-                return self._failure(best, settings)
-        first = next(iter([*left, *cut_off, *quoted]), None)
-        return proven or (self._failure(first, settings) if first is not None else None)
+        cause = self._cause(phase, cut_off, serves=serves)
+        return None if cause is None else self._failure(cause, settings)
 
-    def likely(
-        self, verdict: Failure | None, settings: dict[str, Scalar], cut_off: list[Candidate], *, serves: bool
-    ) -> Failure | None:
+    def likely(self, settings: dict[str, Scalar], phase: str, cut_off: list[Candidate], *, serves: bool) -> Failure | None:
         """What the words of everything that nobody knows speak for, where the verdict names no cause: no proof. What serves has survived all
         but what it called fatal."""
-        death = None if verdict is None else self._told_dead(verdict)
+        cause = self._cause(phase, cut_off, serves=serves)
+        death = cause if cause is not None and cause.rank == TOLD_DEAD else None
         if (serves and self.dying is None) or (
-            verdict is not None and verdict.kind != "unknown" and death is None and not self._vague
+            cause is not None
+            and _kind(cause) != "unknown"
+            and death is None
+            and not (cause.row is not None and cause.row.vague)
         ):
             return None
         quoted = [self.quoted] if self.quoted is not None else []
@@ -95,26 +80,44 @@ class Findings:
         if found is None:
             return None
         row, words, at = found
-        if verdict is not None and row.kind == verdict.kind:
+        if cause is not None and row.kind == _kind(cause):
             return None
         return self._failure(replace(several[at], row=row, culprit={"words": ", ".join(words)}), settings)
 
-    def _told_dead(self, failure: Failure) -> Candidate | None:
-        """The candidate of a failure that says no more than that a process died."""
-        told = next((one for one in self.candidates if one.row is not None and one.number == failure.line_number), None)
-        return told if told is not None and told.rank == TOLD_DEAD else None
+    def _proof(self, phase: str) -> Candidate | None:
+        unproven = [one for one in self.candidates if one.row is None and not (one.survived or one.bare)] if self.dying else []
+        proven = [one for one in self.candidates if one.row is not None] + unproven
+        if not proven:
+            return self._death(phase) if self.dying else None
+        first = min(proven, key=lambda one: (one.rank, one.number))
+        return first if first.row is not None else self._best(unproven) or first
+
+    def _cause(self, phase: str, cut_off: list[Candidate], *, serves: bool) -> Candidate | None:
+        """What the verdict is made of."""
+        proven = self._proof(phase)
+        if proven is not None and _kind(proven) != "unknown":
+            return self._raised_before(proven) or proven
+        if serves and proven is None:
+            return None
+        left = self._unknown()
+        hinted = [self.hint] if self.hint is not None else []
+        quoted = [self.quoted] if self.quoted is not None else []
+        for several in ([one for one in left if not one.bare], hinted, [one for one in left if one.bare], cut_off, quoted):
+            best = self._best(several)
+            if best is not None and best.row is not None:
+                return best
+        return proven or next(iter([*left, *cut_off, *quoted]), None)
 
     def _unknown(self) -> list[Candidate]:
         return [one for one in self.candidates if not one.survived and one.row is None]
 
-    def _raised_before(self, death: Failure, settings: dict[str, Scalar]) -> Failure | None:
+    def _raised_before(self, told: Candidate) -> Candidate | None:
         """What was raised before a process was only told to be dead, in a traceback whose beginning is missing."""
-        told = self._told_dead(death)
-        if told is None:
+        if told.rank != TOLD_DEAD:
             return None
         raised = [one for one in self._unknown() if one.shape.frames]
-        best = self._best([one for one in [*raised, *self._quoted_death(death.phase)] if one.number < told.number])
-        return self._failure(best, settings) if best is not None and best.row is not None else None
+        best = self._best([one for one in [*raised, *self._quoted_death(told.phase)] if one.number < told.number])
+        return best if best is not None and best.row is not None else None
 
     def _best(self, several: list[Candidate]) -> Candidate | None:
         """The first whose structure says what it is, with that row; else the first."""
@@ -144,10 +147,9 @@ class Findings:
 
     def _failure(self, one: Candidate, settings: dict[str, Scalar]) -> Failure:
         row = one.row or _UNKNOWN
-        self._vague = row.vague
         message, advice, steps = self._signatures.words(row, settings | one.culprit)
         return Failure(
-            kind=row.kind or "unknown",
+            kind=_kind(one),
             phase=one.phase,
             message=message,
             line=one.line[:_CITED],
@@ -157,6 +159,10 @@ class Findings:
             steps=steps,
             proves=row.proves,
         )
+
+
+def _kind(one: Candidate) -> str:
+    return (one.row.kind if one.row is not None else None) or "unknown"
 
 
 _UNKNOWN = Signature(

@@ -377,9 +377,10 @@ class LogReader:
         """The failure that a log proves once it has ended. What nobody proves to be survived counts too, down to a line without traceback."""
         return self._findings.verdict(self.settings, self.phase, self._cut_off_traces, serves=self.ready)
 
-    def likely(self, verdict: Failure | None) -> Failure | None:
+    @property
+    def likely(self) -> Failure | None:
         """What words speak for in a log that has ended, where its verdict names no cause."""
-        return self._findings.likely(verdict, self.settings, self._cut_off_traces, serves=self.ready)
+        return self._findings.likely(self.settings, self.phase, self._cut_off_traces, serves=self.ready)
 
     @property
     def _cut_off_traces(self) -> list[Candidate]:
