@@ -31,6 +31,8 @@ class Process:
     """How far the frames of its traceback are indented: with a traceback that is indented as a whole, its exception is too, but less."""
     asserted: str = ""
     """The `assert` that stood last in the traceback."""
+    source: str = ""
+    """The line of code that stood last in the traceback."""
     tracing: bool = False
     ignored: bool = False
     replaces: bool = False
@@ -69,7 +71,9 @@ class Candidate:
         self.columns = max(columns, self.columns)
         whole, spaced = self.said + rest, f"{self.said} {rest}"
         self.said = (whole if self.last >= self.columns - 1 else spaced)[:_LONGEST]
-        self.last, self.shape = columns, self.shape._replace(message=self.said.partition(": ")[2] or self.said)
+        self.last = columns
+        if not self.shape.message.startswith("assert "):
+            self.shape = self.shape._replace(message=self.said.partition(": ")[2] or self.said)
         return proof(whole) or proof(spaced)
 
     @property

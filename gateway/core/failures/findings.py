@@ -76,7 +76,7 @@ class Findings:
         quoted = [self.quoted] if self.quoted is not None else []
         several = [*self._unknown(), *self._quoted_death(""), *cut_off, *quoted, *self.complaints]
         several = [one for one in several if death is None or one.number < death.number]
-        found = self._signatures.likely([one.shape for one in several])
+        found = self._signatures.likely([self._signatures.spoken(one.shape, self._engine) for one in several])
         if found is None:
             return None
         row, words, at = found

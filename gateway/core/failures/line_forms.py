@@ -42,9 +42,22 @@ WRAPPER = re.compile(
 )
 BENIGN = re.compile(
     r"(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError|ConnectionResetError|EOFError)(?::|$)"
+    # What multiprocessing's resource tracker says of names that are gone, once the processes are.
+    r"|KeyError: '/(?:mp|psm|loky)[-_]"
     # One request or one answer could not be read: that ends no engine.
     r"|(?:[\w.]+\.)?ValidationError: \d+ validation errors? for \w*(?:Request|Response)\b"
 )
+# A pipe to another process that ended before it answered, in the innermost frames of a traceback.
+PIPE = re.compile(r"multiprocessing/connection\.py:_?recv")
+# What belongs to no message: what a user typed (a program with its flags, a variable, a flag on a line of its own), and warnings of Python.
+ASIDE = re.compile(
+    r"(?:[\w ]{1,30}[:\uff1a])?[\s`$#>]*(?:[A-Z][A-Z_0-9]*=\S* )*(?:sudo |nohup |exec |uv run |CMD |docker run |kubectl |export [A-Z]\w*="
+    r"|\S*python[\d.]* (?:-\w+ )*-m \w|\S*(?:vllm|sglang) serve |torchrun )"
+    r"|\s*--[a-z][\w-]+(?:[ =][^\s:]+)*\s*\\?$"
+    r"|\S+\.py:\d+: (?:\w*Warning: (?!CUDA initialization)|.{0,40}unclean exit)"
+)
+# Warnings of processes that end: who prints them has survived nothing.
+LEFT = re.compile(r"destroy_process_group\(\) was not called|unclean exit|leaked \w+ objects")
 # What handles requests, in the frames of a traceback.
 REQUEST = re.compile(r"starlette/|uvicorn/|fastapi/|vllm/entrypoints/(?!llm\.py)|entrypoints/http_server\.py:(?!\w*warmup)")
 CAUSED = re.compile(r"The above exception was the direct cause")
@@ -54,5 +67,7 @@ STOPPED = re.compile(
 IGNORED = re.compile(r"Exception ignored in|Exception in thread|Task exception was never retrieved")
 # A worker's error, as the process tells that waited for the worker.
 TOLD = re.compile(r"Worker failed with error ['\"](.+?)['\"], please check the stack trace")
+# What Python 3.11 draws under a line of a traceback.
+UNDERLINE = re.compile(r"\s*[\^~]+[\^~ ]*$")
 LAYER = re.compile(r"self\.(\w+)(?: = self\.|\()")
 NOT_LAYERS = frozenset({"model", "layers", "language_model", "quant_method", "linear_attn", "self_attn", "mlp", "experts"})

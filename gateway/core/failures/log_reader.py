@@ -20,6 +20,7 @@ from gateway.core.failures.candidate import MESSAGE_LINES, Candidate, Process
 from gateway.core.failures.findings import Findings
 from gateway.core.failures.line_filter import ALARMS, FATAL, SERVES, LineFilter
 from gateway.core.failures.line_forms import (
+    ASIDE,
     ASSERT,
     BENIGN,
     CAUSED,
@@ -30,12 +31,15 @@ from gateway.core.failures.line_forms import (
     HARMLESS,
     IGNORED,
     LAYER,
+    LEFT,
     NOT_LAYERS,
+    PIPE,
     QUOTED,
     RAISE,
     REQUEST,
     STOPPED,
     TRACEBACK,
+    UNDERLINE,
     WRAPPER,
 )
 from gateway.core.failures.log_lines import LogLine, clean, parse
@@ -107,8 +111,10 @@ class LogReader:
             self._last = line.process
         process = self._process(self._last)
         in_trace = process.tracing or process.cut_off is not None
-        if in_trace and line.text[:1] == " " and len(line.text) - len(line.text.lstrip()) < process.indent:
+        if in_trace and line.text[:1] == " " and _indent(line.text) < process.indent:
             line = line._replace(text=line.text.lstrip())
+        if line.level == "WARNING" and LEFT.search(line.text):
+            return
         if line.quiet or (line.header and line.level is None and not WRAPPER.match(line.text)):
             self._survived(line, process)
         if line.level == "WARNING" and not self._stopped and (found := self._alone(line, process, warned=True)):
@@ -124,7 +130,7 @@ class LogReader:
             process.open, process.tracing, process.ignored, process.left = None, True, ignored, 0
             process.frames.clear()
             process.files.clear()
-            process.layer = process.asserted = ""
+            process.layer = process.asserted = process.source = ""
         elif frame := FRAME.match(line.text):
             self._lines.attend = max(self._lines.attend, 20)
             process.open = None
@@ -146,6 +152,8 @@ class LogReader:
             self._add(Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
         elif WRAPPER.match(line.text) and line.header:
             self._findings.died(text, self._lines.number)
+        elif ASIDE.match(line.text):
+            process.left = 0
         elif process.open is not None and process.left > 0:
             self._continued(line, text, process)
         elif raised := RAISE.match(line.text):
@@ -153,11 +161,14 @@ class LogReader:
         elif asserted := ASSERT.match(line.text):
             process.asserted = asserted[1]
             self._cut_off(asserted[1], process, "AssertionError")
-        elif not process.tracing or not line.text[:1].isspace():
+        elif not (process.tracing and line.text[:1].isspace()) and not (in_trace and _indent(line.text) > process.indent):
             # A progress bar is no record of its own.
             self._learn(line.text)
             self._hinted(line, text, process)
-        elif "/models/" in process.file or "/mamba/" in process.file:
+        elif not UNDERLINE.match(line.text):
+            process.source = line.text.strip()
+            if "/models/" not in process.file and "/mamba/" not in process.file:
+                return
             layer = LAYER.search(line.text)
             process.layer = layer[1] if layer and layer[1] not in NOT_LAYERS else process.layer
 
@@ -235,6 +246,14 @@ class LogReader:
         traced, ignored, replaces, causes = process.tracing, process.ignored, process.replaces, process.causes
         process.close()
         if BENIGN.match(line.text):
+            if traced and not self._deaf(process) and process.files and PIPE.search(process.files[-1]):
+                self._findings.died(text, self._lines.number)
+            # What follows says what is wrong with it, and is as benign.
+            process.open, process.header, process.left = (
+                Candidate(None, {}, text, self._lines.number, self.phase),
+                line.header,
+                MESSAGE_LINES,
+            )
             return
         if not self._signatures.loops.isdisjoint(process.frames) and not _of_a_request(process):
             ignored = False
@@ -252,12 +271,12 @@ class LogReader:
         if row is not None and row.when == "always" and self._deaf(process):
             self._ends(text, process)
         waited = causes and process.unknown is not None and process.unknown.shape.waited
-        if ((row is None and replaces) or waited) and process.unknown in self._findings.candidates:
+        if (((row is None or row.kind == "unknown") and replaces) or waited) and process.unknown in self._findings.candidates:
             self._findings.candidates.remove(process.unknown)
         phase = self._phase(row, process)
         name = EXCEPTION.match(line.text)
         message = line.text[name.end() :] if name else line.text
-        shape = Shape(name["name"] if name else "", message or process.asserted, tuple(process.files), phase)
+        shape = Shape(name["name"] if name else "", message or process.asserted, tuple(process.files), phase, process.source)
         bare = row is None and not (traced or process.fatal)
         candidate = Candidate(
             row,
@@ -385,6 +404,10 @@ class LogReader:
     @property
     def _cut_off_traces(self) -> list[Candidate]:
         return [one.cut_off for one in self._processes.values() if one.cut_off is not None]
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip())
 
 
 def _of_a_request(process: Process) -> bool:

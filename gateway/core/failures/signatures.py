@@ -55,6 +55,12 @@ class Signatures:
         found = self._structure.row(shape, engine)
         return (found[0], values(found[1])) if found else None
 
+    def spoken(self, shape: Shape, engine: str | None) -> Shape:
+        """The shape as words are looked for in it: what Python itself says of a fault (a row of kind unknown) is of no field, and the line of
+        code that failed is read instead."""
+        found = self._structure.row(shape, engine)
+        return shape if found is None or found[0].kind != "unknown" else shape._replace(message=shape.source)
+
     def likely(self, shapes: Sequence[Shape]) -> tuple[Signature, tuple[str, ...], int] | None:
         """What the words of several shapes speak for: a row that proves nothing, these words, and which shape has the first of them."""
         found = self._likely.kind(shapes)

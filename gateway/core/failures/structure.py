@@ -17,12 +17,14 @@ _INNERMOST = 8
 
 
 class Shape(NamedTuple):
-    """A failure without its text's meaning. frames: `path/of/file.py:function`, the innermost last; phase: what had been printed before."""
+    """A failure without its text's meaning. frames: `path/of/file.py:function`, the innermost last; phase: what had been printed before; source:
+    the line of code that failed, where the traceback has it."""
 
     exception: str
     message: str
     frames: tuple[str, ...]
     phase: str
+    source: str = ""
 
     @property
     def waited(self) -> bool:

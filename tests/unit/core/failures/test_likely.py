@@ -179,3 +179,23 @@ def test_what_an_engine_reads_before_it_serves_does_not_fail_later(error: str, f
     load = '  File "/site-packages/sglang/srt/managers/scheduler.py", line 7, in load_model'
     assert read(began, loop, *told).kind == serving
     assert read(began, load, *told).kind == loading
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        ("IndexError: list index out of range", 'if modalities[image_idx] == "image":', "multimodal"),
+        ("IndexError: list index out of range", "return self.queue[0]", "unknown"),
+        ("TypeError: '<' not supported between instances of 'NoneType' and 'int'", "if self.limit < 0:", "unknown"),
+        ("TypeError: 'NoneType' object is not subscriptable", "self.rows[0] += 1", "unknown"),
+        ("ValueError: not enough values to unpack (expected 2, got 1)", "first, second = pair", "unknown"),
+    ],
+)
+def test_what_python_says_of_a_fault_is_of_no_field_but_the_code_is(error: str, code: str, kind: str) -> None:
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/opt/sglang/srt/managers/scheduler.py", line 7, in step',
+        f"    {code}",
+        error,
+    )
+    assert diagnose(["\n".join(lines).encode()], SIGNATURES)[0].kind == kind

@@ -216,3 +216,103 @@ Traceback (most recent call last):
 RuntimeError: CUDA error: device-side assert triggered
 """
     assert diagnose([log.encode()], SIGNATURES)[0].kind == "kernel_runtime"
+
+
+FORWARD = (
+    "Traceback (most recent call last):",
+    '  File "/opt/site-packages/sglang/srt/models/x.py", line 7, in forward',
+)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "command: `python3 -m sglang.launch_server --model-path=/models/m --trust-remote-code --enable-lora`",
+        "$ HF_HOME=/x vllm serve org/m --trust-remote-code",
+        "docker run --gpus all vllm/vllm-openai --trust-remote-code",
+        "    --trust-remote-code \\",
+        "--trust-remote-code",
+    ],
+)
+def test_what_a_user_typed_after_an_error_is_no_part_of_it(typed: str) -> None:
+    error = "TypeError: M.forward() missing 1 required positional argument: 'metadata'"
+    assert diagnose(["\n".join((*FORWARD, error, typed)).encode()], SIGNATURES)[0].kind == "package"
+    assert diagnose(["\n".join((*FORWARD, "RuntimeError: boom", typed)).encode()], SIGNATURES)[0].kind == "unknown"
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "[W1121 02:22:46.357000000 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before program exit, which can leak",
+        "/usr/lib/python3.12/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked shared_memory objects",
+        "W1104 22:57:20.399000 14042 torch/_inductor/compile_worker/subproc_pool.py:126] SubprocPool unclean exit",
+    ],
+)
+def test_what_a_process_prints_as_it_ends_neither_survives_nor_explains(left: str) -> None:
+    failure = diagnose(["\n".join((*FORWARD, "RuntimeError: boom", left)).encode()], SIGNATURES)[0]
+    assert (failure.kind, failure.line) == ("unknown", "RuntimeError: boom")
+
+
+def test_names_that_a_resource_tracker_misses_are_not_the_failure() -> None:
+    tracker = (FORWARD[0], '  File "/usr/lib/python3.12/multiprocessing/resource_tracker.py", line 209, in main')
+    lines = (*FORWARD, "RuntimeError: boom", *tracker, "KeyError: '/mp-0je2dy8c'")
+    assert diagnose(["\n".join(lines).encode()], SIGNATURES)[0].line == "RuntimeError: boom"
+    assert diagnose(["\n".join(lines[3:]).encode()], SIGNATURES)[0].kind == "none"
+
+
+def test_what_is_wrong_with_one_request_stands_in_more_lines() -> None:
+    said = (
+        "ValidationError: 2 validation errors for ChatCompletionRequest",
+        "messages.0.role",
+        "  Input should be 'user' [type=literal_error, input_value='x',",
+    )
+    assert diagnose(["\n".join(said).encode()], SIGNATURES)[0].kind == "none"
+    assert diagnose(["\n".join(said).replace("ChatCompletionRequest", "VllmConfig").encode()], SIGNATURES)[0].kind == "bad_flag"
+
+
+def test_a_pipe_to_a_process_that_is_gone_tells_that_it_died() -> None:
+    recv = (FORWARD[0], '  File "/usr/lib/python3.12/multiprocessing/connection.py", line 383, in _recv', "EOFError")
+    failure = diagnose(["\n".join(recv).encode()], SIGNATURES)[0]
+    assert failure.kind == "unknown"
+    assert "further up" in failure.message
+    other = (FORWARD[0], '  File "/usr/lib/python3.12/asyncio/streams.py", line 9, in read', "EOFError")
+    assert diagnose(["\n".join(other).encode()], SIGNATURES)[0].kind == "none"
+
+
+def test_an_assertion_is_told_by_its_code_whatever_follows() -> None:
+    asserted = (*FORWARD, "    assert self.quant_method is not None", "AssertionError")
+    for after in ((), ("", "Process Process-1:1:", "and more prose about it")):
+        assert diagnose(["\n".join((*asserted, *after)).encode()], SIGNATURES)[0].kind == "unsupported_quantization"
+
+
+@pytest.mark.parametrize("frame", ["_wait_and_warmup", "_execute_server_warmup"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        "requests.exceptions.ConnectionError: HTTPConnectionPool(host='0.0.0.0', port=30000): Max retries exceeded with url: /get_model_info",
+        "AssertionError: res=<Response [403]>, res.text='<h1>403 Forbidden</h1> 401 Client Error'",
+        "requests.exceptions.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+    ],
+)
+def test_an_engine_that_did_not_reach_itself_lacks_no_file(frame: str, error: str) -> None:
+    lines = (
+        "[2024-12-05 17:27:24] INFO:     Application startup complete.",
+        "[2024-12-05 17:29:25] Initialization failed. warmup error: Traceback (most recent call last):",
+        f'  File "/opt/sglang/srt/entrypoints/http_server.py", line 562, in {frame}',
+        error,
+    )
+    failure = diagnose(["\n".join(lines).encode()], SIGNATURES)[0]
+    assert failure.kind == "unknown"
+    assert "no_proxy" in failure.steps[0]
+
+
+def test_the_loops_of_old_engines_end_them_too() -> None:
+    served = "[gpu=0] Prefill batch. #new-seq: 1, #new-token: 7"
+    trace = (
+        "Exception in ModelTpServer:",
+        FORWARD[0],
+        '  File "/opt/sglang/srt/managers/tp_worker.py", line 9, in {}',
+        "RuntimeError: CUDA out of memory",
+    )
+    for function, kind in (("exposed_step", "gpu_oom"), ("handle", "none")):
+        assert diagnose(["\n".join((served, *trace)).format(function).encode()], SIGNATURES)[0].kind == kind

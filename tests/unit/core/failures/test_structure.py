@@ -46,6 +46,14 @@ def test_of_reports_that_were_looked_at_late_no_fewer_are_named_than_were_measur
     assert all(column == "right" for case, _, column in rows if case["kinds"] == ["none"])
 
 
+def test_reports_that_only_trained_the_rules_are_named() -> None:
+    rows = score(OWN, SIGNATURES, "trained")
+    missed = [(case["file"], found) for case, found, column in rows if column != "right"]
+    assert rows
+    assert len(missed) <= 0.1 * len(rows), missed
+    assert not [case["file"] for case, _, column in rows if case["kinds"] == ["none"] and column != "right"]
+
+
 def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
     case = {"kinds": ["nccl"], "gap": "toolchain"}
     assert [judged(kind, case) for kind in ("nccl", "toolchain", "shm", "unknown", "none")] == [
