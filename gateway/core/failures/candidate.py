@@ -76,6 +76,10 @@ class Candidate:
             self.shape = self.shape._replace(message=self.said.partition(": ")[2] or self.said)
         return proof(whole) or proof(spaced)
 
+    def tell(self, phase: str) -> None:
+        """The phase, once it is known better."""
+        self.phase, self.shape = phase, self.shape._replace(phase=phase)
+
     @property
     def rank(self) -> int:
         """The smaller, the nearer to the root cause: 0 known causes, 1 consequences, 2 unknown errors, 3 that another process died."""

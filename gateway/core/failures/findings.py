@@ -68,14 +68,17 @@ class Findings:
         death = cause if cause is not None and cause.rank == TOLD_DEAD else None
         if (serves and self.dying is None) or (
             cause is not None
-            and _kind(cause) != "unknown"
             and death is None
-            and not (cause.row is not None and cause.row.vague)
+            and cause.row is not None
+            and (cause.row.structure or _kind(cause) != "unknown")
+            and not cause.row.vague
         ):
             return None
         quoted = [self.quoted] if self.quoted is not None else []
         several = [*self._unknown(), *self._quoted_death(""), *cut_off, *quoted, *self.complaints]
         several = [one for one in several if death is None or one.number < death.number]
+        if cause is not None and cause.phase == "serving":
+            several = [one for one in several if one.phase == "serving"]
         found = self._signatures.likely([self._signatures.spoken(one.shape, self._engine) for one in several])
         if found is None:
             return None

@@ -29,11 +29,15 @@ COMPLAINT = re.compile(
 FAILED = re.compile(r"rror\b|ailed|atal|xception|Killed")
 HARMLESS = re.compile(
     r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA initialization)|deprecat|skip|disabled|Possible solution|^\d\. "
+    # The task whose exception nobody asked for: its traceback follows.
+    r"|^future: <\w+ finished"
     # What vLLM prints of its state beside an error (vllm/logging_utils/dump_input.py).
     r"|^SchedulerStats\(|^Dumping |LLM engine \(v[\w.+]+\) with config:",
     re.IGNORECASE,
 )
 TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
+# Behind what was to be done, or behind a progress bar that another process wrote.
+TRACEBACK_BEGINS = "Traceback (most recent call last):"
 WRAPPER = re.compile(
     r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Engine process failed to start|Frontend process failed during engine core|Executor failed|cancelled$"
     r"|EngineCore encountered an issue|Worker failed with error .*please check the stack trace above for the root cause$"
@@ -56,10 +60,12 @@ ASIDE = re.compile(
     r"|\s*--[a-z][\w-]+(?:[ =][^\s:]+)*\s*\\?$"
     r"|\S+\.py:\d+: (?:\w*Warning: (?!CUDA initialization)|.{0,40}unclean exit)"
 )
-# Warnings of processes that end: who prints them has survived nothing.
-LEFT = re.compile(r"destroy_process_group\(\) was not called|unclean exit|leaked \w+ objects")
 # What handles requests, in the frames of a traceback.
 REQUEST = re.compile(r"starlette/|uvicorn/|fastapi/|vllm/entrypoints/(?!llm\.py)|entrypoints/http_server\.py:(?!\w*warmup)")
+# Of these what a request runs through, and no start.
+HANDLER = re.compile(
+    r"starlette/|fastapi/|uvicorn/protocols/|/(?:serving_\w+|\w+_tool_parser|\w+_reasoning_parser)\.py:(?!__init__\Z)"
+)
 CAUSED = re.compile(r"The above exception was the direct cause")
 STOPPED = re.compile(
     r"\[shutdown\] .{0,40}(?:shutdown triggered|trigger received signal)|SIGTERM received\.|Received SIG(?:TERM|INT)\b|Shutting down$"

@@ -41,6 +41,7 @@ _CARRIED = re.compile(
     r"|std(?:out|err) [FP] "
     r"|\s+(?=\[\d{4}-\d\d-\d\d |\[rank\d+\]:\[)"
     rf"|\[{_TIME}\] (?=\[rank\d+\]:)"
+    rf"|- (?:{_LEVELS}) - [\w.]{{1,40}}: (?=(?:{_LEVELS}) \d\d-\d\d )"
     r"|\[(?:INFO|WARN|ERROR) *\] \S{1,80}(?: \S{1,40})? - "
     r"|[\w.-]{1,64}\[(?:debug|info|warn|warning|error)\] ?"
     r"|\[?[\w./-]{0,64}\]? +\| "
@@ -67,12 +68,14 @@ _QUIET = ("DEBUG", "INFO", "WARNING")
 
 
 class LogLine(NamedTuple):
-    """process: "" where the line does not say; header: it begins a record; level: None where the engine prints none."""
+    """process: "" where the line does not say; header: it begins a record; level: None where the engine prints none; native: a library's
+    compiled code printed it (glog), from a thread of its own or on the way out, and not the engine."""
 
     process: str
     header: bool
     level: str | None
     text: str
+    native: bool = False
 
     @property
     def quiet(self) -> bool:
@@ -128,4 +131,4 @@ def parse(text: str) -> LogLine:
         said = _AFTER.sub("", said)
     if said.endswith(">") and "</" in said:
         said = _TAGS.sub("", said)
-    return LogLine(process, found["header"] is not None, level, said)
+    return LogLine(process, found["header"] is not None, level, said, found["glog"] is not None)

@@ -28,10 +28,10 @@ from gateway.core.failures.line_forms import (
     EXCEPTION,
     FAILED,
     FRAME,
+    HANDLER,
     HARMLESS,
     IGNORED,
     LAYER,
-    LEFT,
     NOT_LAYERS,
     PIPE,
     QUOTED,
@@ -39,6 +39,7 @@ from gateway.core.failures.line_forms import (
     REQUEST,
     STOPPED,
     TRACEBACK,
+    TRACEBACK_BEGINS,
     UNDERLINE,
     WRAPPER,
 )
@@ -113,9 +114,9 @@ class LogReader:
         in_trace = process.tracing or process.cut_off is not None
         if in_trace and line.text[:1] == " " and _indent(line.text) < process.indent:
             line = line._replace(text=line.text.lstrip())
-        if line.level == "WARNING" and LEFT.search(line.text):
-            return
-        if line.quiet or (line.header and line.level is None and not WRAPPER.match(line.text)):
+        if line.native and line.quiet:
+            process.open = None  # Nothing is survived by it, but a message has ended.
+        elif line.quiet or (line.header and line.level is None and not WRAPPER.match(line.text)):
             self._survived(line, process)
         if line.level == "WARNING" and not self._stopped and (found := self._alone(line, process, warned=True)):
             self._add(Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
@@ -124,8 +125,11 @@ class LogReader:
         fatal = (line.header or process.tracing) and self._signatures.over(line.text)
         if fatal:
             self._ends(text, process)
-        if TRACEBACK.match(line.text) or (fatal and "Traceback" in line.text):
+        if TRACEBACK.match(line.text) or (fatal and "Traceback" in line.text) or line.text.endswith(TRACEBACK_BEGINS):
             self._lines.attend = MESSAGE_LINES
+            if line.text.endswith(f", {TRACEBACK_BEGINS}"):
+                # vLLM's workers say the message before the traceback, too (vllm/executor/multiproc_worker_utils.py, 0.5 and 0.6).
+                self._hinted(line, text, process)
             ignored = process.ignored and not process.tracing
             process.open, process.tracing, process.ignored, process.left = None, True, ignored, 0
             process.frames.clear()
@@ -242,6 +246,11 @@ class LogReader:
             return None
         return found if found and (found[0].when == "always" or not self._deaf(process)) else None
 
+    def _proof(self, process: Process, text: str) -> tuple[Signature, dict[str, Scalar]] | None:
+        """What an exception's text proves. In one that a request met nothing that only a start meets."""
+        found = self._signatures.proof(text, self._engine, frozenset(process.frames), line=False)
+        return found if found and (self._signatures.while_serving(found[0].kind) or not _of_a_handler(process)) else None
+
     def _exception(self, line: LogLine, text: str, process: Process) -> None:
         traced, ignored, replaces, causes = process.tracing, process.ignored, process.replaces, process.causes
         process.close()
@@ -261,7 +270,7 @@ class LogReader:
                 self._ends(text, process)
         if ignored or (self.ready and (not (traced or process.fatal) or _of_a_request(process))):
             return
-        found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False)
+        found = self._proof(process, line.text)
         if found is None and WRAPPER.match(line.text):
             if not self._deaf(process):
                 self._findings.died(text, self._lines.number)
@@ -274,6 +283,9 @@ class LogReader:
         if (((row is None or row.kind == "unknown") and replaces) or waited) and process.unknown in self._findings.candidates:
             self._findings.candidates.remove(process.unknown)
         phase = self._phase(row, process)
+        if causes and process.unknown is not None:
+            # What wraps an error is raised further out, where frames tell more of when.
+            process.unknown.tell(self._phase(None, process))
         name = EXCEPTION.match(line.text)
         message = line.text[name.end() :] if name else line.text
         shape = Shape(name["name"] if name else "", message or process.asserted, tuple(process.files), phase, process.source)
@@ -299,7 +311,7 @@ class LogReader:
         if candidate is None or (line.header is not process.header and not (broken and not line.header)):
             process.close()
             return
-        proof = partial(self._signatures.proof, engine=self._engine, frames=frozenset(process.frames), line=False)
+        proof = partial(self._proof, process)
         alone = proof(line.text)
         found = alone if candidate.row is None else None
         at = text, self._lines.number
@@ -378,8 +390,11 @@ class LogReader:
     def _phase(self, row: Signature | None, process: Process) -> str:
         if row is not None and row.phase:
             return row.phase
+        if _of_a_handler(process):
+            return "serving"
         named = [known.phase for function in process.frames if (known := self._signatures.frames.get(function)) and known.phase]
-        return named[-1] if named else self.phase
+        # A start computes too, to measure; what serves does not start.
+        return next((phase for phase in reversed(named) if phase != "serving"), named[-1] if named else self.phase)
 
     def _process(self, name: str) -> Process:
         if name not in self._processes and len(self._processes) >= _MOST_PROCESSES:
@@ -413,3 +428,8 @@ def _indent(text: str) -> int:
 def _of_a_request(process: Process) -> bool:
     """Whether the traceback goes through what handles requests: one that fails there ends no engine."""
     return any(REQUEST.search(file) for file in process.files)
+
+
+def _of_a_handler(process: Process) -> bool:
+    """Whether the traceback goes through what answers one request, which nothing asks before the engine serves."""
+    return any(HANDLER.search(file) for file in process.files)

@@ -32,7 +32,9 @@ class Signatures:
         ]
         self._over = re.compile("|".join(f"(?:{row.pattern})" for row in rows if row.over and row.pattern) or "(?!)")
         self.loops = frozenset(row.frame for row in rows if row.over and row.frame)
-        self._structure = Structure(rows, {one.kind: one.phases for one in reversed(words) if one.phases})
+        # What has no name can be anywhere; its words are those of requests.
+        self._phases = {one.kind: one.phases for one in reversed(words) if one.phases and one.kind != "unknown"}
+        self._structure = Structure(rows, self._phases)
         # A file of the user's goes first, and so do its words.
         self._remedies = {row.kind: row for row in reversed(rows) if row.is_remedy}
         self.frames = {row.frame: row for row in rows if row.kind is None and row.frame}
@@ -93,6 +95,10 @@ class Signatures:
         steps = dict.fromkeys(own + remedy.steps(kind.steps, {**known, **failure.culprit}))
         cured: Failure = failure.evolve(steps=tuple(steps))
         return cured
+
+    def while_serving(self, kind: str | None) -> bool:
+        """Whether a failure of this kind can come while requests are answered."""
+        return "serving" in self._phases.get(kind or "", ("serving",))
 
     def over(self, text: str) -> bool:
         """Whether a record that begins with `text` tells that the engine itself is over."""

@@ -316,3 +316,55 @@ def test_the_loops_of_old_engines_end_them_too() -> None:
     )
     for function, kind in (("exposed_step", "gpu_oom"), ("handle", "none")):
         assert diagnose(["\n".join((served, *trace)).format(function).encode()], SIGNATURES)[0].kind == kind
+
+
+@pytest.mark.parametrize("level", ["W", "I"])
+def test_what_a_library_of_compiled_code_prints_does_not_show_that_an_engine_goes_on(level: str) -> None:
+    native = f"[rank0]:[{level}307 09:43:03.196837779 ProcessGroupNCCL.cpp:1250] Warning: process group has NOT been destroyed"
+    trace = ("[rank0]: " + TRACE, '[rank0]:   File "vllm/x.py", line 7, in f', "[rank0]: FooError: boom")
+    assert served(*trace, native) == ("unknown", trace[-1])
+    assert served(*trace, "[rank0]: INFO 11-20 06:33:19 x.py:65] It goes on.") == ("none", None)
+
+
+REQUEST = (TRACE, f'  File "{SITE}/starlette/routing.py", line 7, in app', f'  File "{SITE}/transformers/x.py", line 7, in f')
+START = (TRACE, f'  File "{SITE}/vllm/entrypoints/openai/serving_chat.py", line 7, in __init__', REQUEST[2])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "weights_corrupt"),
+        ("NotImplementedError: this is not supported", "config_refused"),
+    ],
+)
+def test_who_answers_a_request_reads_no_files_of_the_model(error: str, kind: str) -> None:
+    assert served(*START, error)[0] == kind
+    assert served(*REQUEST, error)[0] == "unknown"
+
+
+def test_what_wraps_an_error_tells_when_it_was_raised() -> None:
+    raised = (V0 + TRACE, f'{V0}  File "{SITE}/vllm/worker/model_runner.py", line 7, in execute_model')
+    error = f"{V0}NotImplementedError: this is not supported"
+    caused = f"{V0}The above exception was the direct cause of the following exception:"
+    for frame, kind in (("profile_run", "config_refused"), ("engine_step", "unknown")):
+        wrapped = (V0 + TRACE, f'{V0}  File "{SITE}/vllm/worker/x.py", line 7, in {frame}', f"{V0}FooError: boom")
+        assert served(*raised, error, caused, *wrapped)[0] == kind
+    assert served(*raised, error)[0] == "unknown"
+
+
+def test_a_traceback_may_begin_behind_other_words() -> None:
+    asked = f"{V0}Exception in worker VllmWorkerProcess while processing method load_model: boom, {TRACE}"
+    frame = f'{V0}  File "{SITE}/vllm/model_executor/models/x.py", line 7, in load_weights'
+    assert served(asked, frame, f"{V0}RuntimeError: boom")[0] == "weights_corrupt"
+    known = asked.replace(
+        "boom", "The model's max seq len (9) is larger than the maximum number of tokens that can be stored in KV cache (8)"
+    )
+    assert served(known, frame)[0] == "kv_too_small"
+
+
+def test_a_task_whose_exception_nobody_asked_for_names_nothing() -> None:
+    ignored = (
+        "Task exception was never retrieved",
+        "future: <Task finished exception=ZMQError('rocm, cuda and torch.compile failed')>",
+    )
+    assert served(*ignored, TRACE, '  File "zmq/_future.py", line 7, in poll', "zmq.error.ZMQError: boom")[0] == "none"

@@ -80,6 +80,19 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
         ("sglang/srt/server_args.py", "__post_init__", "AssertionError: boom", "config_refused"),
         ("sglang/srt/speculative/eagle_worker.py", "__init__", "AssertionError", "config_refused"),
         ("sglang/srt/managers/scheduler.py", "__init__", "RuntimeError: boom", "unknown"),
+        ("torch/nn/functional.py", "conv2d", "RuntimeError: boom", "kernel_runtime"),
+        ("torch/nn/modules/module.py", "__getattr__", "RuntimeError: boom", "unknown"),
+        ("triton/runtime/cache.py", "get_file", "FileNotFoundError: boom", "toolchain"),
+        ("triton/backends/nvidia/compiler.py", "make_llir", "RuntimeError: PassManager::run failed", "kernel_runtime"),
+        ("vllm/platforms/interface.py", "get_device_capability", "NotImplementedError", "no_device"),
+        ("pynvml.py", "nvmlDeviceGetName", "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xf8", "platform"),
+        ("transformers/configuration_utils.py", "_dict_from_json_file", "UnicodeDecodeError: 'utf-8' codec", "weights_corrupt"),
+        ("vllm/attention/backends/flashinfer.py", "begin_forward", "TypeError: 'NoneType' object is not callable", "package"),
+        ("vllm/distributed/parallel_state.py", "__init__", "ZeroDivisionError: division by zero", "unknown"),
+        ("vllm/executor/ray_utils.py", "run", "AttributeError: 'SpecDecodeWorker' object has no attribute 'x'", "unknown"),
+        ("vllm/model_executor/models/x.py", "f", "UnboundLocalError: cannot access local variable 'x'", "unknown"),
+        ("setuptools/command.py", "copy_file", "distutils.errors.DistutilsFileError: can't copy 'x'", "unknown"),
+        ("torch/_ops.py", "__call__", "RuntimeError: prob_m = 1152 is not divisible by thread_m = 512", "no_kernel"),
     ],
 )
 def test_frames_decide_a_text_that_nobody_knows(frame: str, function: str, error: str, kind: str) -> None:
@@ -175,6 +188,7 @@ def test_what_a_terminal_breaks_is_read_as_one_line(columns: int) -> None:
         "```",
         "**",
         "[2025-02-27T16:30:43.486750Z] [rank3]:",
+        "2024-07-13 15:07:34,930 - INFO - vLLM: ERROR 07-13 15:07:34 engine.py:53] ",
     ],
 )
 def test_what_carried_a_line_is_left_out(before: str) -> None:
