@@ -35,6 +35,8 @@ class Process:
     """The line of code that stood last in the traceback."""
     tracing: bool = False
     ignored: bool = False
+    thread: bool = False
+    """That it is a thread's end which is ignored, and nothing that was told to be."""
     replaces: bool = False
     causes: bool = False
     fatal: bool = False

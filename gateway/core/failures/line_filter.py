@@ -18,6 +18,7 @@ FATAL = (
     b"hut",
     b"SIG",
     b"ssertion failed",
+    b"] Assertion `",
     b"raceback (",
     b"DeadError",
     b"already dead",

@@ -48,6 +48,7 @@ BENIGN = re.compile(
     r"(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError|ConnectionResetError|EOFError)(?::|$)"
     # What multiprocessing's resource tracker says of names that are gone, once the processes are.
     r"|KeyError: '/(?:mp|psm|loky)[-_]"
+    r"|(?:\w+\.)*ValueError: Request is disconnected from the client side"
     # One request or one answer could not be read: that ends no engine.
     r"|(?:[\w.]+\.)?ValidationError: \d+ validation errors? for \w*(?:Request|Response)\b"
 )

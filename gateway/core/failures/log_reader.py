@@ -145,7 +145,7 @@ class LogReader:
             if self._deaf(process) and REQUEST.search(process.files[-1]):
                 self._lines.attend = 0
         elif IGNORED.match(line.text):
-            process.ignored, process.tracing = True, False
+            process.ignored, process.tracing, process.thread = True, False, "in thread" in line.text
         elif line.text.startswith("During handling of the above exception"):
             process.replaces = True
         elif CAUSED.match(line.text):
@@ -268,6 +268,20 @@ class LogReader:
             ignored = False
             if self._deaf(process):
                 self._ends(text, process)
+        name = EXCEPTION.match(line.text)
+        message = line.text[name.end() :] if name else line.text
+        shape = Shape(
+            name["name"] if name else "",
+            message or process.asserted,
+            tuple(process.files),
+            self._phase(None, process),
+            process.source,
+        )
+        if ignored and process.thread and not self.ready:
+            # A thread that ends ends no engine, but of a log that tells of nothing else it is the failure.
+            if not self._hint_of(line, text, self._lines.number, process) and self._findings.quoted is None:
+                self._findings.quoted = Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True)
+            return
         if ignored or (self.ready and (not (traced or process.fatal) or _of_a_request(process))):
             return
         found = self._proof(process, line.text)
@@ -286,9 +300,7 @@ class LogReader:
         if causes and process.unknown is not None:
             # What wraps an error is raised further out, where frames tell more of when.
             process.unknown.tell(self._phase(None, process))
-        name = EXCEPTION.match(line.text)
-        message = line.text[name.end() :] if name else line.text
-        shape = Shape(name["name"] if name else "", message or process.asserted, tuple(process.files), phase, process.source)
+        shape = shape._replace(phase=phase)
         bare = row is None and not (traced or process.fatal)
         candidate = Candidate(
             row,

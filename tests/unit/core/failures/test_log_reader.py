@@ -368,3 +368,44 @@ def test_a_task_whose_exception_nobody_asked_for_names_nothing() -> None:
         "future: <Task finished exception=ZMQError('rocm, cuda and torch.compile failed')>",
     )
     assert served(*ignored, TRACE, '  File "zmq/_future.py", line 7, in poll', "zmq.error.ZMQError: boom")[0] == "none"
+
+
+def test_what_another_program_logs_as_information_is_read_as_what_it_is() -> None:
+    carried = "2025-08-13 04:39:39,839 - __main__ - INFO - "
+    raised = (*FORWARD, "    x()", "RuntimeError: CUDA error: no kernel image is available for execution on the device")
+    assert diagnose(["\n".join(f"{carried}{line}" for line in raised).encode()], SIGNATURES)[0].kind == "no_kernel_image"
+    own = f"{carried}It goes on."
+    assert diagnose(["\n".join(("RuntimeError: boom", own)).encode()], SIGNATURES)[0].kind == "none"
+
+
+def test_stamps_with_tabs_are_left_out() -> None:
+    stamp = "1779264164797\t2026-05-20T08:02:44.797Z\t"
+    raised = (*FORWARD, "    x()", "RuntimeError: CUDA out of memory")
+    assert diagnose(["\n\n".join(f"{stamp}{line}" for line in raised).encode()], SIGNATURES)[0].kind == "gpu_oom"
+
+
+def test_a_thread_that_ends_is_the_failure_where_nothing_else_is() -> None:
+    thread = ("Exception in thread Thread-3 (work):", *FORWARD, "RuntimeError: CUDA out of memory")
+    served = "[2025-05-27 23:56:41] Prefill batch. #new-seq: 1, #new-token: 7"
+    assert diagnose(["\n".join(thread).encode()], SIGNATURES)[0].kind == "gpu_oom"
+    assert diagnose(["\n".join((served, *thread)).encode()], SIGNATURES)[0].kind == "none"
+    assert (
+        diagnose(["\n".join((served, *thread)).replace("forward", "transfer_worker").encode()], SIGNATURES)[0].kind == "gpu_oom"
+    )
+    assert diagnose(["\n".join((*thread, "RuntimeError: UVA is not available")).encode()], SIGNATURES)[0].kind == "platform"
+    told = "Exception ignored in: <function f>"
+    assert diagnose(["\n".join((told, *thread[1:])).encode()], SIGNATURES)[0].kind == "none"
+
+
+def test_an_assertion_of_a_kernel_is_believed_of_an_engine_that_serves() -> None:
+    served = "[2026-04-13 10:35:43 TP2] Decode batch, #running-req: 1, gen throughput (token/s): 21.39"
+    for text in ("`probability tensor contains either `inf`, `nan` or element < 0`", "`srcIndex < srcSelectDimSize`"):
+        said = f"/pytorch/aten/src/ATen/native/cuda/X.cu:112: f: block: [0,0,0], thread: [0,0,0] Assertion {text} failed."
+        assert diagnose(["\n".join((served, said)).encode()], SIGNATURES)[0].kind == "kernel_runtime"
+
+
+def test_caches_that_are_not_handed_over_are_a_failure_between_engines() -> None:
+    failed = "[2025-06-12 14:05:26] Prefill transfer failed for request rank=0 with exception KVTransferError(bootstrap_room=8): Failed to send"
+    assert diagnose([failed.encode()], SIGNATURES)[0].kind == "nccl"
+    died = "RuntimeError: CUDA out of memory"
+    assert diagnose(["\n".join((failed, *FORWARD, died)).encode()], SIGNATURES)[0].kind == "gpu_oom"

@@ -54,6 +54,22 @@ def test_reports_that_only_trained_the_rules_are_named() -> None:
     assert not [case["file"] for case, _, column in rows if case["kinds"] == ["none"] and column != "right"]
 
 
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [("managers/cache.py", "unknown"), ("layers/attention/x_backend.py", "kernel_runtime"), ("models/x.py", "no_backend")],
+)
+def test_an_assertion_of_a_scheduler_that_serves_is_of_no_field(file: str, kind: str) -> None:
+    failure = read(
+        "Scheduler hit an exception: Traceback (most recent call last):",
+        f'  File "{SITE}/sglang/srt/managers/scheduler.py", line 9, in event_loop_overlap',
+        "    self.step()",
+        f'  File "{SITE}/sglang/srt/{file}", line 7, in free',
+        "    assert len(indices) % self.page_size == 0",
+        "AssertionError",
+    )
+    assert failure.kind == kind
+
+
 def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
     case = {"kinds": ["nccl"], "gap": "toolchain"}
     assert [judged(kind, case) for kind in ("nccl", "toolchain", "shm", "unknown", "none")] == [
@@ -93,6 +109,8 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
         ("vllm/model_executor/models/x.py", "f", "UnboundLocalError: cannot access local variable 'x'", "unknown"),
         ("setuptools/command.py", "copy_file", "distutils.errors.DistutilsFileError: can't copy 'x'", "unknown"),
         ("torch/_ops.py", "__call__", "RuntimeError: prob_m = 1152 is not divisible by thread_m = 512", "no_kernel"),
+        ("PIL/Image.py", "new", "TypeError: color must be int", "multimodal"),
+        ("sglang/srt/models/llava.py", "pad_input_ids", "ValueError: 32000 is not in list", "multimodal"),
     ],
 )
 def test_frames_decide_a_text_that_nobody_knows(frame: str, function: str, error: str, kind: str) -> None:
