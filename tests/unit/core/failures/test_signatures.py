@@ -174,3 +174,77 @@ def test_states_of_nvidias_libraries_are_named(line: str, kind: str) -> None:
 )
 def test_what_the_system_says_is_named(line: str, kind: str) -> None:
     assert read(line).kind == kind
+
+
+PACKAGES = "/usr/local/lib/python3.12/dist-packages"
+LOADING = ("INFO 11-22 03:04:05 [gpu_model_runner.py:9] Starting to load model x...",)
+PROFILING = (*LOADING, "INFO 11-22 03:04:05 [gpu_model_runner.py:9] Model loading took 4 GiB")
+TO_THE_MODEL = ("vllm/v1/worker/gpu_model_runner.py:_dummy_run", "vllm/model_executor/models/llama.py:forward")
+TO_THE_LOADER = ("vllm/v1/worker/gpu_model_runner.py:load_model", "vllm/model_executor/model_loader/base_loader.py:load_model")
+
+
+def through(frames: tuple[str, ...], error: str, before: tuple[str, ...] = ()) -> str:
+    """The kind of a failure that went through these frames, `file:function`, the innermost last."""
+    steps = (frame.split(":") for frame in frames)
+    trace = [f'  File "{PACKAGES}/{file}", line 7, in {function}' for file, function in steps]
+    return read(*before, "Traceback (most recent call last):", *trace, error).kind
+
+
+@pytest.mark.parametrize(
+    ("frame", "error", "kind"),
+    [
+        ("torch/fx/experimental/symbolic_shapes.py:hint_int", "AssertionError", "kernel_runtime"),
+        ("torch/_subclasses/fake_tensor.py:f", "AssertionError: device must be `meta`", "kernel_runtime"),
+        ("triton_kernels/matmul.py:matmul", "AssertionError: scatter not supported in batched mode", "kernel_runtime"),
+        ("tvm_ffi/registry.py:_register", "ValueError: Cannot find object type index", "kernel_runtime"),
+        ("einops/einops.py:parse_shape", "RuntimeError: boom", "kernel_runtime"),
+        ("numba/cuda/deviceufunc.py:f", "AssertionError: cannot add dim", "kernel_runtime"),
+        ("deep_ep/buffer.py:__init__", "ValueError: boom", "nccl"),
+        ("torch/distributed/device_mesh.py:f", "ValueError: boom", "nccl"),
+        ("nixl_cu12/_api.py:query_memory", "ValueError: Backend 'x' not found", "nccl"),
+        ("transformers/audio_utils.py:f", "ValueError: reference must be greater than zero", "multimodal"),
+        ("PIL/Image.py:open", "ValueError: boom", "multimodal"),
+        ("mistral_common/protocol/instruct/request.py:f", "ValueError: must define the schema", "tokenizer"),
+        ("jinja2/runtime.py:__call__", "TypeError: macro x takes no keyword argument 'y'", "tokenizer"),
+        # No setting, no architecture: nobody knows what these mean for an engine.
+        ("starlette/datastructures.py:__init__", "AssertionError: Cannot set both", "unknown"),
+        ("ray/dag/compiled_dag_node.py:f", "ValueError: can only bind methods to an actor", "unknown"),
+    ],
+)
+def test_the_library_that_raised_it_tells_where_its_text_does_not(frame: str, error: str, kind: str) -> None:
+    assert through((*TO_THE_MODEL, frame), error, PROFILING) == kind
+
+
+@pytest.mark.parametrize(
+    ("frame", "error", "kind"),
+    [
+        ("compressed_tensors/compressors/pack_quantized/helpers.py:f", "ValueError: only num_bits in [1, 8]", None),
+        ("bitsandbytes/functional.py:dequantize", "ValueError: blocksize must be positive", None),
+        ("torchao/core/config.py:f", "ValueError: boom", None),
+        ("transformers/quantizers/auto.py:f", "TypeError: boom", None),
+        ("transformers/integrations/finegrained_fp8.py:f", "NotImplementedError: boom", None),
+        ("fastsafetensors/copier/gds.py:submit_io", "RuntimeError: submit_io failed, err=5", "weights_corrupt"),
+        ("gguf/gguf_reader.py:__init__", "ValueError: boom", "weights_corrupt"),
+        ("torch/serialization.py:load", "RuntimeError: boom", "weights_corrupt"),
+    ],
+)
+def test_what_reads_weights_and_quantization_is_told_apart_while_they_load(frame: str, error: str, kind: str | None) -> None:
+    assert through((*TO_THE_LOADER, frame), error, LOADING) == (kind or "unsupported_quantization")
+
+
+def test_a_folder_that_is_called_like_a_library_is_none() -> None:
+    lines = ['  File "/home/me/torch/vllm/vllm/v1/worker/gpu_worker.py", line 7, in f', "RuntimeError: boom"]
+    assert read(*PROFILING, "Traceback (most recent call last):", *lines).kind == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("AssertionError: Stride of last dimension must be 1", "kernel_runtime"),
+        ("ValueError: hidden_states and router_weight must be 2D tensors", "kernel_runtime"),
+        ("ValueError: EPLB requires tensor or data parallelism", "config_refused"),
+        ("ValueError: max_num_frobs must be positive", "config_refused"),
+    ],
+)
+def test_words_of_arrays_are_no_setting(line: str, kind: str) -> None:
+    assert read(line).kind == kind
