@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.core.failures.candidate import TOLD_DEAD, Candidate
-from gateway.core.failures.line_forms import EXCEPTION, TOLD
+from gateway.core.failures.line_forms import EXCEPTION, LOUD, TOLD
 from gateway.core.failures.signature import Signature
 from gateway.core.failures.signatures import Signatures
 from gateway.core.failures.structure import Shape, culprit
@@ -75,7 +75,10 @@ class Findings:
         ):
             return None
         quoted = [self.quoted] if self.quoted is not None else []
-        several = [*self._unknown(), *self._quoted_death(""), *cut_off, *quoted, *self.complaints]
+        raised = [*self._unknown(), *self._quoted_death(""), *cut_off, *quoted]
+        told = {one.number for one in raised}
+        loud = [one for one in self.complaints if one.number not in told and (not raised or LOUD.search(one.line))]
+        several = [*raised, *loud]
         several = [one for one in several if death is None or one.number < death.number]
         if cause is not None and cause.phase == "serving":
             several = [one for one in several if one.phase == "serving"]

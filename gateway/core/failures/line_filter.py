@@ -27,6 +27,7 @@ FATAL = (
     b"sigquit",
     b"warmup err",
     b"died",
+    b"to bind on",
     b"handler failed",
     b"Segfault enc",
     b"terminate ca",

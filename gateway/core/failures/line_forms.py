@@ -9,7 +9,7 @@ EXCEPTION = re.compile(
     r"(?:: ?|\((?=['\"])|$)"
 )
 # An exception in the middle of a line, as people quote it: `ValueError: ...`.
-QUOTED = re.compile(r"(?:[`'\"(:]|\s)(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
+QUOTED = re.compile(r"(?:[`'\"(:*]|\s)(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
 # The end may be missing: terminals break lines. So may the beginning, where a quote starts in the middle of the line.
 FRAME = re.compile(
     r'(?P<indent>\s*)(?:File "|(?=[\w./-]+\.py", line \d))(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?'
@@ -27,11 +27,15 @@ COMPLAINT = re.compile(
 )
 # SGLang gives information no level: of such a line more is asked.
 FAILED = re.compile(r"rror\b|ailed|atal|xception|Killed")
+# An error by its level or its own words, and no more of what somebody wrote about it.
+LOUD = re.compile(r"ERROR|CRITICAL|\w(?:Error|Exception)\b|[Ff]ailed|Fatal|Killed|^\s*[Ee]rror:")
 HARMLESS = re.compile(
     r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA initialization)|deprecat|skip|disabled|Possible solution|^\d\. "
     # The task whose exception nobody asked for: its traceback follows.
     r"|^future: <\w+ finished"
     # What vLLM prints of its state beside an error (vllm/logging_utils/dump_input.py).
+    # A table of nvidia-smi, and what a client was answered.
+    r"|NVIDIA-SMI \d|[\"']object[\"']: ?[\"']error"
     r"|^SchedulerStats\(|^Dumping |LLM engine \(v[\w.+]+\) with config:",
     re.IGNORECASE,
 )
@@ -49,15 +53,20 @@ BENIGN = re.compile(
     # What multiprocessing's resource tracker says of names that are gone, once the processes are.
     r"|KeyError: '/(?:mp|psm|loky)[-_]"
     r"|(?:\w+\.)*ValueError: Request is disconnected from the client side"
+    # What a client was told of its own request.
+    r"|(?:openai\.)?(?:BadRequest|NotFound|UnprocessableEntity)Error: Error code: 4\d\d"
     # One request or one answer could not be read: that ends no engine.
     r"|(?:[\w.]+\.)?ValidationError: \d+ validation errors? for \w*(?:Request|Response)\b"
 )
 # A pipe to another process that ended before it answered, in the innermost frames of a traceback.
 PIPE = re.compile(r"multiprocessing/connection\.py:_?recv")
-# What belongs to no message: what a user typed (a program with its flags, a variable, a flag on a line of its own), and warnings of Python.
+# What belongs to no message: what a user typed (a program with its flags, a variable, a flag on a line of its own, code), and warnings of Python.
 ASIDE = re.compile(
     r"(?:[\w ]{1,30}[:\uff1a])?[\s`$#>]*(?:[A-Z][A-Z_0-9]*=\S* )*(?:sudo |nohup |exec |uv run |CMD |docker run |kubectl |export [A-Z]\w*="
     r"|\S*python[\d.]* (?:-\w+ )*-m \w|\S*(?:vllm|sglang) serve |torchrun )"
+    r"|\w+ = (?:\w+\.)*(?:LLM|SamplingParams|Auto(?:Tokenizer|Model\w*|Config)|Async\w*Engine|\w*EngineArgs)\b"
+    # A line of code, as rich draws it beside its number.
+    r"|[│|]?\s*(?:❱ ?)?\d+ [│|] "
     r"|\s*--[a-z][\w-]+(?:[ =][^\s:]+)*\s*\\?$"
     r"|\S+\.py:\d+: (?:\w*Warning: (?!CUDA initialization)|.{0,40}unclean exit)"
 )

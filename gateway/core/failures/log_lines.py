@@ -44,6 +44,7 @@ _CARRIED = re.compile(
     r"|std(?:out|err) [FP] "
     r"|\s+(?=\[\d{4}-\d\d-\d\d |\[rank\d+\]:\[)"
     rf"|\[{_TIME}\] (?=\[rank\d+\]:)"
+    r"|\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z\] "
     rf"|- (?:{_LEVELS}) - [\w.]{{1,40}}: (?=(?:{_LEVELS}) \d\d-\d\d )"
     r"|\[(?:INFO|WARN|ERROR) *\] \S{1,80}(?: \S{1,40})? - "
     r"|[\w.-]{1,64}\[(?:debug|info|warn|warning|error)\] ?"

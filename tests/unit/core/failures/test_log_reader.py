@@ -231,6 +231,8 @@ FORWARD = (
         "$ HF_HOME=/x vllm serve org/m --trust-remote-code",
         "docker run --gpus all vllm/vllm-openai --trust-remote-code",
         "    --trust-remote-code \\",
+        "llm = LLM(model='m', trust_remote_code=True)",
+        "│   173 │   │   raise ValueError('please set trust_remote_code=True')",
         "--trust-remote-code",
     ],
 )
@@ -409,3 +411,38 @@ def test_caches_that_are_not_handed_over_are_a_failure_between_engines() -> None
     assert diagnose([failed.encode()], SIGNATURES)[0].kind == "nccl"
     died = "RuntimeError: CUDA out of memory"
     assert diagnose(["\n".join((failed, *FORWARD, died)).encode()], SIGNATURES)[0].kind == "gpu_oom"
+
+
+def test_a_port_is_found_to_be_taken_after_the_start() -> None:
+    taken = "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8080): address already in use"
+    assert served("INFO:     Application startup complete.", taken, "INFO:     Application shutdown complete.") == (
+        "port_in_use",
+        taken,
+    )
+
+
+def test_what_a_client_was_answered_is_no_failure_of_the_engine() -> None:
+    error = "{'object': 'error', 'message': 'The model `m-GPTQ-Int8` does not exist.', 'code': 404}"
+    assert served(error)[0] == served(f"openai.BadRequestError: Error code: 400 - {error}")[0] == "none"
+
+
+def test_of_what_somebody_writes_beside_an_error_no_word_counts() -> None:
+    prose = (
+        "I tried two models, org/m-AWQ and org/m-GPTQ, and it does not work with either, also not quantized by bitsandbytes."
+    )
+    assert served(prose)[0] == "unsupported_quantization"
+    assert served(prose, "FooError: boom")[0] == "unknown"
+
+
+@pytest.mark.parametrize("api", ["CUDA", "HIP"])
+def test_amd_words_its_errors_as_nvidia_does(api: str) -> None:
+    for error, kind in (
+        ("invalid device ordinal", "no_device"),
+        ("invalid device function", "no_kernel_image"),
+        ("out of memory", "gpu_oom"),
+    ):
+        assert served(f"RuntimeError: {api} error: {error}")[0] == kind
+
+
+def test_memory_of_the_host_that_ray_ran_out_of_is_no_gpus() -> None:
+    assert served("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.")[0] == "host_oom"

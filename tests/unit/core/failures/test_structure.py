@@ -96,6 +96,8 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
         ("sglang/srt/server_args.py", "__post_init__", "AssertionError: boom", "config_refused"),
         ("sglang/srt/speculative/eagle_worker.py", "__init__", "AssertionError", "config_refused"),
         ("sglang/srt/managers/scheduler.py", "__init__", "RuntimeError: boom", "unknown"),
+        ("huggingface_hub/hf_api.py", "__init__", "TypeError: X() got an unexpected keyword argument 'y'", "package"),
+        ("huggingface_hub/hf_api.py", "model_info", "OSError: boom", "weights_missing"),
         ("torch/nn/functional.py", "conv2d", "RuntimeError: boom", "kernel_runtime"),
         ("torch/nn/modules/module.py", "__getattr__", "RuntimeError: boom", "unknown"),
         ("triton/runtime/cache.py", "get_file", "FileNotFoundError: boom", "toolchain"),
@@ -206,6 +208,7 @@ def test_what_a_terminal_breaks_is_read_as_one_line(columns: int) -> None:
         "```",
         "**",
         "[2025-02-27T16:30:43.486750Z] [rank3]:",
+        "[2024-09-05T00:38:34Z] ERROR:    ",
         "2024-07-13 15:07:34,930 - INFO - vLLM: ERROR 07-13 15:07:34 engine.py:53] ",
     ],
 )
