@@ -19,6 +19,7 @@ FATAL = (
     b"SIG",
     b"ssertion failed",
     b"] Assertion `",
+    b"DeepEP ",
     b"raceback (",
     b"DeadError",
     b"already dead",

@@ -33,6 +33,8 @@ HARMLESS = re.compile(
     r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA initialization)|deprecat|skip|disabled|Possible solution|^\d\. "
     # The task whose exception nobody asked for: its traceback follows.
     r"|^future: <\w+ finished"
+    # The watchdog of SGLang, which looks where the processes are that did nothing.
+    r"|^Pyspy "
     # What vLLM prints of its state beside an error (vllm/logging_utils/dump_input.py).
     # A table of nvidia-smi, and what a client was answered.
     r"|NVIDIA-SMI \d|[\"']object[\"']: ?[\"']error"
@@ -74,7 +76,7 @@ ASIDE = re.compile(
 REQUEST = re.compile(r"starlette/|uvicorn/|fastapi/|vllm/entrypoints/(?!llm\.py)|entrypoints/http_server\.py:(?!\w*warmup)")
 # Of these what a request runs through, and no start.
 HANDLER = re.compile(
-    r"starlette/|fastapi/|uvicorn/protocols/|/(?:serving_\w+|\w+_tool_parser|\w+_reasoning_parser)\.py:(?!__init__\Z)"
+    r"starlette/|fastapi/|uvicorn/protocols/|(?<!arg_groups)/(?:serving_\w+|\w+_tool_parser|\w+_reasoning_parser)\.py:(?!__init__\Z)"
 )
 CAUSED = re.compile(r"The above exception was the direct cause")
 STOPPED = re.compile(

@@ -38,6 +38,8 @@ _CARRIED = re.compile(
     rf"|(?:\w{{3}} [ \d]\d \d\d:\d\d:\d\d|{_TIME}) [\w.-]{{1,64}} [\w./@-]{{1,40}}(?:\[\d+\])?: "
     r"|\w{3} [ \d]\d \d\d:\d\d:\d\d [\w./@-]{1,64}\[\d+\]: "
     rf"|\d{{10,19}}[ \t]+(?={_TIME})"
+    r"|\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?= +File \"|    |Traceback \(most|(?:\w+\.)*\w+(?:Error|Exception)(?::|$))"
+    rf"|\[{_TIME}\] \[[\w./-]{{1,60}}\]: ?"
     # A program that logs each line of the engine's as information of its own.
     r"|(?:- [\w.]{1,80} - (?:INFO|DEBUG) - |- (?:INFO|DEBUG) - [\w.]{1,80}: )(?=\s*File \"|\s{4}\S|Traceback \(most|\[\d{4}-|(?:ERROR|WARNING|INFO) \d\d-\d\d |(?:\w+\.)*\w+(?:Error|Exception)(?::|$))"
     rf"|{_TIME}(?: (?:std(?:out|err) [FP]|\d+))?[ \t](?!(?:[A-Z]+\d+ ?)+\])"

@@ -17,6 +17,7 @@ from collections import deque
 from functools import partial
 
 from gateway.core.failures.candidate import MESSAGE_LINES, Candidate, Process
+from gateway.core.failures.carriers import Carriers
 from gateway.core.failures.findings import Findings
 from gateway.core.failures.line_filter import ALARMS, FATAL, SERVES, LineFilter
 from gateway.core.failures.line_forms import (
@@ -43,7 +44,7 @@ from gateway.core.failures.line_forms import (
     UNDERLINE,
     WRAPPER,
 )
-from gateway.core.failures.log_lines import LogLine, clean, parse
+from gateway.core.failures.log_lines import LogLine, clean
 from gateway.core.failures.signature import Signature
 from gateway.core.failures.signatures import Signatures
 from gateway.core.failures.structure import Shape
@@ -66,6 +67,7 @@ class LogReader:
 
     def __init__(self, signatures: Signatures, engine: str | None = None) -> None:
         self._lines = LineFilter(self._line)
+        self._carriers = Carriers()
         self.phase = "starting"
         self.ready = False
         self.answered = False
@@ -107,7 +109,7 @@ class LogReader:
         if self._stopped:
             return
         text = clean(raw)
-        line = parse(text)
+        line = self._carriers.parse(text)
         if line.process or line.header:
             self._last = line.process
         process = self._process(self._last)

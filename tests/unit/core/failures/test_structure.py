@@ -11,6 +11,7 @@ from tests.support.reports import OWN, judged, score
 
 SIGNATURES = Profiles().signatures
 STRUCTURAL = [row for row in SIGNATURES.rows if row.structure]
+TRACED = "Traceback (most recent call last):"
 SITE = "/opt/venv/lib/python3.12/site-packages"
 
 
@@ -68,6 +69,37 @@ def test_an_assertion_of_a_scheduler_that_serves_is_of_no_field(file: str, kind:
         "AssertionError",
     )
     assert failure.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("function", "file", "kind"),
+    [
+        ("forward", "layers/moe/topk.py", "kernel_runtime"),
+        ("__init__", "layers/moe/topk.py", "unsupported_architecture"),
+        ("forward", "models/y.py", "unsupported_architecture"),
+        ("forward", "utils.py", "unknown"),
+    ],
+)
+def test_a_model_that_computes_has_been_built(function: str, file: str, kind: str) -> None:
+    failure = read(
+        "Scheduler hit an exception: Traceback (most recent call last):",
+        f'  File "{SITE}/sglang/srt/models/x.py", line 9, in {function}',
+        "    y()",
+        f'  File "{SITE}/sglang/srt/{file}", line 7, in select',
+        "ValueError: boom",
+    )
+    assert failure.kind == kind
+
+
+@pytest.mark.parametrize("file", ["arg_groups/serving_hook.py", "server_args.py"])
+def test_settings_of_serving_are_read_before_it(file: str) -> None:
+    failure = read(
+        TRACED,
+        f'  File "{SITE}/sglang/srt/server_args.py", line 9, in __post_init__',
+        f'  File "{SITE}/sglang/srt/{file}", line 7, in check',
+        "ValueError: boom",
+    )
+    assert failure.kind == "config_refused"
 
 
 def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
