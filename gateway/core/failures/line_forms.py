@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 EXCEPTION = re.compile(
-    r"(?:\w+\.)*(?P<name>\w*(?:Error(?:_\w+)?|Exception|Exit|Interrupt|Expired|OutOfResources|CompilerFailed|IsEnabled|(?<=[a-z])Timeout)|(?<=\.exc\.)Unsupported)"
+    r"(?:\w+\.)*(?P<name>\w*(?:Error(?:_\w+)?|Exception|Exit|Interrupt|Expired|OutOfResources|CompilerFailed|IsEnabled|(?<=[a-z])Timeout)"
+    # What a library's module of exceptions has needs no such name.
+    r"|(?:(?<=\.exc\.)|(?<=\.exceptions\.)|(?<=\.errors\.)|(?<=\.error\.)|(?<=\.symbolic_shapes\.))[A-Z]\w+)"
     r"(?:: ?|\((?=['\"])|$)"
 )
 # An exception in the middle of a line, as people quote it: `ValueError: ...`.

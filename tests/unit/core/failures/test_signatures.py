@@ -248,3 +248,54 @@ def test_a_folder_that_is_called_like_a_library_is_none() -> None:
 )
 def test_words_of_arrays_are_no_setting(line: str, kind: str) -> None:
     assert read(line).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("httpx.ConnectError: [Errno -2] Name or service not known", "download"),
+        ("httpx.ReadTimeout: The read operation timed out", "download"),
+        ("requests.exceptions.ChunkedEncodingError: ('Connection broken: IncompleteRead(12 bytes read)')", "download"),
+        ("huggingface_hub.errors.FileMetadataError: Distant resource does not have a Content-Length.", "download"),
+        ("torch._dynamo.exc.Unsupported: Attempted to call function marked as skipped", "kernel_runtime"),
+        ("torch._dynamo.exc.FailOnRecompileLimitHit: boom", "kernel_runtime"),
+        ("torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode: boom", "kernel_runtime"),
+        ("torch._inductor.exc.CppCompileError: boom", "toolchain"),
+        ("torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: boom", "nccl"),
+        ("flashinfer.utils.GPUArchitectureError: boom", "no_backend"),
+        ("cutlass.base_dsl.common.DSLRuntimeError: boom", "kernel_runtime"),
+        ("soundfile.LibsndfileError: Error opening it: Format not recognised.", "multimodal"),
+        ("jinja2.exceptions.TemplateRuntimeError: boom", "tokenizer"),
+        ("ray.exceptions.OutOfDiskError: boom", "disk_full"),
+        ("zmq.error.Again: Resource temporarily unavailable", "unknown"),
+        ("lark.exceptions.UnexpectedCharacters: No terminal matches '}' in the current context", "unknown"),
+    ],
+)
+def test_an_exception_that_one_library_alone_has_is_named_by_it(line: str, kind: str) -> None:
+    assert read(line).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (
+            "torch._inductor.exc.InductorError: RuntimeError: No valid triton configs. OutOfMemoryError: out of resource: triton_mm "
+            "Required: 131072 Hardware limit:101376 Reducing block sizes or `num_stages` may help.",
+            "kernel_runtime",
+        ),
+        ("OutOfResources: out of resource: tensor memory, Required: 1024, Hardware limit: 512.", "kernel_runtime"),
+        ('"hipErrorNoBinaryForGpu: Unable to find code object for all current devices!"', "no_kernel_image"),
+        ("Error invalid device function at line 508 in file /src/csrc/ops.cu", "no_kernel_image"),
+        ("RuntimeError: 0 active drivers ([]). There should only be one.", "no_device"),
+        ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 304: OS call failed", "no_device"),
+        ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported", "driver_too_old"),
+        ("Memory access fault by GPU node-1 (Agent handle: 0x55) on address 0x7f.", "kernel_runtime"),
+        ("LLVM ERROR: Cannot select: intrinsic %llvm.nvvm.shfl.sync.bfly.i32", "kernel_runtime"),
+        ("ERROR:    [Errno 99] error while attempting to bind on address ('10.1.2.3', 8000): cannot assign", "bad_flag"),
+        ("RuntimeError: Unable to find address for: eth9", "nccl"),
+        ("Exception: expected `,` or `}` at line 1 column 5", "tokenizer"),
+        ("RuntimeError: Configured CUDA binary not found at /x/libbitsandbytes_cuda128.so", "package"),
+    ],
+)
+def test_what_libraries_say_in_words_of_their_own_is_named(line: str, kind: str) -> None:
+    assert read(line).kind == kind
