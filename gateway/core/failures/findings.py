@@ -24,13 +24,14 @@ _MOST_COMPLAINTS = 16
 
 class Findings:
     """candidates: what may be the failure. dying: the line, with its number, in which a process first told of its end. hint: a known text in a
-    line that is no exception. quoted: an exception in the middle of a line. complaints: lines that complain, of nothing that is known."""
+    line that is no exception. quoted: an exception in the middle of a line, as it is
+    quoted and as the whole line. complaints: lines that complain, of nothing that is known."""
 
     def __init__(self, signatures: Signatures, engine: str | None) -> None:
         self.candidates: list[Candidate] = []
         self.dying: tuple[str, int] | None = None
         self.hint: Candidate | None = None
-        self.quoted: Candidate | None = None
+        self.quoted: tuple[Candidate, ...] = ()
         self.complaints: list[Candidate] = []
         self._signatures = signatures
         self._engine = engine
@@ -74,14 +75,14 @@ class Findings:
             and not cause.row.vague
         ):
             return None
-        quoted = [self.quoted] if self.quoted is not None else []
-        raised = [*self._unknown(), *self._quoted_death(""), *cut_off, *quoted]
+        raised = [*self._unknown(), *self._quoted_death(""), *cut_off, *self.quoted[:1]]
         told = {one.number for one in raised}
         loud = [one for one in self.complaints if one.number not in told and (not raised or LOUD.search(one.line))]
         several = [*raised, *loud]
         several = [one for one in several if death is None or one.number < death.number]
         if cause is not None and cause.phase == "serving":
             several = [one for one in several if one.phase == "serving"]
+        several += self._around
         found = self._signatures.likely([self._signatures.spoken(one.shape, self._engine) for one in several])
         if found is None:
             return None
@@ -107,12 +108,21 @@ class Findings:
             return None
         left = self._unknown()
         hinted = [self.hint] if self.hint is not None else []
-        quoted = [self.quoted] if self.quoted is not None else []
+        quoted = [*self.quoted[:1]]
         for several in ([one for one in left if not one.bare], hinted, [one for one in left if one.bare], cut_off, quoted):
             best = self._best(several)
             if best is not None and best.row is not None:
                 return best
+        if self._around and (best := self._best(self._around)) is not None and best.row is not None:
+            return best
         return proven or next(iter([*left, *cut_off, *quoted]), None)
+
+    @property
+    def _around(self) -> list[Candidate]:
+        """The line around a quote, where the quote itself says nothing."""
+        shapes = [one.shape for one in self.quoted[:1]]
+        says = any(self._signatures.structural(shape, self._engine) for shape in shapes) or self._signatures.likely(shapes)
+        return [] if says else [*self.quoted[1:]]
 
     def _unknown(self) -> list[Candidate]:
         return [one for one in self.candidates if not one.survived and one.row is None]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from dataclasses import replace
 from functools import partial
 
 from gateway.core.failures.candidate import MESSAGE_LINES, Candidate, Process
@@ -180,7 +181,7 @@ class LogReader:
 
     def serve(self) -> None:
         """From here on users write into the log."""
-        self.ready, self._findings.hint, self._findings.quoted = True, None, None
+        self.ready, self._findings.hint, self._findings.quoted = True, None, ()
         if not self._over:
             self._lines.anchors = FATAL if self.answered else FATAL + SERVES
 
@@ -281,8 +282,8 @@ class LogReader:
         )
         if ignored and process.thread and not self.ready:
             # A thread that ends ends no engine, but of a log that tells of nothing else it is the failure.
-            if not self._hint_of(line, text, self._lines.number, process) and self._findings.quoted is None:
-                self._findings.quoted = Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True)
+            if not self._hint_of(line, text, self._lines.number, process) and not self._findings.quoted:
+                self._findings.quoted = (Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True),)
             return
         if ignored or (self.ready and (not (traced or process.fatal) or _of_a_request(process))):
             return
@@ -367,9 +368,11 @@ class LogReader:
             self._findings.complain(Candidate(None, {}, text, self._lines.number, self.phase, shape=shape, bare=True))
         if self._findings.hint is not None or self._hint_of(line, text, self._lines.number, process):
             return
-        if self._findings.quoted is None and (quoted := QUOTED.search(line.text)):
-            shape = shape._replace(exception=quoted["name"])
-            self._findings.quoted = Candidate(None, {}, text, self._lines.number, self.phase, shape=shape, bare=True)
+        if not self._findings.quoted and (quoted := QUOTED.search(line.text)):
+            whole = Candidate(
+                None, {}, text, self._lines.number, self.phase, shape=shape._replace(exception=quoted["name"]), bare=True
+            )
+            self._findings.quoted = replace(whole, shape=whole.shape._replace(message=quoted["message"])), whole
 
     def _hint_of(self, line: LogLine, text: str, number: int, process: Process) -> bool:
         """Whether the line has a known text, which then is the hint."""

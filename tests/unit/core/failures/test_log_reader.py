@@ -446,3 +446,18 @@ def test_amd_words_its_errors_as_nvidia_does(api: str) -> None:
 
 def test_memory_of_the_host_that_ray_ran_out_of_is_no_gpus() -> None:
     assert served("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.")[0] == "host_oom"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "kind"),
+    [
+        (
+            "With speculative decoding of my AWQ model I get **ValueError: not enough values to unpack (expected 3, got 2)**",
+            "unknown",
+        ),
+        ("With speculative decoding I get `RuntimeError: could not broadcast input array from shape (513,)`", "kernel_runtime"),
+        ("With rope_scaling in config.json I get `KeyError: 'type'`", "config_refused"),
+    ],
+)
+def test_a_quote_goes_before_what_is_said_around_it(sentence: str, kind: str) -> None:
+    assert served(sentence)[0] == kind
