@@ -25,7 +25,7 @@ COMPLAINT = re.compile(
     r"|total capacity|allocated by PyTorch"
     r"|no(?:t (?:find|found|valid|supported|available)| module)"
     r"|not (?:\w+ )?support|nsupported|nvalid|nable to|ismatch|denied|efused|issing|ncompatib|nrecognized|nexpected|do(?:es)? not|n't "
-    r"|must |has no |only support|is not |restricted|(?:greater|less) than|exceed|undefined|no longer|navailable|evicted"
+    r"|must |has no |only support|is not |restricted|(?:greater|less) than|exceed|never |undefined|no longer|navailable|evicted"
 )
 # SGLang gives information no level: of such a line more is asked.
 FAILED = re.compile(r"rror\b|ailed|atal|xception|Killed")
@@ -37,10 +37,14 @@ HARMLESS = re.compile(
     r"|^future: <\w+ finished"
     # The watchdog of SGLang, which looks where the processes are that did nothing.
     r"|^Pyspy "
-    # What vLLM prints of its state beside an error (vllm/logging_utils/dump_input.py).
     # A table of nvidia-smi, and what a client was answered.
     r"|NVIDIA-SMI \d|[\"']object[\"']: ?[\"']error"
-    r"|^SchedulerStats\(|^Dumping |LLM engine \(v[\w.+]+\) with config:",
+    # What vLLM prints of its state beside an error (vllm/logging_utils/dump_input.py).
+    r"|^SchedulerStats\(|^Dumping |LLM engine \(v[\w.+]+\) with config:"
+    # One request is over, and the engine is not.
+    r"|\bfor request (?:<|\w+-)|Terminating request"
+    # Who waits for the engine says that it is not there yet, and not why.
+    r"|(?:Readiness|Liveness|Startup) probe|waiting for .{1,60} to be ready|dial tcp (?:\[::1\]|127\.0\.0\.1|localhost):",
     re.IGNORECASE,
 )
 TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
@@ -49,7 +53,7 @@ TRACEBACK_BEGINS = "Traceback (most recent call last):"
 WRAPPER = re.compile(
     r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Engine process failed to start|Frontend process failed during engine core|Executor failed|cancelled$"
     r"|EngineCore encountered an issue|Worker failed with error .*please check the stack trace above for the root cause$"
-    r"|Received sigquit from a child proces|SIGQUIT received\.|Scheduler or DataParallelController \d+ terminated with|Cancelled by )"
+    r"|Received sigquit from a child proces|SIGQUIT received\.|Scheduler or DataParallelController \d+ terminated with|Cancelled by |Error executing method '\w+'\. This might cause deadlock)"
     r"|(?:[\w.]+\.)?(?:Async|MQ)?Engine(?:Dead|Generate)Error(?::|$)|ChildProcessError: worker died$"
 )
 BENIGN = re.compile(

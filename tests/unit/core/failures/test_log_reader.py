@@ -181,7 +181,7 @@ def test_what_was_survived_is_not_the_cause_of_a_later_end() -> None:
 
 
 def test_a_wait_that_was_over_is_told_by_what_it_caused() -> None:
-    frame = f'{V1}  File "{SITE}/vllm/distributed/device_communicators/shm_broadcast.py", line 7, in acquire_read'
+    frame = f'{V1}  File "{SITE}/vllm/distributed/parallel_state.py", line 7, in recv_object'
     first = f"{V1}EngineCore encountered a fatal error.", V1 + TRACE, frame, f"{V1}TimeoutError"
     assert served(VLLM, *first)[0] == "nccl"
     caused = f"{V1}The above exception was the direct cause of the following exception:", V1 + TRACE
@@ -419,6 +419,36 @@ def test_a_port_is_found_to_be_taken_after_the_start() -> None:
         "port_in_use",
         taken,
     )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR 08-19 10:11:12 [backend_xgrammar.py:167] Failed to advance FSM for request chatcmpl-8f2e for tokens 271. Please file an issue.",
+        "scheduler.py: Unexpected: grammar rejected tokens [4754]. Terminating request.",
+        'vllm-0 proxy E1027 22:25:32.427556 1 proxy.go:268] "waiting for vLLM to be ready" err="dial tcp [::1]:8200: connect: connection refused"',
+        'Warning  Unhealthy  Readiness probe failed: Get "http://10.0.0.1:8000/health": dial tcp 10.0.0.1:8000: connect: connection refused',
+    ],
+)
+def test_what_befell_a_request_or_whoever_waits_for_the_engine_is_no_failure_of_it(line: str) -> None:
+    assert diagnose([line.encode()], SIGNATURES)[0].kind == "none"
+
+
+def test_a_worker_that_says_that_others_may_wait_for_it_says_no_more() -> None:
+    told = "ERROR 08-06 09:31:47 [worker_base.py:619] Error executing method 'init_device'. This might cause deadlock in distributed execution."
+    assert diagnose([told.encode()], SIGNATURES)[0].kind == "unknown"
+    trace = f'{TRACE}\n  File "{SITE}/x.py", line 7, in f\nRuntimeError: CUDA error: an illegal memory access was encountered'
+    assert diagnose([f"{told}\n{trace}".encode()], SIGNATURES)[0].kind == "kernel_runtime"
+
+
+def test_a_wait_between_processes_is_told_where_nothing_else_is() -> None:
+    """vLLM prints it as information while it loads, too: only who pastes it alone means it."""
+    said = (
+        "No available shared memory broadcast block found in 60 seconds. This typically happens when some processes are hanging"
+    )
+    assert diagnose([said.encode()], SIGNATURES)[0].kind == "hang"
+    assert diagnose([f"INFO 03-08 17:27:28 [shm_broadcast.py:548] {said}".encode()], SIGNATURES)[0].kind == "none"
+    assert diagnose([f"{said}\nRuntimeError: CUDA out of memory".encode()], SIGNATURES)[0].kind == "gpu_oom"
 
 
 def test_what_a_client_was_answered_is_no_failure_of_the_engine() -> None:
