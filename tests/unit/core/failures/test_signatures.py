@@ -299,3 +299,18 @@ def test_an_exception_that_one_library_alone_has_is_named_by_it(line: str, kind:
 )
 def test_what_libraries_say_in_words_of_their_own_is_named(line: str, kind: str) -> None:
     assert read(line).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("AssertionError: This line should be unreachable.", "unknown"),
+        ("AssertionError: The block already has a hash. This should not happen.", "unknown"),
+        ("NotImplementedError: Subclasses must implement frob()", "unknown"),
+        ("ValueError: frobs cannot be had. Please file an issue.", "unknown"),
+        ("ValueError: frobs are not supported. Please open an issue.", "config_refused"),
+        ("ValueError: --frob-buffer-len must be positive", "config_refused"),
+    ],
+)
+def test_what_calls_itself_a_fault_of_the_code_is_no_setting(line: str, kind: str) -> None:
+    assert read(line).kind == kind
