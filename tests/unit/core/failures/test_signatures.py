@@ -314,3 +314,13 @@ def test_what_libraries_say_in_words_of_their_own_is_named(line: str, kind: str)
 )
 def test_what_calls_itself_a_fault_of_the_code_is_no_setting(line: str, kind: str) -> None:
     assert read(line).kind == kind
+
+
+def test_an_xid_is_read_out_of_a_log_as_the_table_of_xids_has_it() -> None:
+    table = Profiles().xids.xids
+    told = {number: read(f"NVRM: Xid (PCI:0000:06:00): {number}, pid=12, name=python3, boom").kind for number in table}
+    lost = {number for number, xid in table.items() if xid.lost}
+    # What a GPU contains ends the program, and is the GPU's fault all the same.
+    assert {number for number, kind in told.items() if kind == "gpu_lost"} == lost | {94}
+    faults = {number for number, xid in table.items() if xid.action == "RESTART_APP"}
+    assert {number for number, kind in told.items() if kind == "kernel_runtime"} == faults | {43}
