@@ -35,6 +35,7 @@ HARMLESS = re.compile(
     r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA initialization)|deprecat|skip|disabled|Possible solution|^\d\. "
     # The task whose exception nobody asked for: its traceback follows.
     r"|^future: <\w+ finished"
+    r"|defaulting|from now on|will not be applied|disabling|This might cause deadlock in distributed execution"
     # The watchdog of SGLang, which looks where the processes are that did nothing.
     r"|^Pyspy "
     # A table of nvidia-smi, and what a client was answered.

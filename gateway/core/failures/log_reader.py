@@ -256,9 +256,10 @@ class LogReader:
 
     def _exception(self, line: LogLine, text: str, process: Process) -> None:
         traced, ignored, replaces, causes = process.tracing, process.ignored, process.replaces, process.causes
+        framed = traced or process.cut_off is not None
         process.close()
         if BENIGN.match(line.text):
-            if traced and not self._deaf(process) and process.files and PIPE.search(process.files[-1]):
+            if framed and not self._deaf(process) and process.files and PIPE.search(process.files[-1]):
                 self._findings.died(text, self._lines.number)
             # What follows says what is wrong with it, and is as benign.
             process.open, process.header, process.left = (

@@ -277,6 +277,7 @@ def test_a_pipe_to_a_process_that_is_gone_tells_that_it_died() -> None:
     failure = diagnose(["\n".join(recv).encode()], SIGNATURES)[0]
     assert failure.kind == "unknown"
     assert "further up" in failure.message
+    assert diagnose(["\n".join(recv[1:]).encode()], SIGNATURES)[0].kind == "unknown"
     other = (FORWARD[0], '  File "/usr/lib/python3.12/asyncio/streams.py", line 9, in read', "EOFError")
     assert diagnose(["\n".join(other).encode()], SIGNATURES)[0].kind == "none"
 
@@ -306,6 +307,12 @@ def test_an_engine_that_did_not_reach_itself_lacks_no_file(frame: str, error: st
     failure = diagnose(["\n".join(lines).encode()], SIGNATURES)[0]
     assert failure.kind == "unknown"
     assert "no_proxy" in failure.steps[0]
+
+
+def test_the_errors_of_an_engines_own_request_are_known_without_their_traceback() -> None:
+    own = "requests.exceptions.ConnectionError: HTTPConnectionPool(host='127.0.0.1', port=30000): Max retries exceeded with url: /health"
+    assert diagnose([own.encode()], SIGNATURES)[0].kind == "unknown"
+    assert diagnose([own.replace("127.0.0.1", "huggingface.co").encode()], SIGNATURES)[0].kind == "download"
 
 
 def test_the_loops_of_old_engines_end_them_too() -> None:

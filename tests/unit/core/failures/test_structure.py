@@ -91,6 +91,22 @@ def test_a_model_that_computes_has_been_built(function: str, file: str, kind: st
     assert failure.kind == kind
 
 
+@pytest.mark.parametrize(
+    ("begun", "error", "kind"),
+    [
+        (
+            "Load weight begin. avail mem=78.50 GB",
+            "The size of tensor a (4) must match the size of tensor b (8)",
+            "weights_corrupt",
+        ),
+        ("", "The size of tensor a (4) must match the size of tensor b (8)", "kernel_runtime"),
+        ("", "size mismatch for lm_head.weight: copying a param with shape", "weights_corrupt"),
+    ],
+)
+def test_shapes_are_those_of_weights_where_weights_are_read(begun: str, error: str, kind: str) -> None:
+    assert read(begun, f"RuntimeError: {error}").kind == kind
+
+
 @pytest.mark.parametrize("file", ["arg_groups/serving_hook.py", "server_args.py"])
 def test_settings_of_serving_are_read_before_it(file: str) -> None:
     failure = read(
@@ -317,6 +333,7 @@ def test_a_quote_that_begins_in_the_middle_of_a_frame_has_its_frames() -> None:
         "[2025-07-02 07:41:59 TP0] max_total_tokens=131072 is larger than the profiled value 56198. Use the profiled value instead.",
         "[W623 15:37:01.823833318 socket.cpp:460] [c10d] waitForInput: poll for socket SocketImpl(fd=100) returned 0, likely a timeout",
         "INFO 11-22 03:04:05 [x.py:9] layers.0.mlp.down_proj.weight",
+        "ERROR 12-17 09:40:09 worker_base.py:467] Error executing method init_device. This might cause deadlock in distributed execution.",
     ],
 )
 def test_what_only_looks_like_those_failures_is_none(line: str) -> None:
