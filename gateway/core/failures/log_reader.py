@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
+from gateway.core.failures import records
 from gateway.core.failures.candidate import MESSAGE_LINES, Candidate, Process
 from gateway.core.failures.carriers import Carriers
 from gateway.core.failures.findings import Findings
@@ -67,7 +68,7 @@ class LogReader:
     """
 
     def __init__(self, signatures: Signatures, engine: str | None = None) -> None:
-        self._lines = LineFilter(self._line)
+        self._lines = LineFilter(self._raw)
         self._carriers = Carriers()
         self.phase = "starting"
         self.ready = False
@@ -105,6 +106,10 @@ class LogReader:
         if self._lines.number <= _FEW and not self._findings.candidates and self._findings.dying is None and not self.ready:
             for line, text, number in self._few:
                 self._hint_of(line, text, number, self._process(line.process))
+
+    def _raw(self, raw: bytes) -> None:
+        for line in records.said(raw):
+            self._line(line)
 
     def _line(self, raw: bytes) -> None:
         if self._stopped:

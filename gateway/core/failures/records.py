@@ -1,0 +1,38 @@
+"""What an engine said, out of the record of a program that carried it: a line of JSON (Docker's files, collectors of logs) or of Go's logfmt. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_BEGINS = (b'{"', b"time=", b"ts=", b"level=")
+_TEXT = rb"(?P<text>(?:[^\"\\]|\\.)*)(?:\"|\\?$)"
+_JSON = re.compile(rb"\"(?:log|message|msg|text|MESSAGE)\": ?\"" + _TEXT)
+# Of a record, and of no answer to a client.
+_RECORD = re.compile(rb"\"(?:@?time(?:stamp)?|ts|asctime|stream|level(?:name)?|severity|__REALTIME_TIMESTAMP)\": ?")
+_LOGFMT = re.compile(rb" msg=\"" + _TEXT)
+# The carrier says something of its own.
+_OWN = re.compile(rb" err(?:or)?=")
+_ESCAPED = re.compile(r"\\(?:u(?P<u>[0-9a-fA-F]{4})|x(?P<x>[0-9a-fA-F]{2})|(?P<one>.))")
+_ONE = {"n": "\n", "t": "\t", "r": "", "b": "", "f": ""}
+
+
+def said(raw: bytes) -> Sequence[bytes]:
+    """The lines that a line of a log carries: itself, where it is no such record."""
+    if not raw.startswith(_BEGINS):
+        return (raw,)
+    if raw.startswith(b"{"):
+        found = _JSON.search(raw) if _RECORD.search(raw) else None
+    else:
+        found = None if _OWN.search(raw) else _LOGFMT.search(raw)
+    if found is None:
+        return (raw,)
+    text = _ESCAPED.sub(_character, found["text"].decode("utf-8", "replace"))
+    return text.removesuffix("\n").encode("utf-8", "replace").split(b"\n")
+
+
+def _character(found: re.Match[str]) -> str:
+    code = found["u"] or found["x"]
+    if code:
+        return chr(int(code, 16))
+    return _ONE.get(found["one"], found["one"])
