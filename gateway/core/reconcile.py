@@ -34,8 +34,6 @@ from gateway.domain import Attempt, Failure, Instance, Observation, Policy
 
 # Good minutes after which earlier failures no longer count.
 FORGIVE_S = 600.0
-# An engine that served for so long was healthy: when it dies it is started again at once, and waits begin with the next death.
-HEALTHY_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -269,8 +267,8 @@ def _between_attempts(replica: ReplicaSnapshot, now: float, backoff_s: float, ba
                 if attempt.failure is None or not environmental(attempt.failure):
                     break
                 same.append(attempt)
-            # The first death of an engine that was healthy costs no wait.
-            deaths = len(same) - (_served_s(same[-1]) >= HEALTHY_S)
+            # The first death of an engine that generated costs no wait.
+            deaths = len(same) - (same[-1].ready_at is not None)
             wait = backoff(deaths, backoff_s, backoff_max_s) if deaths else 0.0
             # `ended_at` is wall time; a clock set back must not stretch the wait beyond its own length.
             until = (last.ended_at or now) + wait

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.e2e.conftest import Gateway
+from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
 from tests.support.patience import HANG_S
 from tests.support.running import model_folder
@@ -48,9 +48,7 @@ async def one_death(gateway: Gateway) -> dict[str, float]:
         tasks = [asyncio.create_task(_stream(client, gateway.url, begun)) for _ in range(STREAMS)]
         for _ in range(STREAMS):
             await asyncio.wait_for(begun.acquire(), HANG_S)
-        for pids in engines(gateway).values():
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+        _kill(gateway)
         killed = time.monotonic()
         ended = await asyncio.wait_for(asyncio.gather(*tasks), HANG_S)
         answer = await client.post(f"{gateway.url}/v1/completions", json={"model": "m", "prompt": "hi"})
@@ -65,6 +63,19 @@ async def one_death(gateway: Gateway) -> dict[str, float]:
     return {"told": max(at for _, at in ended) - killed, "refused": refused}
 
 
+def _kill(gateway: Gateway) -> None:
+    for pids in engines(gateway).values():
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _first_death(gateway: Gateway) -> None:
+    """After it the next engine is started at once; after the next one it is waited."""
+    before = len(gateway.until("m", "ready")["attempts"])
+    _kill(gateway)
+    wait_for("another engine serves", lambda: len(gateway.until("m", "ready")["attempts"]) > before)
+
+
 async def deaths(folder: Path, rounds: int) -> list[dict[str, float]]:
     figures = []
     # The next engine is started when it is asked for.
@@ -76,7 +87,7 @@ async def deaths(folder: Path, rounds: int) -> list[dict[str, float]]:
         body = {"name": "m", "source": str(model_folder(folder / "model")), "engines": [ENGINE]}
         gateway.client.post("/admin/models", json=body | {"policy": {"max_attempts": 20}})
         for _ in range(rounds):
-            await asyncio.to_thread(gateway.until, "m", "ready")
+            await asyncio.to_thread(_first_death, gateway)
             figures.append(await one_death(gateway))
             await asyncio.to_thread(gateway.until, "m", "backing_off")
             gateway.client.post("/admin/models/m/retry")

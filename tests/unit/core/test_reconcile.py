@@ -119,14 +119,15 @@ def test_causes_outside_the_plan_back_off_and_others_do_not() -> None:
     assert act(history=(failed(1, "unknown"),)) == MakePlan()
 
 
-def test_an_engine_that_had_served_for_minutes_is_started_again_at_once_and_waits_begin_with_its_second_death() -> None:
-    healthy = failed(1, "killed", ready_at=NOW - 1 - 120)
+@pytest.mark.parametrize("served_s", [0.1, 5, 120])
+def test_an_engine_that_served_is_started_again_at_once_and_waits_begin_with_its_second_death(served_s: float) -> None:
+    healthy = failed(1, "killed", ready_at=NOW - 1 - served_s)
     assert act(history=(healthy,)) == MakePlan()
-    again = failed(2, "killed", ready_at=NOW - 1 - 120)
+    again = failed(2, "killed", ready_at=NOW - 1 - served_s)
     waits = [act(history=(healthy, *[again] * more)).until - (NOW - 1) for more in (1, 2, 3)]
     assert waits == [10, 20, 40]
-    # What dies young waits from the first time on, and ten good minutes begin anew.
-    assert act(history=(failed(1, "killed", ready_at=NOW - 1 - 119),)).until == NOW - 1 + 10
+    # What never served waits from the first time on, and ten good minutes begin anew.
+    assert act(history=(failed(1, "killed"), healthy)).until == NOW - 1 + 20
     assert act(history=(healthy, again, failed(3, "killed", ready_at=NOW - 1 - 600))) == MakePlan()
 
 

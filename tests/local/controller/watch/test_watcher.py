@@ -103,7 +103,9 @@ async def test_clients_of_the_only_engine_hear_that_it_stopped_and_it_is_replace
         assert "[DONE]" not in "".join(told)
         answer = await plain
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
-        view = await gateway.until("m", "backing_off")
+        async with asyncio.timeout(HANG_S):
+            while len((view := await gateway.show("m"))["attempts"]) == 1:
+                await asyncio.sleep(0.02)
         assert view["attempts"][0]["failure"]["kind"] == "hang"
         with pytest.raises(ProcessLookupError):
             os.kill(leader, 0)
