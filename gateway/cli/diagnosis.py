@@ -53,7 +53,7 @@ def read_log(source: str, engine: str | None, profiles: Profiles) -> Diagnosis:
         raise BadRequest(
             f"The log {source} cannot be read: {error.strerror}.", hint="Give a file, or - for standard input."
         ) from None
-    scope = dict(reader.reported)
+    scope = dict(reader.progress.reported)
     seen = scope.pop("version", "")
     if version or seen:
         # Only vLLM says its version.

@@ -32,7 +32,7 @@ ARROWS = {
     "controller": "controller.steps controller.fleet controller.watch access routing core failpoint machine store core.failures supervision settings",
     "controller.steps": "controller.fleet controller.watch catalog core.chat core.sharing core.planner hosts.process routing core.facts core failpoint machine settings hosts store core.failures",
     "controller.fleet": "controller.watch core.chat core.lora core.sharing core supervision routing store core.failures",
-    "controller.watch": "access core.chat core.lora core supervision settings hosts routing store core.failures",
+    "controller.watch": "access core.chat core.lora core supervision settings hosts routing store core.failures core.failures.lines",
     "failpoint": "core",
     "bench": "core.speed",
     "calibration": "inquiry profiles core.speed hosts.process core.facts",
@@ -52,7 +52,7 @@ ARROWS = {
     "core.speed": "core.kernels core.layers core.model",
     "core.attention": "core.rules core.model",
     "core.lora": "core.layers core.model core.model.families",
-    "core.facts": "core core.failures",
+    "core.facts": "core core.failures core.failures.lines",
     "core.kernels": "core.rules core.model",
     "core.speculative": "core.memory core.layers core.model core.model.families",
     "settings": "core",
@@ -79,7 +79,8 @@ ARROWS = {
     "own_program": "",
     "store": "",
     "core.chat": "",
-    "core.failures": "",
+    "core.failures": "core.failures.lines",
+    "core.failures.lines": "",
     "core.model.families": "",
 }
 GROUND = ("domain", "errors", "keys", "logging", "visible")

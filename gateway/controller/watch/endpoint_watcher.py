@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.access.endpoint_keys import EndpointKeys, NoKeyError
 from gateway.controller.watch.engine_client import EngineAnswer, EngineClient, NoAnswerError
-from gateway.core.failures.log_lines import clean
+from gateway.core.failures.lines.log_lines import clean
 from gateway.routing.table import RoutedReplica
 from gateway.supervision import Supervised
 

@@ -12,7 +12,7 @@ from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
 from gateway.controller.watch.verify import alive, metrics_of, sleeps
 from gateway.core.failures.compilers import COMPILING, compiling
 from gateway.core.failures.ending import PHASES
-from gateway.core.failures.log_lines import clean
+from gateway.core.failures.lines.log_lines import clean
 from gateway.core.failures.log_reader import LogReader
 from gateway.core.failures.signatures import Signatures
 from gateway.core.pulse import Pulse, longest_step_s
@@ -89,7 +89,7 @@ class Watcher:
     @property
     def cache_bytes(self) -> int | None:
         """What the engine's log says was left for its KV cache."""
-        return self._reader.cache_bytes
+        return self._reader.progress.cache_bytes
 
     @property
     def failure_pending(self) -> bool:
@@ -159,14 +159,14 @@ class Watcher:
         if self._reader.failure is not None and self._report_timer is None:
             # Its reasons, and the lines of the other ranks, follow at once.
             self._report_timer = asyncio.get_running_loop().call_later(_REASONS_S, self._report_failure)
-        made = {"stands": self._reader.stands, "warm": self._reader.warm}
+        made = {"stands": self._reader.progress.stands, "warm": self._reader.progress.warm}
         if made != {name: getattr(self.observation, name) for name in made}:
             self.note(**made)
         self._tell_phase()
 
     def _tell_phase(self) -> None:
         """How far the start is: what the log says, or what the engine's compilers do while the log says nothing."""
-        phase = self._compiles or PHASES.get(self._reader.phase)
+        phase = self._compiles or PHASES.get(self._reader.progress.phase)
         if phase is not None and phase != self.observation.phase and not self.observation.answering:
             self.note(phase=phase)
 
@@ -177,7 +177,7 @@ class Watcher:
             return None
         before, self._compiles = self._compiles, compiling(one.command for one in await self._processes())
         if before and not self._compiles and self.observation.phase.startswith(COMPILING):
-            self.note(phase=PHASES.get(self._reader.phase, "starting"))
+            self.note(phase=PHASES.get(self._reader.progress.phase, "starting"))
         self._tell_phase()
         return _COMPILERS_S
 

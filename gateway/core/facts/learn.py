@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from gateway.core.facts import peers
 from gateway.core.facts.scope import batch_scope
 from gateway.core.failures.ending import environmental
-from gateway.core.failures.log_lines import parse
+from gateway.core.failures.lines.log_lines import parse
 from gateway.core.reconcile import FORGIVE_S
 from gateway.domain import Attempt, Fact, FactKind, Failure, LayerKernel, Plan
 from gateway.domain.units import MIB, gib

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gateway.core.failures.lines.line_forms import HANDLER, REQUEST
 from gateway.core.failures.signature import Signature
 from gateway.core.failures.structure import Shape
 from gateway.domain.value import Scalar
@@ -51,6 +52,16 @@ class Process:
     def close(self) -> None:
         self.open, self.tracing, self.ignored, self.replaces, self.left, self.cut_off = None, False, False, False, 0, None
         self.causes = False
+
+    @property
+    def of_a_request(self) -> bool:
+        """Whether its traceback goes through what handles requests: one that fails there ends no engine."""
+        return any(REQUEST.search(file) for file in self.files)
+
+    @property
+    def of_a_handler(self) -> bool:
+        """Whether its traceback goes through what answers one request, which nothing asks before the engine serves."""
+        return any(HANDLER.search(file) for file in self.files)
 
 
 @dataclass

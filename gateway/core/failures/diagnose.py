@@ -20,7 +20,7 @@ def diagnose(pieces: Iterable[bytes], signatures: Signatures, engine: str | None
     for piece in pieces:
         reader.feed(piece)
     reader.close()
-    none = Failure(kind="none", phase=reader.phase, message=_no_failure(reader), proves="nothing")
+    none = Failure(kind="none", phase=reader.progress.phase, message=_no_failure(reader), proves="nothing")
     return reader.likely or reader.verdict or none, reader
 
 

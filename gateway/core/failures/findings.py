@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.core.failures.candidate import TOLD_DEAD, Candidate
-from gateway.core.failures.line_forms import EXCEPTION, LOUD, TOLD
+from gateway.core.failures.lines.line_forms import EXCEPTION, LOUD, TOLD
 from gateway.core.failures.signature import Signature
 from gateway.core.failures.signatures import Signatures
 from gateway.core.failures.structure import Shape, culprit

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from pydantic import field_validator
 
-from gateway.core.failures.line_forms import FRAME
+from gateway.core.failures.lines.line_forms import FRAME
 from gateway.core.failures.structure import Shape
 from gateway.domain.value import Value
 

@@ -12,17 +12,15 @@ without its traceback, a traceback that was cut off, a line with a known text th
 
 from __future__ import annotations
 
-import re
-from collections import deque
 from dataclasses import replace
 from functools import partial
 
-from gateway.core.failures import records
 from gateway.core.failures.candidate import MESSAGE_LINES, Candidate, Process
-from gateway.core.failures.carriers import Carriers
 from gateway.core.failures.findings import Findings
-from gateway.core.failures.line_filter import ALARMS, FATAL, SERVES, LineFilter
-from gateway.core.failures.line_forms import (
+from gateway.core.failures.lines import records
+from gateway.core.failures.lines.carriers import Carriers
+from gateway.core.failures.lines.line_filter import ALARMS, FATAL, SERVES, LineFilter
+from gateway.core.failures.lines.line_forms import (
     ASIDE,
     ASSERT,
     BENIGN,
@@ -31,7 +29,6 @@ from gateway.core.failures.line_forms import (
     EXCEPTION,
     FAILED,
     FRAME,
-    HANDLER,
     HARMLESS,
     IGNORED,
     LAYER,
@@ -46,15 +43,15 @@ from gateway.core.failures.line_forms import (
     UNDERLINE,
     WRAPPER,
 )
-from gateway.core.failures.log_lines import LogLine, clean
-from gateway.core.failures.signature import Signature
+from gateway.core.failures.lines.log_lines import LogLine, clean
+from gateway.core.failures.progress import Progress
+from gateway.core.failures.proofs import Proofs
 from gateway.core.failures.signatures import Signatures
 from gateway.core.failures.structure import Shape
-from gateway.domain import Failure, Scalar
+from gateway.domain import Failure
 
-# Processes and kernels that are remembered: more than any engine needs, and bounded.
+# Processes that are remembered: more than any engine needs, and bounded.
 _MOST_PROCESSES = 256
-_MOST_KERNELS = 64
 # Of so few lines all are meant by who pastes them, also one that does not complain.
 _FEW = 4
 # A terminal breaks a line into a few; a message that goes on for longer has lines of its own.
@@ -64,33 +61,24 @@ _MOST_BROKEN = 6
 class LogReader:
     """Reads one engine's log. `feed` takes bytes as they come, `read` one line; `failure` is what they prove so far.
 
-    engine: its kind, None where it is not known and every signature may hold. phase: load, profile, kv, compile, graphs, serving.
+    engine: its kind, None where it is not known and every signature may hold.
     """
 
     def __init__(self, signatures: Signatures, engine: str | None = None) -> None:
         self._lines = LineFilter(self._raw)
         self._carriers = Carriers()
-        self.phase = "starting"
+        self.progress = Progress()
         self.ready = False
         self.answered = False
         """An answer stands in the log: what proves that the engine is healthy."""
-        self.settings: dict[str, Scalar] = {}
-        """How the engine was set, as far as it says so."""
-        self.reported: dict[str, str] = {}
-        self.stands = self.warm = False
-        """The KV cache is made: the engine has measured its memory. Graphs and workspaces are made too."""
-        self.cache_bytes: int | None = None
-        """What the rank with the least was left for its KV cache, as the engine measured it."""
         self._signatures = signatures
-        self._engine = engine
+        self._proofs = Proofs(signatures, engine, self.progress)
         self._processes: dict[str, Process] = {}
-        self._sized = False
         self._last = ""
         self._stopped = False
         self._over = False
         self._few: list[tuple[LogLine, str, int]] = []
         self._findings = Findings(signatures, engine)
-        self._kernels: deque[str] = deque(maxlen=_MOST_KERNELS)
 
     def feed(self, piece: bytes) -> None:
         """Bytes of the log, cut anywhere."""
@@ -126,8 +114,14 @@ class LogReader:
             process.open = None  # Nothing is survived by it, but a message has ended.
         elif line.quiet or (line.header and line.level is None and not WRAPPER.match(line.text)):
             self._survived(line, process)
-        if line.level == "WARNING" and not self._stopped and (found := self._alone(line, process, warned=True)):
-            self._add(Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
+        if (
+            line.level == "WARNING"
+            and not self._stopped
+            and (found := self._proofs.alone(line.text, process, deaf=self._deaf(process), warned=True))
+        ):
+            self._add(
+                Candidate(found[0], found[1], text, self._lines.number, self._proofs.phase(found[0], process)), process, line
+            )
         if line.quiet or self._stopped:
             return
         fatal = (line.header or process.tracing) and self._signatures.over(line.text)
@@ -160,8 +154,10 @@ class LogReader:
             process.causes = True
         elif EXCEPTION.match(line.text):
             self._exception(line, text, process)
-        elif found := self._alone(line, process):
-            self._add(Candidate(found[0], found[1], text, self._lines.number, self._phase(found[0], process)), process, line)
+        elif found := self._proofs.alone(line.text, process, deaf=self._deaf(process)):
+            self._add(
+                Candidate(found[0], found[1], text, self._lines.number, self._proofs.phase(found[0], process)), process, line
+            )
         elif WRAPPER.match(line.text) and line.header:
             self._findings.died(text, self._lines.number)
         elif ASIDE.match(line.text):
@@ -229,35 +225,12 @@ class LogReader:
                 self._lines.anchors = FATAL if self.ready and not self._over else self._lines.anchors
             if self.ready:
                 continue
-            if row.setting:
-                self.settings = groups | self.settings
-                continue
-            if kernel := groups.get("kernel"):
-                self._kernels.append(str(kernel))
-            if isinstance(size := groups.pop("cache_bytes", None), int):
-                self.cache_bytes = size if self.cache_bytes is None else min(self.cache_bytes, size)
-            self.reported |= {name: str(value) for name, value in groups.items() if name != "kernel"}
-            self._sized = self._sized or row.phase == "kv"
-            self.stands = self.stands or (row.stands and self._sized) or row.phase == "serving"
-            self.warm = self.warm or row.warm or row.phase == "serving"
-            if row.phase is not None:
-                self.phase, self._findings.hint = row.phase, None
+            if self.progress.learn(row, groups):
+                self._findings.hint = None
             if row.phase == "serving":
                 self.serve()
                 if self._findings.dying is None:
                     self._findings.candidates.clear()
-
-    def _alone(self, line: LogLine, process: Process, *, warned: bool = False) -> tuple[Signature, dict[str, Scalar]] | None:
-        """A line that proves a failure without an exception."""
-        found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=True)
-        if warned and found and not found[0].warned:
-            return None
-        return found if found and (found[0].when == "always" or not self._deaf(process)) else None
-
-    def _proof(self, process: Process, text: str) -> tuple[Signature, dict[str, Scalar]] | None:
-        """What an exception's text proves. In one that a request met nothing that only a start meets."""
-        found = self._signatures.proof(text, self._engine, frozenset(process.frames), line=False)
-        return found if found and (self._signatures.while_serving(found[0].kind) or not _of_a_handler(process)) else None
 
     def _exception(self, line: LogLine, text: str, process: Process) -> None:
         traced, ignored, replaces, causes = process.tracing, process.ignored, process.replaces, process.causes
@@ -268,12 +241,12 @@ class LogReader:
                 self._findings.died(text, self._lines.number)
             # What follows says what is wrong with it, and is as benign.
             process.open, process.header, process.left = (
-                Candidate(None, {}, text, self._lines.number, self.phase),
+                Candidate(None, {}, text, self._lines.number, self.progress.phase),
                 line.header,
                 MESSAGE_LINES,
             )
             return
-        if not self._signatures.loops.isdisjoint(process.frames) and not _of_a_request(process):
+        if not self._signatures.loops.isdisjoint(process.frames) and not process.of_a_request:
             ignored = False
             if self._deaf(process):
                 self._ends(text, process)
@@ -283,7 +256,7 @@ class LogReader:
             name["name"] if name else "",
             message or process.asserted,
             tuple(process.files),
-            self._phase(None, process),
+            self._proofs.phase(None, process),
             process.source,
         )
         if ignored and process.thread and not self.ready:
@@ -291,9 +264,9 @@ class LogReader:
             if not self._hint_of(line, text, self._lines.number, process) and not self._findings.quoted:
                 self._findings.quoted = (Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True),)
             return
-        if ignored or (self.ready and (not (traced or process.fatal) or _of_a_request(process))):
+        if ignored or (self.ready and (not (traced or process.fatal) or process.of_a_request)):
             return
-        found = self._proof(process, line.text)
+        found = self._proofs.raised(process, line.text)
         if found is None and WRAPPER.match(line.text):
             if not self._deaf(process):
                 self._findings.died(text, self._lines.number)
@@ -305,15 +278,15 @@ class LogReader:
         waited = causes and process.unknown is not None and process.unknown.shape.waited
         if (((row is None or row.kind == "unknown") and replaces) or waited) and process.unknown in self._findings.candidates:
             self._findings.candidates.remove(process.unknown)
-        phase = self._phase(row, process)
+        phase = self._proofs.phase(row, process)
         if causes and process.unknown is not None:
             # What wraps an error is raised further out, where frames tell more of when.
-            process.unknown.tell(self._phase(None, process))
+            process.unknown.tell(self._proofs.phase(None, process))
         shape = shape._replace(phase=phase)
         bare = row is None and not (traced or process.fatal)
         candidate = Candidate(
             row,
-            self._culprit(row, culprit, process),
+            self._proofs.culprit(row, culprit, process),
             text,
             self._lines.number,
             phase,
@@ -332,7 +305,7 @@ class LogReader:
         if candidate is None or (line.header is not process.header and not (broken and not line.header)):
             process.close()
             return
-        proof = partial(self._proof, process)
+        proof = partial(self._proofs.raised, process)
         alone = proof(line.text)
         found = alone if candidate.row is None else None
         at = text, self._lines.number
@@ -348,8 +321,8 @@ class LogReader:
                 candidate.said, candidate.columns, candidate.last = line.text, len(text), len(text)
             self._lines.attend = MESSAGE_LINES
         if found is not None and (candidate.row is None or clearer or found[1].items() > candidate.culprit.items()):
-            candidate.row, candidate.culprit = found[0], self._culprit(found[0], found[1], process)
-            candidate.phase = self._phase(found[0], process)
+            candidate.row, candidate.culprit = found[0], self._proofs.culprit(found[0], found[1], process)
+            candidate.phase = self._proofs.phase(found[0], process)
             return
         if candidate.row is not None:
             candidate.culprit |= self._signatures.more(candidate.row, line.text)
@@ -357,8 +330,8 @@ class LogReader:
 
     def _cut_off(self, text: str, process: Process, exception: str = "") -> None:
         """A traceback that goes on: where the log ends in it, what it has shown is all that there is."""
-        if not (self._deaf(process) or process.ignored or (self.ready and _of_a_request(process))):
-            shape = Shape(exception, text, tuple(process.files), self._phase(None, process))
+        if not (self._deaf(process) or process.ignored or (self.ready and process.of_a_request)):
+            shape = Shape(exception, text, tuple(process.files), self._proofs.phase(None, process))
             process.cut_off = Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True)
 
     def _hinted(self, line: LogLine, text: str, process: Process) -> None:
@@ -369,22 +342,28 @@ class LogReader:
             if len(self._few) < _FEW:
                 self._few.append((line, text, self._lines.number))
             return
-        shape = Shape("", line.text, tuple(process.files), self.phase)
+        shape = Shape("", line.text, tuple(process.files), self.progress.phase)
         if line.level is not None or not line.header or FAILED.search(text):
-            self._findings.complain(Candidate(None, {}, text, self._lines.number, self.phase, shape=shape, bare=True))
+            self._findings.complain(Candidate(None, {}, text, self._lines.number, self.progress.phase, shape=shape, bare=True))
         if self._findings.hint is not None or self._hint_of(line, text, self._lines.number, process):
             return
         if not self._findings.quoted and (quoted := QUOTED.search(line.text)):
             whole = Candidate(
-                None, {}, text, self._lines.number, self.phase, shape=shape._replace(exception=quoted["name"]), bare=True
+                None,
+                {},
+                text,
+                self._lines.number,
+                self.progress.phase,
+                shape=shape._replace(exception=quoted["name"]),
+                bare=True,
             )
             self._findings.quoted = replace(whole, shape=whole.shape._replace(message=quoted["message"])), whole
 
     def _hint_of(self, line: LogLine, text: str, number: int, process: Process) -> bool:
         """Whether the line has a known text, which then is the hint."""
-        found = self._signatures.proof(line.text, self._engine, frozenset(process.frames), line=False)
+        found = self._proofs.known(line.text, process)
         if found and self._findings.hint is None:
-            self._findings.hint = Candidate(found[0], found[1], text, number, self._phase(found[0], process), bare=True)
+            self._findings.hint = Candidate(found[0], found[1], text, number, self._proofs.phase(found[0], process), bare=True)
         return found is not None
 
     def _add(self, candidate: Candidate, process: Process, line: LogLine) -> None:
@@ -397,28 +376,6 @@ class LogReader:
         if candidate.row is None:
             process.unknown = candidate
 
-    def _culprit(self, row: Signature | None, found: dict[str, Scalar], process: Process) -> dict[str, Scalar]:
-        """The values that the message names; for a failure of a kernel or engine also kernel and layer from the traceback."""
-        if row is None or row.proves not in ("kernel", "engine"):
-            return found
-        kernel, like = row.kernel, row.like
-        for function in process.frames:
-            if (known := self._signatures.frames.get(function)) and known.kernel:
-                kernel, like = known.kernel, known.like
-        named = next((name for name in reversed(self._kernels) if like and re.fullmatch(like, name)), kernel)
-        own: dict[str, Scalar] = {"kernel": named} if named else {}
-        own |= {"layer": process.layer} if process.layer else {}
-        return own | found
-
-    def _phase(self, row: Signature | None, process: Process) -> str:
-        if row is not None and row.phase:
-            return row.phase
-        if _of_a_handler(process):
-            return "serving"
-        named = [known.phase for function in process.frames if (known := self._signatures.frames.get(function)) and known.phase]
-        # A start computes too, to measure; what serves does not start.
-        return next((phase for phase in reversed(named) if phase != "serving"), named[-1] if named else self.phase)
-
     def _process(self, name: str) -> Process:
         if name not in self._processes and len(self._processes) >= _MOST_PROCESSES:
             name = next(iter(self._processes))
@@ -427,17 +384,17 @@ class LogReader:
     @property
     def failure(self) -> Failure | None:
         """The failure that is proven so far; later lines of the same message may still make it clearer."""
-        return self._findings.failure(self.settings, self.phase)
+        return self._findings.failure(self.progress.settings, self.progress.phase)
 
     @property
     def verdict(self) -> Failure | None:
         """The failure that a log proves once it has ended. What nobody proves to be survived counts too, down to a line without traceback."""
-        return self._findings.verdict(self.settings, self.phase, self._cut_off_traces, serves=self.ready)
+        return self._findings.verdict(self.progress.settings, self.progress.phase, self._cut_off_traces, serves=self.ready)
 
     @property
     def likely(self) -> Failure | None:
         """What words speak for in a log that has ended, where its verdict names no cause."""
-        return self._findings.likely(self.settings, self.phase, self._cut_off_traces, serves=self.ready)
+        return self._findings.likely(self.progress.settings, self.progress.phase, self._cut_off_traces, serves=self.ready)
 
     @property
     def _cut_off_traces(self) -> list[Candidate]:
@@ -446,13 +403,3 @@ class LogReader:
 
 def _indent(text: str) -> int:
     return len(text) - len(text.lstrip())
-
-
-def _of_a_request(process: Process) -> bool:
-    """Whether the traceback goes through what handles requests: one that fails there ends no engine."""
-    return any(REQUEST.search(file) for file in process.files)
-
-
-def _of_a_handler(process: Process) -> bool:
-    """Whether the traceback goes through what answers one request, which nothing asks before the engine serves."""
-    return any(HANDLER.search(file) for file in process.files)

@@ -97,7 +97,7 @@ async def test_every_phase_is_shown_from_the_pull_to_the_last_check(tmp_path: Pa
         for line in LOG:
             engine.say(line)
             reader.read(line.encode())
-            phase = PHASES.get(reader.phase)
+            phase = PHASES.get(reader.progress.phase)
             if phase is not None and phase not in ("serving", *phases[-1:]):
                 phases.append(phase)
                 await shown(gateway, phase)

@@ -19,9 +19,9 @@ from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.watcher import Watcher
 from gateway.core.facts.learn import learn, told
 from gateway.core.failures.diagnose import diagnose
-from gateway.core.failures.line_filter import ALARMS, PROGRESS, LineFilter
-from gateway.core.failures.line_filter import FATAL as FATAL_WORDS
-from gateway.core.failures.log_lines import MAX_LINE, clean, parse
+from gateway.core.failures.lines.line_filter import ALARMS, PROGRESS, LineFilter
+from gateway.core.failures.lines.line_filter import FATAL as FATAL_WORDS
+from gateway.core.failures.lines.log_lines import MAX_LINE, clean, parse
 from gateway.core.failures.log_reader import LogReader
 from gateway.core.failures.remedy import filled
 from gateway.core.failures.signature import Signature
@@ -107,7 +107,7 @@ def test_a_log_says_the_same_in_pieces_of_any_size() -> None:
 
 def test_what_is_passed_over_unread_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = {name: read(text(name)) for name in CASES}
-    monkeypatch.setattr("gateway.core.failures.line_filter._holds", lambda *_: True)
+    monkeypatch.setattr("gateway.core.failures.lines.line_filter._holds", lambda *_: True)
     assert {name: read(text(name)) for name in CASES} == fast
 
 
@@ -146,9 +146,9 @@ def test_phases_are_recognised() -> None:
     seen = []
     for line in text("healthy-vllm-0.26.0-serving").split(b"\n"):
         reader.read(line)
-        seen += [reader.phase] if reader.phase not in seen else []
+        seen += [reader.progress.phase] if reader.progress.phase not in seen else []
     assert seen == ["starting", "load", "profile", "compile", "kv", "graphs", "serving"]
-    assert reader.reported == {"version": "0.26.0", "model": "/models/m", "tensor_parallel": "1"}
+    assert reader.progress.reported == {"version": "0.26.0", "model": "/models/m", "tensor_parallel": "1"}
 
 
 def test_of_an_engine_that_serves_only_what_it_calls_fatal_is_believed() -> None:

@@ -24,7 +24,7 @@ def test_the_log_says_when_the_kv_cache_stands(log: str, before: str, made: str,
     seen: list[tuple[bool, bool, str]] = []
     for line in (LOGS / f"{log}.log").read_bytes().splitlines():
         reader.read(line)
-        seen.append((reader.stands, reader.warm, line.decode(errors="replace")))
+        seen.append((reader.progress.stands, reader.progress.warm, line.decode(errors="replace")))
     assert not any(stands for stands, _, line in seen if before in line)
     assert made in next(line for stands, _, line in seen if stands)
     assert warm in next(line for _, settled, line in seen if settled)

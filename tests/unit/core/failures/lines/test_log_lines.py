@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gateway.core.failures.log_lines import LogLine, clean, parse
+from gateway.core.failures.lines.log_lines import LogLine, clean, parse
 
 
 @pytest.mark.parametrize("word", ["7", "a.", "a_", "/", "a-b/c.d_"])

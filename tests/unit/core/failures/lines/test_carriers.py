@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.core.failures.carriers import Carriers
 from gateway.core.failures.diagnose import diagnose
+from gateway.core.failures.lines.carriers import Carriers
 from gateway.profiles import Profiles
 
 SIGNATURES = Profiles().signatures

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.core.failures.diagnose import diagnose
-from gateway.core.failures.records import said
+from gateway.core.failures.lines.records import said
 from gateway.profiles import Profiles
 
 SIGNATURES = Profiles().signatures

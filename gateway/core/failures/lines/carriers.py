@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from gateway.core.failures.line_forms import FRAME
-from gateway.core.failures.log_lines import LogLine, parse
+from gateway.core.failures.lines.line_forms import FRAME
+from gateway.core.failures.lines.log_lines import LogLine, parse
 
 # More than any cluster's log has in one file, and bounded.
 _MOST = 32
