@@ -83,7 +83,7 @@ ASIDE = re.compile(
 REQUEST = re.compile(r"starlette/|uvicorn/|fastapi/|vllm/entrypoints/(?!llm\.py)|entrypoints/http_server\.py:(?!\w*warmup)")
 # Of these what a request runs through, and no start.
 HANDLER = re.compile(
-    r"starlette/|fastapi/|uvicorn/protocols/|(?<!arg_groups)/(?:openai/protocol|serving_\w+|\w+_tool_parser|\w+_reasoning_parser)\.py:(?!__init__\Z)"
+    r"starlette/|fastapi/|uvicorn/protocols/|(?<!arg_groups)/(?:openai/protocol|serving_\w+|\w+_tool_parser|\w+_reasoning_parser)\.py:(?!__init__\Z)|zmq/_future\.py:_chain\Z|zmq/sugar/socket\.py:recv_\w+\Z"
 )
 CAUSED = re.compile(r"The above exception was the direct cause")
 STOPPED = re.compile(

@@ -33,7 +33,7 @@ _LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d(?: [A-Z]{2,5}(?= ))?)?"
 # What others put before the engine's own line. It says nothing, and any number of them may follow each other.
 _CARRIED = re.compile(
-    r"(?:[>|│┃║] ?)+(?=\S|$)"
+    r"(?:[>|│┃║] ?)+(?=\S|$)|> (?=\s+\S)"
     r"|[-*] (?=\w+(?:Error|Exception):)"
     rf"|(?:\w{{3}} [ \d]\d \d\d:\d\d:\d\d|{_TIME}) [\w.-]{{1,64}} [\w./@-]{{1,40}}(?:\[\d+\])?: "
     r"|\w{3} [ \d]\d \d\d:\d\d:\d\d [\w./@-]{1,64}\[\d+\]: "
