@@ -35,7 +35,9 @@ def test_nine_of_ten_failures_that_users_reported_are_named(split: str) -> None:
     assert all(column == "right" for case, _, column in rows if case["kinds"] == ["none"])
 
 
-@pytest.mark.parametrize(("split", "reports", "measured"), [("sixth-held", 45, 42), ("seventh", 66, 60), ("eighth", 88, 85)])
+@pytest.mark.parametrize(
+    ("split", "reports", "measured"), [("sixth-held", 45, 42), ("seventh", 66, 60), ("eighth", 88, 85), ("ninth", 52, 46)]
+)
 def test_of_reports_that_were_looked_at_late_no_fewer_are_named_than_were_measured(
     split: str, reports: int, measured: int
 ) -> None:
@@ -378,3 +380,18 @@ def test_an_operator_that_a_build_lacks_is_a_package() -> None:
         "package",
         "The engine that is installed has no _C_cache_ops::reshape_and_cache for CPU: it was built for something else.",
     )
+
+
+def test_what_a_request_brings_is_told_by_the_function_that_takes_it() -> None:
+    model = "vllm/model_executor/models/llava_onevision.py"
+    error = "AttributeError: 'list' object has no attribute 'shape'"
+    assert traced(model, "_process_video_pixels", error).kind == "multimodal"
+    assert traced(model, "__init__", error).kind != "multimodal"
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [("scale_fmt", "unsupported_quantization"), ("w2_weight", "weights_corrupt"), ("layers.1.weight_scale", "weights_corrupt")],
+)
+def test_a_key_of_the_quantization_is_no_name_of_a_weight(key: str, kind: str) -> None:
+    assert read(f"KeyError: '{key}'").kind == kind
