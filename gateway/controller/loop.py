@@ -263,9 +263,8 @@ class Loop:
             return gone and replica.leaving is None and not replica.busy
         if model.deleting:
             return True
-        if attempt is None or replica.busy:
-            return not replica.busy
-        # Once it is planned with less: who takes it is started beside it, when the engine from before is gone.
+        if attempt is None or attempt.state != "ready" or replica.busy:
+            return attempt is None and not replica.busy
         if (attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps) or model.keeps_until > time.monotonic():
             return True
         # One of its copies after the other: the rest serves meanwhile.
@@ -274,12 +273,7 @@ class Loop:
             for one in model.replicas
             if one is not replica
         )
-        if (
-            model.trial is None
-            and not model.unsettled
-            and not away
-            and not self._gate.measures(attempt.plan.gpus, attempt.instance_name)
-        ):
+        if model.trial is None and not model.unsettled and not away and not self._gate.measures(attempt.plan.gpus):
             self._steps.shrink(model, *self.fleet.asked_of(model, take, asking))
         return False
 
