@@ -281,7 +281,7 @@ class LogReader:
         phase = self._proofs.phase(row, process)
         if causes and process.unknown is not None:
             # What wraps an error is raised further out, where frames tell more of when.
-            process.unknown.tell(self._proofs.phase(None, process))
+            process.unknown.tell(shape.phase)
         shape = shape._replace(phase=phase)
         bare = row is None and not (traced or process.fatal)
         candidate = Candidate(
