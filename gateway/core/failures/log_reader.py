@@ -114,14 +114,8 @@ class LogReader:
             process.open = None  # Nothing is survived by it, but a message has ended.
         elif line.quiet or (line.header and line.level is None and not WRAPPER.match(line.text)):
             self._survived(line, process)
-        if (
-            line.level == "WARNING"
-            and not self._stopped
-            and (found := self._proofs.alone(line.text, process, deaf=self._deaf(process), warned=True))
-        ):
-            self._add(
-                Candidate(found[0], found[1], text, self._lines.number, self._proofs.phase(found[0], process)), process, line
-            )
+        if line.level == "WARNING" and not self._stopped:
+            self._alone(line, text, process, warned=True)
         if line.quiet or self._stopped:
             return
         fatal = (line.header or process.tracing) and self._signatures.over(line.text)
@@ -154,10 +148,8 @@ class LogReader:
             process.causes = True
         elif EXCEPTION.match(line.text):
             self._exception(line, text, process)
-        elif found := self._proofs.alone(line.text, process, deaf=self._deaf(process)):
-            self._add(
-                Candidate(found[0], found[1], text, self._lines.number, self._proofs.phase(found[0], process)), process, line
-            )
+        elif self._alone(line, text, process):
+            pass
         elif WRAPPER.match(line.text) and line.header:
             self._findings.died(text, self._lines.number)
         elif ASIDE.match(line.text):
@@ -232,6 +224,18 @@ class LogReader:
                 if self._findings.dying is None:
                     self._findings.candidates.clear()
 
+    def _alone(self, line: LogLine, text: str, process: Process, *, warned: bool = False) -> bool:
+        """Whether the line proves a failure without an exception, which then is a candidate."""
+        found = self._proofs.alone(line.text, process, deaf=self._deaf(process), warned=warned)
+        if found:
+            phase = self._proofs.phase(found[0], process)
+            self._add(Candidate(found[0], found[1], text, self._lines.number, phase), process, line)
+        return found is not None
+
+    def _unproven(self, text: str, shape: Shape) -> Candidate:
+        """What only the end of the log makes a failure."""
+        return Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True)
+
     def _exception(self, line: LogLine, text: str, process: Process) -> None:
         traced, ignored, replaces, causes = process.tracing, process.ignored, process.replaces, process.causes
         framed = traced or process.cut_off is not None
@@ -262,7 +266,7 @@ class LogReader:
         if ignored and process.thread and not self.ready:
             # A thread that ends ends no engine, but of a log that tells of nothing else it is the failure.
             if not self._hint_of(line, text, self._lines.number, process) and not self._findings.quoted:
-                self._findings.quoted = (Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True),)
+                self._findings.quoted = (self._unproven(text, shape),)
             return
         if ignored or (self.ready and (not (traced or process.fatal) or process.of_a_request)):
             return
@@ -332,7 +336,7 @@ class LogReader:
         """A traceback that goes on: where the log ends in it, what it has shown is all that there is."""
         if not (self._deaf(process) or process.ignored or (self.ready and process.of_a_request)):
             shape = Shape(exception, text, tuple(process.files), self._proofs.phase(None, process))
-            process.cut_off = Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True)
+            process.cut_off = self._unproven(text, shape)
 
     def _hinted(self, line: LogLine, text: str, process: Process) -> None:
         """A known text in a line that is no exception: it counts where the log ends and nothing else is known."""
@@ -344,19 +348,11 @@ class LogReader:
             return
         shape = Shape("", line.text, tuple(process.files), self.progress.phase)
         if line.level is not None or not line.header or FAILED.search(text):
-            self._findings.complain(Candidate(None, {}, text, self._lines.number, self.progress.phase, shape=shape, bare=True))
+            self._findings.complain(self._unproven(text, shape))
         if self._findings.hint is not None or self._hint_of(line, text, self._lines.number, process):
             return
         if not self._findings.quoted and (quoted := QUOTED.search(line.text)):
-            whole = Candidate(
-                None,
-                {},
-                text,
-                self._lines.number,
-                self.progress.phase,
-                shape=shape._replace(exception=quoted["name"]),
-                bare=True,
-            )
+            whole = self._unproven(text, shape._replace(exception=quoted["name"]))
             self._findings.quoted = replace(whole, shape=whole.shape._replace(message=quoted["message"])), whole
 
     def _hint_of(self, line: LogLine, text: str, number: int, process: Process) -> bool:
