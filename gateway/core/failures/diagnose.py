@@ -21,7 +21,7 @@ def diagnose(pieces: Iterable[bytes], signatures: Signatures, engine: str | None
         reader.feed(piece)
     reader.close()
     none = Failure(kind="none", phase=reader.progress.phase, message=_no_failure(reader), proves="nothing")
-    return reader.likely or reader.verdict or none, reader
+    return reader.diagnosis or none, reader
 
 
 def _no_failure(reader: LogReader) -> str:

@@ -62,10 +62,15 @@ class Findings:
         cause = self._cause(phase, cut_off, serves=serves)
         return None if cause is None else self._failure(cause, settings)
 
-    def likely(self, settings: dict[str, Scalar], phase: str, cut_off: list[Candidate], *, serves: bool) -> Failure | None:
+    def diagnosis(self, settings: dict[str, Scalar], phase: str, cut_off: list[Candidate], *, serves: bool) -> Failure | None:
+        """What words speak for, where they speak, else the verdict."""
+        cause = self._cause(phase, cut_off, serves=serves)
+        told = self._likely(cause, cut_off, serves=serves) or cause
+        return None if told is None else self._failure(told, settings)
+
+    def _likely(self, cause: Candidate | None, cut_off: list[Candidate], *, serves: bool) -> Candidate | None:
         """What the words of everything that nobody knows speak for, where the verdict names no cause: no proof. What serves has survived all
         but what it called fatal."""
-        cause = self._cause(phase, cut_off, serves=serves)
         death = cause if cause is not None and cause.rank == TOLD_DEAD else None
         if (serves and self.dying is None) or (
             cause is not None
@@ -89,7 +94,7 @@ class Findings:
         row, words, at = found
         if cause is not None and row.kind == _kind(cause):
             return None
-        return self._failure(replace(several[at], row=row, culprit={"words": ", ".join(words)}), settings)
+        return replace(several[at], row=row, culprit={"words": ", ".join(words)})
 
     def _proof(self, phase: str) -> Candidate | None:
         unproven = [one for one in self.candidates if one.row is None and not (one.survived or one.bare)] if self.dying else []

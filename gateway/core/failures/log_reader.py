@@ -388,9 +388,9 @@ class LogReader:
         return self._findings.verdict(self.progress.settings, self.progress.phase, self._cut_off_traces, serves=self.ready)
 
     @property
-    def likely(self) -> Failure | None:
-        """What words speak for in a log that has ended, where its verdict names no cause."""
-        return self._findings.likely(self.progress.settings, self.progress.phase, self._cut_off_traces, serves=self.ready)
+    def diagnosis(self) -> Failure | None:
+        """For who reads a log that has ended: what words speak for where the verdict names no cause, else the verdict."""
+        return self._findings.diagnosis(self.progress.settings, self.progress.phase, self._cut_off_traces, serves=self.ready)
 
     @property
     def _cut_off_traces(self) -> list[Candidate]:
