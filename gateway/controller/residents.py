@@ -62,6 +62,8 @@ class Residents:
         self._fleet.unasked = {one.name for one in before if not one.asked}
         for model in models:
             self._hear(model, asked=model.wish.name in demand)
+        for model, one in ((self._fleet.models[one.name], one) for one in before):
+            model.unused = (model.unused or one.state in ("out", "asleep")) and not one.asked and model.used_at < now
         residents = self._residents(models, demand, running)
         moves = decide(residents, now)
         for place, why in moves.leave.items():
@@ -153,6 +155,7 @@ class Residents:
             able=not all(unable),
             gave_way=model.gave_way,
             new=not any(one.history for one in model.replicas),
+            unused=model.unused,
         )
 
     def _watched(self, replica: ReplicaState) -> bool:

@@ -12,6 +12,7 @@ out       no        else                                                   rests
 serves    no        idle for longer than its keep_alive, not pinned        leaves
 serves    -         the plan of who is asked needs memory of some of its   these copies leave once their residence is over, and what they answer
                     copies, not pinned                                     is answered; the others serve
+unused, needed      nobody has asked for it since it was last away          leaves at once
 idle, needed        an engine measures the memory of its GPUs now          leaves once that is over
 serves    -         a copy of it is away, and nobody waits                 the copy comes back where there is room
 serves    queued    a copy of it is away, no model that is out is asked    the copy comes back; where it finds no room, who is not asked leaves for it
@@ -19,8 +20,9 @@ serves    queued    a copy of it is away, no model that is out is asked    the c
 Plans are offered the copies that could leave in the order of `may_leave`: those first that nobody asks. Who leaves is put to sleep where its engine can
 (gateway/core/sharing/leaving.py), else stopped.
 Who leaves gets no new request; those wait, or go to the copies that stay. A residence of a copy is as long as its load took (LEAST_S at least, MOST_S
-at most), so that no more than half of the time goes into loading. A model that had to leave waits from then on, behind those that wait already: so each
-of N models that want one place has it in turn, and no request waits for longer than N residences, loads and drains (FITSERVE_DRAIN_S each).
+at most), so that no more than half of the time goes into loading. Who was loaded for no request, and has had none, has no residence: for it to be loaded
+again nobody has to leave, so each time that it leaves a request is answered. A model that had to leave waits from then on, behind those that wait already:
+so each of N models that want one place has it in turn, and no request waits for longer than N residences, loads and drains (FITSERVE_DRAIN_S each).
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Resident:
     """One model. Times are in Unix seconds. requests: in flight. waited_s: the oldest request that waits.
     room: False where no plan was found with what is left of the machine, for the copies that are away; needs: the copies of others that have to leave for one, ends: those of them that
     have to stop, promised: others give what it lacks and stay; on_request: there is one once all have left that ever leave. able: it could be started now but for its room. gave_way: since the
-    gateway runs it had to leave. new: it was never loaded, so that nobody knows whether it can be."""
+    gateway runs it had to leave. new: it was never loaded, so that nobody knows whether it can be. unused: nobody has asked for it since it was last away."""
 
     name: str
     copies: tuple[Copy, ...]
@@ -84,6 +86,7 @@ class Resident:
     able: bool = True
     gave_way: bool = False
     new: bool = False
+    unused: bool = False
 
     @property
     def state(self) -> State:
@@ -182,7 +185,7 @@ def _places(one: Resident) -> Iterator[tuple[Place, Copy]]:
 
 
 def _room(one: Resident, known: Iterable[Resident], now: float) -> dict[Place, Leave]:
-    """The copies that leave now for a model that is asked: none before the residence of each is over, and none while an engine measures its memory."""
+    """The copies that leave now for a model that is asked: none before each has had its time, and none while an engine measures its memory."""
     found: dict[Place, Leave] = {}
     for other in known:
         for place, copy in _places(other):
@@ -191,7 +194,7 @@ def _room(one: Resident, known: Iterable[Resident], now: float) -> dict[Place, L
             if not serves and not (copy.state == "asleep" and ends):
                 continue
             # For more of a model that serves nobody leaves that is asked.
-            stays = serves and (not _over(copy, now) or (one.state == "serves" and other.asked))
+            stays = serves and (not _had_time(other, copy, now) or (one.state == "serves" and other.asked))
             if stays or copy.watched:
                 return {}
             found[place] = Leave("room", f"it makes room for {one.name}", ends=ends)
@@ -204,17 +207,17 @@ def warm_order(one: Resident) -> tuple[bool, int, float]:
 
 
 def may_leave(residents: Iterable[Resident], now: float) -> list[Place]:
-    """The copies that could leave for another model, in the order in which it is asked of them: those first of models that nobody asks, and whose
-    residence is over; of these the lowest priority; of these those without which their model serves all the same; and then the least recently used."""
+    """The copies that could leave for another model, in the order in which it is asked of them: those first of models that nobody asks, and that
+    have had their time; of these the lowest priority; of these those without which their model serves all the same; and then the least recently used."""
     found: list[tuple[tuple[bool, bool, int, bool, float, str, int], Place]] = []
     for one in residents:
         if one.pinned or one.stopped:
             continue
-        copies = sorted(one.serving, key=lambda copy: (not _over(copy, now), -copy.index))
+        copies = sorted(one.serving, key=lambda copy: (not _had_time(one, copy, now), -copy.index))
         for copy in copies:
             since = copy.since if one.asked else one.used_at
             only = copy is copies[-1]
-            order = (one.asked, not _over(copy, now), one.priority, only, since, one.name, -copy.index)
+            order = (one.asked, not _had_time(one, copy, now), one.priority, only, since, one.name, -copy.index)
             found.append((order, (one.name, copy.index)))
     return [place for _, place in sorted(found)]
 
@@ -251,6 +254,6 @@ def _warm(one: Resident, now: float) -> bool:
     return one.new or one.keep_alive_s < 0 or (not one.gave_way and one.idle_s(now) < one.keep_alive_s)
 
 
-def _over(copy: Copy, now: float) -> bool:
-    """Whether its residence is over."""
-    return now - copy.since >= copy.residence_s
+def _had_time(one: Resident, copy: Copy, now: float) -> bool:
+    """Whether the residence of its copy is over, if it has one."""
+    return one.unused or now - copy.since >= copy.residence_s

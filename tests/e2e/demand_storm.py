@@ -1,7 +1,7 @@
 """More models than memory under clients that ask for any of them, with the gateway killed in the middle: who waits how long, and who leaves how often.
 
 `python -m tests.e2e.demand_storm --seconds 600` prints what docs/on-demand.md quotes, and ends with 1 where a request failed, waited for longer than the bound, or a
-model left before its residence was over.
+model left before its residence was over; but for those that were loaded for no request, and left before they had one.
 
 Everything is real but the engines and their GPU: tests/support/memory_engine.py takes memory as vLLM does, of a GPU that exists in a folder only.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import datetime
 import json
 import math
 import os
@@ -40,6 +41,7 @@ MODELS, PLACES, CLIENTS = 5, 2, 8
 # Of this size two fit into 80 GiB, and not three, with whatever context.
 LARGE = {**LLAMA_8B, "num_hidden_layers": 60}
 _STOPS = "The gateway stops."
+_MOMENT_S = 1.0
 _LEFT = re.compile(r'^fitserve_unloads_total\{model="[^"]*",why="room"\} (\d+)', re.MULTILINE)
 
 
@@ -52,6 +54,17 @@ class Heard:
     failed: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
     by_model: Counter[str] = field(default_factory=Counter)
+    answers: list[tuple[str, float]] = field(default_factory=list)
+    """Of which model, and when, in Unix seconds."""
+
+
+@dataclass(frozen=True)
+class Hurried:
+    """A model that left for another one sooner than the least residence, in Unix seconds."""
+
+    model: str
+    loaded: float
+    left: float
 
 
 class DemandStorm(BootStorm):
@@ -133,6 +146,7 @@ class DemandStorm(BootStorm):
                     else:
                         self.heard.answered += 1
                         self.heard.by_model[name] += 1
+                        self.heard.answers.append((name, time.time()))
                         self.heard.slowest_s = max(self.heard.slowest_s, time.monotonic() - began)
                 time.sleep(chance.uniform(0, 0.2))
 
@@ -153,6 +167,22 @@ class DemandStorm(BootStorm):
                 if attempt["ready_at"]:
                     self.slowest_load_s = max(self.slowest_load_s, attempt["ready_at"] - attempt["started_at"])
 
+    def hurried(self) -> list[Hurried]:
+        """As the gateway's log tells. A line may be written a moment after what it tells of."""
+        loaded: dict[str, float] = {}
+        found = []
+        for line in self.gateway.log.read_text().splitlines():
+            if '"fitserve.loop"' not in line:
+                continue
+            said = json.loads(line)
+            at = datetime.datetime.fromisoformat(said["timestamp"]).timestamp()
+            if said["event"] in ("ready", "woke up"):
+                loaded[said["model"]] = at
+            elif said["event"] == "leaves" and said["why"].startswith("it makes room for"):
+                one = Hurried(said["model"], loaded[said["model"]], at)
+                found += [one] if one.left - one.loaded < LEAST_S - _MOMENT_S else []
+        return found
+
     def longest_s(self) -> float:
         """A request waits no longer: by what was measured of the loads and the restart, so that a slow machine is allowed more time."""
         residence_s = min(MOST_S, max(LEAST_S, self.slowest_load_s))
@@ -171,6 +201,11 @@ class DemandStorm(BootStorm):
             found.append(
                 f"{self.left} models left for another one, and {self.most(seconds):.0f} could have had their residence"
             )
+        found += [
+            f"{one.model} left after {one.left - one.loaded:.1f} s, and had answered somebody"
+            for one in self.hurried()
+            if any(name == one.model and one.loaded <= at <= one.left for name, at in self.heard.answers)
+        ]
         if len(self.heard.by_model) < MODELS:
             found.append(f"only {sorted(self.heard.by_model)} were answered")
         return found
@@ -188,6 +223,7 @@ class DemandStorm(BootStorm):
             "gateway away s": round(self.away_s, 1),
             "left for another": self.left,
             "bound of that": round(self.most(seconds)),
+            "of them before their residence": len(self.hurried()),
             "plans of each model": [len(each) for each in self.plans.values()],
             "of them new after the kill": [len(each - self.plans_before[name]) for name, each in self.plans.items()],
             "by model": dict(sorted(heard.by_model.items())),

@@ -201,6 +201,8 @@ class ManagedModel:
     """The copies of others that could have left for it when it was last planned."""
     gave_way: bool = False
     """It had to leave, and was not loaded since."""
+    unused: bool = True
+    """Nobody has asked for it since it was last away."""
     on_request: bool = False
     """It may have to leave, or to wait for others that do: its requests wait for it."""
     setback: Setback = field(init=False)

@@ -36,6 +36,8 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
             replica.history = [_ended(store, one) if one.live else one for one in mine]
             model.replicas.append(replica)
         model.stopped, model.used_at = residences.get(wish.name, (False, 0.0))
+        # Who asks the engines that run is not known.
+        model.unused = not alive
         model.gave_way = model.on_request = not model.stopped and any(
             one.attempt is None and one.history and one.history[-1].state == "stopped" and one.history[-1].failure is None
             for one in model.replicas

@@ -317,6 +317,7 @@ async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
             for name in "ab":
                 await add(gateway, tmp_path, name)
                 await gateway.until(name, "ready")
+                assert (await ask(gateway, name)).status_code == 200
             await add(gateway, tmp_path, "c")
             await gateway.until("c", "stopped")
             asked = asyncio.create_task(ask(gateway, "c"))
@@ -325,6 +326,28 @@ async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
                     await asyncio.sleep(0.02)
             await asyncio.sleep(2.0)
             assert told() == 1
+            asked.cancel()
+
+
+async def test_who_was_loaded_for_no_request_leaves_for_one_at_once_and_who_has_answered_stays(tmp_path: Path) -> None:
+    # A residence is longer than a request of `ask` may take.
+    long = mock.patch("gateway.core.residence.MOST_S", 2 * HANG_S), mock.patch("gateway.core.residence.LEAST_S", 2 * HANG_S)
+    with long[0], long[1]:
+        async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+            for name in "ab":
+                await add(gateway, tmp_path, name)
+                await gateway.until(name, "ready")
+            assert (await ask(gateway, "b")).status_code == 200
+            await add(gateway, tmp_path, "c")
+            await gateway.until("c", "stopped")
+            assert (await ask(gateway, "c")).status_code == 200
+            assert loaded(gateway.world) == {"b", "c"}
+            asked = asyncio.create_task(ask(gateway, "a"))
+            view = await gateway.until("a", "starting")
+            while "to leave" not in view["detail"]:
+                await asyncio.sleep(0.02)
+                view = await gateway.show("a")
+            assert loaded(gateway.world) == {"b", "c"}
             asked.cancel()
 
 

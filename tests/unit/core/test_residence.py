@@ -78,6 +78,20 @@ def test_who_leaves_has_had_its_residence() -> None:
     assert moves(asking, serves("a", since=NOW - MOST_S, load_s=900)).leave
 
 
+def test_who_was_loaded_for_no_request_leaves_for_one_at_once() -> None:
+    needs = (("a", 0), ("b", 0))
+    asking = out("x", waited_s=1, room=False, needs=needs, promised=True)
+    young: dict[str, Any] = {"since": NOW - 1, "load_s": 90}
+    a, b = serves("a", unused=True, **young), serves("b", unused=True, **young)
+    assert set(moves(asking, a, b).leave) == {*needs}
+    # Half of the room is no use to who waits.
+    assert not moves(asking, a, serves("b", **young)).leave
+    assert not moves(out("x", room=False, needs=needs), a, b).leave
+    assert not moves(asking, a, serves("b", unused=True, pinned=True, **young)).leave.get(("b", 0))
+    used = serves("used", used_at=NOW - 99, **young)
+    assert may_leave([used, serves("a", unused=True, used_at=NOW - 1, **young)], NOW) == [("a", 0), ("used", 0)]
+
+
 def test_the_order_in_which_models_are_asked_to_leave() -> None:
     some = [
         serves("busy", requests=1, priority=-5),
@@ -155,6 +169,7 @@ residents = st.lists(
         able=st.booleans(),
         gave_way=st.booleans(),
         new=st.booleans(),
+        unused=st.booleans(),
     ),
     max_size=8,
     unique_by=lambda one: one.name,
@@ -174,7 +189,7 @@ def test_whatever_the_models_are(known: list[Resident]) -> None:
         assert leave.why != "idle" or not one.asked
         if leave.why == "room":
             assert copy.state == "serves"
-            assert NOW - copy.since >= copy.residence_s
+            assert one.unused or NOW - copy.since >= copy.residence_s
             (other,) = [other for other in known if (name, index) in other.needs and f"room for {other.name}" in leave.words]
             assert other.name in found.hold
             assert other.state != "serves" or not one.asked
