@@ -19,7 +19,7 @@ RUN /opt/build/bin/python -m hatchling build -t wheel -d /src/dist \
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/fitserve /opt/fitserve
 COPY docker/entrypoint.py /opt/fitserve/entrypoint.py
-RUN mkdir -p /data /models /run/fitserve && chown 65532:65532 /data /models /run/fitserve && chmod 0700 /run/fitserve
+RUN mkdir -p /data /models /run/fitserve && chown 65532:65532 /data /models /run/fitserve && chmod 0700 /data /run/fitserve
 ENV PATH=/opt/fitserve/bin:$PATH FITSERVE_DATA_DIR=/data FITSERVE_MODELS_DIR=/models HOME=/data PYTHONUNBUFFERED=1
 USER 65532:65532
 ENTRYPOINT ["/opt/fitserve/bin/python", "/opt/fitserve/entrypoint.py"]

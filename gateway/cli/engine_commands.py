@@ -29,14 +29,20 @@ def engine_install(
     python: Annotated[
         Path | None, typer.Option(help="The Python of an environment that has it: taken as it is, never changed or removed.")
     ] = None,
+    as_script: Annotated[
+        bool,
+        typer.Option("--script", help="Print a shell script that does it with uv alone, as for an image; install nothing."),
+    ] = False,
 ) -> None:
     """Install an engine into its own environment under FITSERVE_DATA_DIR."""
-    from gateway.cli.install import install, take
+    from gateway.cli.install import install, script, take
     from gateway.profiles import Profiles
     from gateway.settings import load_settings
 
     if wheels is not None and python is not None:
         usage("Give --from or --python, not both.")
+    if python is not None and as_script:
+        usage("--python takes an environment as it is: there is nothing to write a script of.")
     settings = load_settings()
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     if engine is None:
@@ -56,7 +62,11 @@ def engine_install(
         take(wanted, python, settings)
         print_paragraph(f"{engine} runs from {python}, as it is there")
         return
-    folder = install(wanted, profiles, settings, print_paragraph, wheels.absolute() if wheels is not None else None)
+    wheels = wheels.absolute() if wheels is not None else None
+    if as_script:
+        say(script(wanted, profiles, settings, wheels))
+        return
+    folder = install(wanted, profiles, settings, print_paragraph, wheels)
     print_paragraph(f"{engine} is installed in {folder}")
 
 

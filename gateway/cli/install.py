@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,11 +41,7 @@ def install(
 ) -> Path:
     """The environment's folder, built unless it is complete already. wheels: a folder that has all of them; no index is asked then. Raises BadRequest,
     InstallFailed."""
-    folder = engine_dir(settings.data, engine)
-    if engine.install is None:
-        raise BadRequest(
-            f"{engine.ref} has no recipe for an environment of its own.", hint=f"It runs in its container image {engine.image}."
-        )
+    recipe, folder = _recipe(engine), engine_dir(settings.data, engine)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -57,24 +54,71 @@ def install(
                 hint="Free space or move FITSERVE_DATA_DIR.",
             )
         say(f"Installing {engine.ref} into {folder}: some GiB, and some minutes")
-        sources = package_sources() if wheels is None else {}
-        alone = {"UV_OFFLINE": "1", "UV_PYTHON_DOWNLOADS": "never"} if wheels is not None else {}
-        environment = {**os.environ, **sources, **alone}
+        sources = _sources(wheels)
+        environment = {**os.environ, **sources}
+        made, filled, proven = _commands(recipe, profiles.install_file(engine), folder, sources, wheels)
         uv = find_uv()
-        _run([uv, "venv", "--quiet", "--clear", "--python", engine.install.python, str(folder)], environment)
-        without = (f"{package}; sys_platform == 'never'\n" for package in engine.install.without)
-        (folder / _WITHOUT).write_text("".join(without))
-        arguments = pip_arguments(engine.install, profiles.install_file(engine), folder, sources, wheels)
+        _run([uv, *made], environment)
+        (folder / _WITHOUT).write_text(_left_out(recipe))
         if wheels is None:
-            _run([uv, *arguments], environment)
+            _run([uv, *filled], environment)
         else:
-            _run_from(wheels, [uv, *arguments], environment)
-        _run(
-            [str(folder / "bin" / "python"), "-c", f"import {engine.install.module}"],
-            {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(Path.home())},
-        )
+            _run_from(wheels, [uv, *filled], environment)
+        _run(proven, {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(Path.home())})
         (folder / COMPLETE).write_text(engine.ref + "\n")
     return folder
+
+
+def script(engine: Engine, profiles: Profiles, settings: Settings, wheels: Path | None = None) -> str:
+    """The same as a shell script that needs uv and nothing of ours: the packages and their hashes are in it. Raises BadRequest."""
+    recipe, folder, sources = _recipe(engine), engine_dir(settings.data, engine), _sources(wheels)
+    lock_file = profiles.install_file(engine)
+    lock = folder / "lock.txt"
+    made, filled, proven = _commands(recipe, lock if lock_file is not None else None, folder, sources, wheels)
+    written = {folder / _WITHOUT: _left_out(recipe)} | ({lock: lock_file.read_text()} if lock_file is not None else {})
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            "set -eu",
+            *(f"export {name}={shlex.quote(value)}" for name, value in sources.items()),
+            shlex.join(["mkdir", "-p", str(folder.parent)]),
+            shlex.join(["uv", *made]),
+            *(_here_document(path, text) for path, text in written.items()),
+            shlex.join(["uv", *filled]),
+            shlex.join(proven),
+            _here_document(folder / COMPLETE, f"{engine.ref}\n"),
+        ]
+    )
+
+
+def _here_document(path: Path, text: str) -> str:
+    return f"cat > {shlex.quote(str(path))} <<'END'\n{text}END"
+
+
+def _recipe(engine: Engine) -> Install:
+    if engine.install is None:
+        raise BadRequest(
+            f"{engine.ref} has no recipe for an environment of its own.", hint=f"It runs in its container image {engine.image}."
+        )
+    return engine.install
+
+
+def _commands(
+    recipe: Install, lock_file: Path | None, folder: Path, sources: Mapping[str, str], wheels: Path | None
+) -> tuple[list[str], list[str], list[str]]:
+    """What makes the environment, and what fills it, for uv; and a program that shows that the engine is there."""
+    made = ["venv", "--quiet", "--clear", "--python", recipe.python, str(folder)]
+    proven = [str(folder / "bin" / "python"), "-c", f"import {recipe.module}"]
+    return made, pip_arguments(recipe, lock_file, folder, sources, wheels), proven
+
+
+def _left_out(recipe: Install) -> str:
+    return "".join(f"{package}; sys_platform == 'never'\n" for package in recipe.without)
+
+
+def _sources(wheels: Path | None) -> dict[str, str]:
+    """Where uv takes packages from, as its environment variables."""
+    return package_sources() if wheels is None else {"UV_OFFLINE": "1", "UV_PYTHON_DOWNLOADS": "never"}
 
 
 def find_uv() -> str:

