@@ -116,14 +116,14 @@ def test_what_was_raised_before_a_process_was_told_dead_is_more_likely_than_its_
 
 
 def test_words_go_before_a_row_that_is_vague() -> None:
-    line = "AssertionError: hidden_size 2880 must be a multiple of 128 for the Marlin tile"
+    line = "AssertionError: the model's hidden_size 2880 must be a multiple of 128 for the Marlin tile"
     assert read(line).kind == "no_kernel"
     reader = LogReader(SIGNATURES)
     reader.feed(line.encode())
     reader.close()
     assert reader.verdict is not None
     assert reader.verdict.kind == "config_refused"
-    assert "words" not in read("ValueError: frob must be one of 1 and 2").culprit
+    assert "words" not in read("ValueError: frob_mode must be one of 1 and 2").culprit
 
 
 def test_each_kind_stands_once() -> None:

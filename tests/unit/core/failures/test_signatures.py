@@ -308,11 +308,29 @@ def test_what_libraries_say_in_words_of_their_own_is_named(line: str, kind: str)
         ("AssertionError: The block already has a hash. This should not happen.", "unknown"),
         ("NotImplementedError: Subclasses must implement frob()", "unknown"),
         ("ValueError: frobs cannot be had. Please file an issue.", "unknown"),
-        ("ValueError: frobs are not supported. Please open an issue.", "config_refused"),
+        ("ValueError: frobs are not supported by this backend. Please open an issue.", "config_refused"),
         ("ValueError: --frob-buffer-len must be positive", "config_refused"),
     ],
 )
 def test_what_calls_itself_a_fault_of_the_code_is_no_setting(line: str, kind: str) -> None:
+    assert read(line).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        # triton/language/semantic.py, triton_kernels/matmul_details/opt_flags.py, starlette/datastructures.py, xformers/ops/fmha/ck.py
+        ("ValueError: program_id axis must be 0, 1, or 2 but got 3", "unknown"),
+        ("AssertionError: setting constraints is incompatible with manual flags override", "unknown"),
+        ('AssertionError: Cannot set both "scope" and "**components".', "unknown"),
+        ("NotImplementedError: Invalid rng_state: 8", "unknown"),
+        ("ValueError: frob must be one of 1 and 2", "unknown"),
+        ("ValueError: frob_cache_mode must be one of 1 and 2", "config_refused"),
+        ("NotImplementedError: Frobs with speculative decoding are not supported", "config_refused"),
+        ("ValueError: invalid literal for int() with base 10: 'GPU-3f'", "config_refused"),
+    ],
+)
+def test_of_a_line_alone_what_must_be_otherwise_is_a_setting_where_it_names_one(line: str, kind: str) -> None:
     assert read(line).kind == kind
 
 
