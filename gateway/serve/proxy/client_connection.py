@@ -39,16 +39,20 @@ from gateway.tls import Handshake, peer_address
 
 log = logging.getLogger(__name__)
 
+# What one read brings, of any connection: each takes its own before the next is read. So a read finds its memory whatever else there is, and who is
+# refused for want of memory comes to read that.
+_READ = memoryview(bytearray(256 * 1024))
+
 
 def client_protocol(plane: DataPlane, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
     """The protocol class for `uvicorn.Config(http=...)`: uvicorn makes one object per connection, all of which share `plane`."""
     made = type("ClientConnection", (ClientConnection,), {"shared": plane, "__slots__": ()})
     if tls is None:
-        return made
+        return made  # uvicorn knows no other word for the BufferedProtocol that it is
     return type("ClientHandshake", (Handshake,), {"behind": made, "context": tls, "limiter": plane.connection_limiter})
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """One client's connection."""
 
     __slots__ = (
@@ -109,16 +113,26 @@ class ClientConnection(asyncio.Protocol):
         self._turns.clear()
         self._reader.close()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _: int) -> memoryview:
+        return _READ
+
+    def buffer_updated(self, count: int) -> None:
         reader = self._reader
-        waiting = not (reader.in_head or reader.in_body or self.discarding or self._busy())
-        if waiting and self._repeats(data):
-            return
         if self.discarding:
-            reader.throw_away(len(data))
+            reader.throw_away(count)
             return
-        if reader.read(data) and waiting and isinstance(self._current, Exchange):
-            self._repeat = head_cache.remember(data, self._current, self.plane.keys.table)
+        if reader.in_head or reader.in_body or self._busy():
+            reader.read(_READ[:count])
+        else:
+            try:
+                data = bytes(_READ[:count])
+                if self._repeats(data):
+                    return
+            except MemoryError:
+                self.hang_up(refusals.no_memory())
+                return
+            if reader.read(data) and isinstance(self._current, Exchange):
+                self._repeat = head_cache.remember(data, self._current, self.plane.keys.table)
         if self._turns and not self.discarding:
             self._steer()
 

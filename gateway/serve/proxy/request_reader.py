@@ -84,7 +84,7 @@ class RequestReader:
         self.incoming = None
         self._parser = None  # type: ignore[assignment]  # it holds this reader
 
-    def read(self, data: bytes) -> bool:
+    def read(self, data: bytes | memoryview) -> bool:
         """Whether all of `data` was requests that are whole now."""
         was_in_head = self.in_head
         self._received = len(data) + (self._received if was_in_head else 0)
@@ -125,7 +125,7 @@ class RequestReader:
         elif self.incoming is not None:
             connection.read_on(self.incoming)
 
-    def _parse(self, data: bytes) -> bool:
+    def _parse(self, data: bytes | memoryview) -> bool:
         """Whether what comes next is still for this parser."""
         connection = self._connection
         try:
@@ -144,7 +144,7 @@ class RequestReader:
                 connection.hang_up(refusals.not_http())
         return not connection.discarding
 
-    def _read_again(self, rest: bytes) -> None:
+    def _read_again(self, rest: bytes | memoryview) -> None:
         """The request asked for a protocol that is not spoken here, as Java's HTTP client does (h2c). It is read as if it had not;
         the parser has left the body alone."""
         head = head_without_upgrade(self.method, self.url, self._parser.get_http_version(), self.headers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.domain.units import MIB
 from tests.support.dataplane import until
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
@@ -97,16 +99,31 @@ def test_with_too_little_it_refuses_to_start(tmp_path: Path, ulimit: str, why: s
     assert not (tmp_path / "data").exists()
 
 
+def allow(gateway: Served, more: int) -> None:
+    """Address space: what it has now, and `more` bytes."""
+    pages = int(Path(f"/proc/{gateway.process.pid}/statm").read_text().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.prlimit(gateway.process.pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
+
+
 async def test_a_request_that_finds_no_memory_is_refused_and_costs_nobody_else_anything(tmp_path: Path) -> None:
     large = json.dumps({**ASK, "messages": [{"role": "user", "content": "x" * 20_000_000}]}).encode()
     async with Upstream(engine) as upstream:
-        running = served(tmp_path, {"m": [f"{upstream.url}/v1"]}, ulimit="-v 270000")
+        running = served(tmp_path, {"m": [f"{upstream.url}/v1"]})
         gateway = await asyncio.to_thread(running.__enter__)
         try:
             async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
-                for _ in range(2):
+
+                async def crowd() -> set[int]:
                     answers = await asyncio.gather(*(client.post("/v1/chat/completions", content=large) for _ in range(6)))
-                    assert {answer.status_code for answer in answers} <= {200, 503}
+                    return {answer.status_code for answer in answers}
+
+                allow(gateway, 0)
+                assert await crowd() == {503}
+                # For a thread more, and one or two of the bodies.
+                allow(gateway, 48 * MIB)
+                for _ in range(2):
+                    assert await crowd() <= {200, 503}
                     assert (await client.post("/v1/chat/completions", json=ASK)).status_code == 200
                     assert (await client.get("/readyz")).status_code == 200
                 body = {"name": "n", "endpoints": [f"{upstream.url}/v1"]}
