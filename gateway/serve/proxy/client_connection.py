@@ -121,18 +121,16 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.discarding:
             reader.throw_away(count)
             return
-        if reader.in_head or reader.in_body or self._busy():
-            reader.read(_READ[:count])
-        else:
+        kept: bytes | None = None
+        if not (reader.in_head or reader.in_body or self._busy()):
             try:
-                data = bytes(_READ[:count])
-                if self._repeats(data):
+                kept = bytes(_READ[:count])
+                if self._repeats(kept):
                     return
             except MemoryError:
-                self.hang_up(refusals.no_memory())
-                return
-            if reader.read(data) and isinstance(self._current, Exchange):
-                self._repeat = head_cache.remember(data, self._current, self.plane.keys.table)
+                kept = None  # its head is read all the same: only that tells how much comes before the client reads its refusal
+        if reader.read(_READ[:count] if kept is None else kept) and kept is not None and isinstance(self._current, Exchange):
+            self._repeat = head_cache.remember(kept, self._current, self.plane.keys.table)
         if self._turns and not self.discarding:
             self._steer()
 

@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from gateway.access.auth import Keys
+from gateway.serve.proxy import client_connection
 from gateway.serve.proxy import limits as guard
 from gateway.serve.proxy.client_connection import ClientConnection
+from gateway.serve.proxy.incoming_request import IncomingRequest
 from gateway.serve.server import listen
 from gateway.serve.workers.sockets import share
 from gateway.settings import Settings
@@ -563,6 +565,33 @@ async def test_without_keys_only_this_machines_own_programs_come_in() -> None:
             ):
                 headers = [b"host: " + host, b"connection: close", *([b"origin: " + origin] if origin else [])]
                 assert (await talk(gateway.port, post(*headers))).startswith(b"HTTP/1.1 %d " % status)
+
+
+def none_left(*_: object) -> bytes:
+    raise MemoryError
+
+
+async def test_who_sends_all_of_a_body_before_it_reads_hears_that_there_is_no_memory(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Neither to copy the read that brings the head and a part of the body, nor for the body.
+    monkeypatch.setattr(client_connection, "bytes", none_left, raising=False)
+    monkeypatch.setattr(IncomingRequest, "more", none_left)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    async with asyncio.timeout(HANG_S):
+        writer.transport.set_write_buffer_limits(0)
+        writer.write(post(b"host: x", body=b"x" * 8_000_000))
+        await writer.drain()
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+    writer.close()
+
+
+async def test_a_request_is_answered_where_there_is_no_memory_to_remember_its_head(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_connection, "bytes", none_left, raising=False)
+    async with stage(gateway, answers):
+        assert [one[:3] for one in await statuses(gateway.port, GOOD, 1)] == [b"200"]
 
 
 async def test_a_refused_body_is_not_waited_for() -> None:
