@@ -62,10 +62,10 @@ class AgentHarness(DockerHarness):
             "DOCKER_NETWORK": self.network,
         }
         keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}
+        before = self.log.read_text().count("listening") if self.log.exists() else 0
         with self.log.open("ab") as log:
             environment = {**keep, **{f"FITSERVE_{name}": value for name, value in settings.items()}}
             self.agent = Forked("gateway.__main__", ["agent"], environment, (0, 1, log.fileno()))
-        before = self.log.read_text().count("listening")
         end = time.monotonic() + HANG_S
         while self.log.read_text().count("listening") == before:
             assert self.agent.poll() is None, self.log.read_text()
