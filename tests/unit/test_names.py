@@ -14,7 +14,7 @@ local/serve/proxy/test_hostile_engine.py local/serve/proxy/test_openai.py local/
 local/serve/proxy/test_sdks.py local/test_boot_storm.py local/test_documented.py local/test_proxy_benchmark.py local/test_security.py local/test_seed_scenarios.py local/test_sharing.py
 unit/core/kernels/test_sglang_kernels.py unit/core/planner/test_launch.py unit/core/planner/test_plan_json.py
 unit/core/planner/test_properties.py unit/core/planner/test_reported_failures.py unit/core/test_core_is_pure.py
-unit/test_architecture.py unit/test_documented.py unit/test_contributing.py unit/test_imports.py unit/test_measured_grid.py unit/test_mentions.py unit/test_names.py unit/test_outside.py unit/test_security.py
+unit/test_architecture.py unit/test_documented.py unit/test_contributing.py unit/test_imports.py unit/test_locks.py unit/test_measured_grid.py unit/test_mentions.py unit/test_names.py unit/test_outside.py unit/test_security.py
 """
 TESTS = sorted(path for tier in ("unit", "local") for path in (ROOT / "tests" / tier).glob("**/test_*.py"))
 
