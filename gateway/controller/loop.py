@@ -215,7 +215,11 @@ class Loop:
         self._gate.look(instances)
         self._drains.look({instance.name for instance in instances})
         self._strays.look(instances, self.fleet.instance_names())
-        for model in self.residents.in_order():
+        models = self.residents.in_order()
+        # Of all before any is planned: what is given for one is not another's.
+        for model in models:
+            self._receive(model)
+        for model in models:
             try:
                 await self._attend(model, instances)
             except StoreError as error:
@@ -233,9 +237,6 @@ class Loop:
         try:
             await self._endpoints.look(model)
             for replica in model.replicas:
-                missing = [take for take in replica.takes if not self._given(take, model.wish.name)]
-                if replica.takes and not missing:
-                    replica.blocked, replica.takes = None, ()
                 await self._steps.attend(model, replica, instances)
             if model.trial is not None:
                 await self._steps.attend(model, model.trial, instances)
@@ -252,6 +253,19 @@ class Loop:
         except Exception as error:
             model.setback.broke(error)
 
+    def _receive(self, model: ManagedModel) -> None:
+        """Have others give what the model waits for. An error that nobody expected stays with the model."""
+        if model.setback.rest_s:
+            return
+        try:
+            for replica in model.replicas:
+                # Each is seen to, also where another one has not given.
+                missing = [take for take in replica.takes if not self._given(take, model.wish.name)]
+                if replica.takes and not missing:
+                    replica.receive(tuple(take for take in replica.takes if self.fleet.gave(take, model.wish.name)))
+        except Exception as error:
+            model.setback.broke(error)
+
     def _given(self, take: Offer, asking: str) -> bool:
         """Whether a model has given what is taken of it, or never will; else it is seen to."""
         model = self.fleet.models.get(take.model)
@@ -263,8 +277,9 @@ class Loop:
             return gone and replica.leaving is None and not replica.busy
         if model.deleting:
             return True
-        if attempt is None or attempt.state != "ready" or replica.busy:
-            return attempt is None and not replica.busy
+        if attempt is None or replica.busy:
+            return not replica.busy
+        # Once it is planned with less: who takes it is started beside it, when the engine from before is gone.
         if (attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps) or model.keeps_until > time.monotonic():
             return True
         # One of its copies after the other: the rest serves meanwhile.
@@ -273,7 +288,12 @@ class Loop:
             for one in model.replicas
             if one is not replica
         )
-        if model.trial is None and not model.unsettled and not away and not self._gate.measures(attempt.plan.gpus):
+        if (
+            model.trial is None
+            and not model.unsettled
+            and not away
+            and not self._gate.measures(attempt.plan.gpus, attempt.instance_name)
+        ):
             self._steps.shrink(model, *self.fleet.asked_of(model, take, asking))
         return False
 

@@ -41,11 +41,11 @@ _WORDS: Mapping[Stage, str] = {
 # Whoever is as far as this holds nobody up: graphs and workspaces are small, and made before the next engine has imported its code.
 _STILL = ("warms", "stands")
 
-
-# A plan that leaves so much of its GPUs expects others there.
+# A plan that takes no more of its GPUs expects others there, as one does that keeps to what it has beside them.
 _OTHERS_SHARE = 0.85
-# Of a GPU, what estimates were off by on real ones: 0.1 to 0.7 % of the KV cache.
-_OFF = 0.01
+# One of so many parts of its GPU is kept back from an engine that is given its KV cache in bytes: estimates were off by 0.1 to 0.7 % of the KV cache on
+# real GPUs.
+KEPT_BACK = 100
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,10 @@ def cache_bytes(plan: Plan) -> int | None:
     """Bytes of KV cache on each GPU for an engine that is not to measure. None where it has its GPUs for itself, or where what would be left is
     no whole context."""
     memory = plan.memory
-    if not plan.gpus or memory.promised_bytes > _OTHERS_SHARE * memory.gpu_bytes or not memory.kv_bytes_per_token:
+    alone = plan.cap is None and memory.promised_bytes > _OTHERS_SHARE * memory.gpu_bytes
+    if not plan.gpus or alone or not memory.kv_bytes_per_token:
         return None
-    count = memory.kv_bytes - int(_OFF * memory.gpu_bytes)
+    count = memory.kv_bytes - memory.gpu_bytes // KEPT_BACK
     whole = plan.max_model_len.value * memory.kv_bytes / max(1, memory.kv_tokens)
     return count if count >= max(whole, memory.kv_bytes / 2) else None
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import httpx
 
+from gateway.core.planner.sizes import UNSURE
 from gateway.domain import Hardware
 from gateway.profiles import shipped
 from tests.e2e.conftest import Gateway, wait_for
@@ -170,10 +171,15 @@ class BootStorm:
         self.seen.facts |= Counter(fact["kind"] for fact in facts if fact["grade"] == "failed")
         file = self.gpus / "measured"
         measured = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        # Who is given bytes gets a little less than who measures alone, and never more.
-        less = _NEAR + int(_OFF * (self.machine.gpus[0].total_bytes or 0))
+        # Who is given bytes gets a little less than who measures alone, and never more; and while nobody has seen its plan start, less for what
+        # is unsure of the rest.
+        off = _NEAR + int(_OFF * (self.machine.gpus[0].total_bytes or 0))
         self.seen.short += sum(
-            not (one["alone"] - (less if one["sized"] else _NEAR) <= one["bytes"] <= one["alone"] + _NEAR)
+            not (
+                one["alone"] - (off + one["beside"] // UNSURE if one["sized"] else _NEAR)
+                <= one["bytes"]
+                <= one["alone"] + _NEAR
+            )
             for one in measured[self._measured :]
         )
         self.seen.sized += sum(one["sized"] for one in measured[self._measured :])

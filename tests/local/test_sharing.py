@@ -179,6 +179,30 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
         assert after["plan"]["max_model_len"]["value"] >= 32768
 
 
+async def test_a_model_gives_while_it_starts_and_who_takes_it_is_planned_meanwhile(tmp_path: Path) -> None:
+    # As it is planned first it would never serve.
+    delays = iter((3600.0, 1.0))
+    world = World()
+
+    def script(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, start_delay_s=next(delays) if spec.model == "first" else 0.0)
+
+    source = model_folder(tmp_path / "model", **SMALL)
+    async with running(tmp_path, script, world, hardware=machine("3090")) as gateway:
+        await gateway.add("first", source, engines=["vllm==0.26.0"])
+        async with asyncio.timeout(HANG_S):
+            while not world.engines:
+                await asyncio.sleep(0.02)
+        before = await gateway.until("first", "starting")
+        await gateway.add("second", source, engines=["vllm==0.26.0"])
+        given, taken = await gateway.until("first", "ready"), await gateway.until("second", "ready")
+        assert given["plan"]["cap"]["models"] == ["second"]
+        assert promised(given) < promised(before)
+        assert [(one["state"], one["failure"]) for one in given["attempts"]] == [("stopped", None), ("ready", None)]
+        assert [one["state"] for one in taken["attempts"]] == ["ready"]
+        assert taken["attempts"][0]["started_at"] < given["attempts"][1]["ready_at"]
+
+
 async def test_of_two_copies_one_gives_on_its_own_gpu_and_the_other_serves_meanwhile(tmp_path: Path) -> None:
     def script(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model)

@@ -120,6 +120,7 @@ def start(folder: Path, total: int, flags: dict[str, str], config: dict[str, Any
     gpu.take(cache)
     alone = cache_alone(config, total, share)
     told = {"model": flags["served-model-name"], "pid": os.getpid(), "bytes": cache, "alone": alone, "sized": bool(sized)}
+    told["beside"] = math.ceil(total * share) - alone
     with (folder / "measured").open("a") as file:
         file.write(json.dumps(told) + "\n")
     say("Capturing CUDA graphs (decode, FULL): 100%|##########| 51/51 [00:00<00:00, 185.04it/s]")

@@ -10,6 +10,7 @@ from gateway.controller.fleet.room import Room
 from gateway.core.failures.ending import environmental
 from gateway.core.residence import Place
 from gateway.core.sharing.again import again, outlived
+from gateway.core.sharing.enough import reserved
 from gateway.core.sharing.leaving import Leaver, leaving
 from gateway.core.sharing.surplus import kept, part, surplus
 from gateway.core.starts import Holder, Stage, shape
@@ -192,14 +193,27 @@ class Fleet:
 
     def _returning(self, replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:
         """On top of what is promised already what replicas had that served until something outside of their plans ended that: whoever is started
-        first after a power cut leaves the others what they had."""
+        first after a power cut leaves the others what they had. And what others gave for replicas that are to be planned now."""
         for replica in replicas:
             model = self.models[replica.model]
             here = not (model.stopped or model.hold or replica.leaving or model.deleting or model.trial is replica)
             comes = replica.attempt is None and replica.blocked is None and replica.shown.state != "quarantined"
             if here and comes and (plan := _outlived(replica)) is not None:
                 _promise(plan, promised)
+            elif here and replica.attempt is None:
+                given = (*replica.given, *(take for take in replica.takes if self.gave(take, replica.model)))
+                for uuid, count in reserved(given).items():
+                    promised[uuid] = promised.get(uuid, 0) + count
         return promised
+
+    def gave(self, take: Offer, asking: str) -> bool:
+        """Whether a replica has given KV cache, and for this model: whoever asked while it gave to another has none of that."""
+        giver = self.models.get(take.model)
+        if take.how != "surplus" or giver is None or take.replica >= len(giver.replicas):
+            return False
+        replica = giver.replicas[take.replica]
+        cap = replica.attempt.plan.cap if replica.attempt is not None else None
+        return cap is not None and cap.bytes <= take.keeps and asking in replica.gave_to
 
     def held(self, model: ManagedModel, replica: ReplicaState | None = None) -> dict[str, int]:
         """Bytes per GPU that the model's own live attempts may use; of one replica, or of all."""

@@ -50,6 +50,10 @@ class ReplicaState:
     """It has no plan, and is planned again because time went by, or something became free: until that is known it stays what it was."""
     takes: tuple[Offer, ...] = ()
     """What other models give before it can be planned: it waits for that."""
+    given: tuple[Offer, ...] = ()
+    """What others gave for it, until it has a plan: nobody else takes that."""
+    gave_to: frozenset[str] = frozenset()
+    """The models for which it last gave KV cache."""
     asked_of: set[tuple[str, int, str]] = field(default_factory=set)
     """Which copies were last asked to give, and how, since it last had a plan."""
     on_request: bool = False
@@ -113,7 +117,7 @@ class ReplicaState:
 
     def block(self, reason: str) -> None:
         """There is nothing to start for now."""
-        self.blocked, self.blocked_at, self.takes, self.on_request = reason, time.monotonic(), (), False
+        self.blocked, self.blocked_at, self.takes, self.given, self.on_request = reason, time.monotonic(), (), (), False
 
     def wait_for(self, takes: tuple[Offer, ...]) -> bool:
         """There is nothing to start before others gave this. Returns whether that is asked of others than the last time."""
@@ -121,6 +125,10 @@ class ReplicaState:
         before, self.asked_of = self.asked_of, {(one.model, one.replica, one.how) for one in takes}
         self.takes = takes
         return self.asked_of != before
+
+    def receive(self, given: tuple[Offer, ...]) -> None:
+        """It waits for nothing any more, and is planned: with this, which stays for it until then."""
+        self.blocked, self.takes, self.given = None, (), given
 
     def rest_until_asked(self, reason: str, takes: tuple[Offer, ...], *, asks: bool) -> None:
         """There is no plan now, and others would give this to a request that waits; asks: and will, for it asks already."""

@@ -92,7 +92,7 @@ class PlanSteps:
                 ReplicaState(replica.model, index, generation=replica.generation)
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
-        replica.attempt, replica.asked_of = await self._attempts.begin(replica, plan), set()
+        replica.attempt, replica.asked_of, replica.given = await self._attempts.begin(replica, plan), set(), ()
         log.info(
             "planned",
             model=replica.model,

@@ -48,12 +48,13 @@ class ShrinkSteps:
                 raise NoPlan("no plan of it is smaller")
             replica.left_at = time.monotonic()
             await self._drains.ended(old.instance_name)
-            attempt = await self._attempts.begin(replica, new)
-            if replica.attempt is not old:
+            attempt, now = await self._attempts.begin(replica, new), replica.attempt
+            if now is None or now.id != old.id:
                 await self._attempts.drop(attempt)
                 return
-            replica.attempt, replica.made_room = attempt, True
-            await self._attempts.end(replica, old)
+            replica.attempt, replica.made_room, replica.gave_to = attempt, True, frozenset(asking)
+            # It may have become ready meanwhile.
+            await self._attempts.end(replica, now)
         except FitserveError as error:
             model.keeps_until = time.monotonic() + _KEEPS_S
             log.warning("gives no KV cache", model=replica.model, reason=str(error))

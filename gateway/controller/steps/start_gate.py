@@ -101,9 +101,10 @@ class StartGate:
         self._looked.set()
         self._looked = asyncio.Event()
 
-    def measures(self, gpus: Collection[str]) -> bool:
-        """Whether an engine measures one of these GPUs now, which fails where another one gives memory back meanwhile."""
-        return any(one.stage == "loads" and not one.sized and not one.gpus.isdisjoint(gpus) for one in self._holders.values())
+    def measures(self, gpus: Collection[str], but: str = "") -> bool:
+        """Whether an engine, but for one, measures one of these GPUs now, which fails where another one gives memory back meanwhile."""
+        others = (one for one in self._holders.values() if one.instance != but and one.stage == "loads" and not one.sized)
+        return any(not one.gpus.isdisjoint(gpus) for one in others)
 
     def waits(self, attempt: Attempt) -> bool:
         return attempt.instance_name in self._waiting

@@ -40,12 +40,12 @@ class TrialSteps:
         """Start another plan in place of what serves, which is known to work: it is what is planned next where the other one fails. Nothing is done
         where something else began meanwhile. Raises HostError, StoreError."""
         old = replica.attempt
-        new = await self._attempts.begin(replica, plan)
-        if old is None or replica.attempt is not old or replica.busy:
+        new, now = await self._attempts.begin(replica, plan), replica.attempt
+        if old is None or now is None or now.id != old.id or replica.busy:
             await self._attempts.drop(new)
             return
         replica.attempt = new
-        await self._attempts.end(replica, old)
+        await self._attempts.end(replica, now)
 
     async def adopt(self, model: ManagedModel) -> None:
         """What was tried beside serves from now on; what served until now stops when its last answers are given. Raises StoreError."""

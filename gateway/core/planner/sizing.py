@@ -18,6 +18,7 @@ from gateway.core.lora.size import bytes_on_rank
 from gateway.core.model.scheme import Scheme, described
 from gateway.core.model.workload import Workload
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, UNSURE, Batch, Sizes, needed_tokens, wanted_context
+from gateway.core.starts import KEPT_BACK
 from gateway.domain import Cap, Choice, Memory, Plan, bool_choice, int_choice
 from gateway.domain.units import MIB, gib
 
@@ -130,13 +131,13 @@ def _same(footprint: Footprint, bounds: Budget, before: Plan) -> Budget:
 
 
 def _needed(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget:
-    """The budget with as much KV cache as the model's wish needs."""
+    """The budget with as much KV cache as the model's wish needs, also where the engine is given that in bytes, and starts beside others."""
     candidate, rules, given = footprint.candidate, footprint.candidate.rules, footprint.candidate.given
     context = wanted_context(given.spec, given.wish, candidate.args)
     tokens = max(needed_tokens(given.wish, given.spec), int(candidate.args.get("max-model-len", 0)))
     used = rules.used_bytes(footprint, _seen(footprint, rules.divided(footprint, bounds.bytes), batch))
     kept = math.ceil(footprint.cache.bytes_for(context, batch.tokens.value) * tokens / max(1, context))
-    count = used + used // UNSURE + kept
+    count = used + used // UNSURE + kept + min(gpu.total_bytes or 0 for gpu in candidate.group) // KEPT_BACK
     return rules.narrowed(footprint, bounds, count) if count < bounds.bytes else bounds
 
 

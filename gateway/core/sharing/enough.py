@@ -20,6 +20,13 @@ def given(offers: Iterable[Offer]) -> dict[str, int]:
     return total
 
 
+def reserved(offers: Iterable[Offer]) -> dict[str, int]:
+    """Bytes by UUID that stay for whoever takes these: KV cache that was given for it alone, and what it counted on beside that. Who leaves gives all
+    that it has, which is for all that wait for it."""
+    taken = [one for one in offers if one.how == "surplus"]
+    return {uuid: count + max(one.beside for one in taken if uuid in one.gives) for uuid, count in given(taken).items()}
+
+
 def least(offers: Sequence[Offer], enough: Callable[[Sequence[Offer]], bool]) -> tuple[Offer, ...]:
     """Of offers that are enough those without which they are not; the last are given up first."""
     needed = list(offers)

@@ -22,7 +22,7 @@ from gateway.core.starts import (
     taken,
     undisturbed,
 )
-from gateway.domain import Attempt, Failure
+from gateway.domain import Attempt, Cap, Failure
 from gateway.domain.units import GIB
 from tests.support.makers import attempt, machine, plan
 from tests.unit.core.test_reconcile import NOW, replica
@@ -77,6 +77,7 @@ def test_only_a_plan_that_leaves_room_for_others_gives_bytes_and_never_less_than
     tight = shared.evolve(max_model_len=shared.max_model_len.evolve(value=shared.memory.kv_tokens))
     assert cache_bytes(tight) is None, "what is given would hold no whole context"
     assert cache_bytes(shared.evolve(gpus=())) is None
+    assert cache_bytes(alone.evolve(cap=Cap(bytes=alone.memory.promised_bytes, models=("other",)))) is not None
 
 
 def test_engines_without_a_gpu_wait_for_nobody() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given as draw
 from hypothesis import strategies as st
 
-from gateway.core.sharing.enough import given
+from gateway.core.sharing.enough import given, reserved
 from gateway.core.sharing.offers import shared
 from gateway.domain import Decision, IntChoice, Offer, Plan
 from tests.support.makers import GIB, plan
@@ -74,3 +74,9 @@ def test_what_is_taken_is_enough_and_without_any_of_it_it_would_not_be(offers: l
     assert bool(found.plans) == whole
     for one in found.takes:
         assert not decide(given(other for other in found.takes if other is not one)).plans
+
+
+def test_what_is_given_for_one_and_what_it_counts_on_beside_stays_for_it_and_who_leaves_gives_to_all_that_wait() -> None:
+    offers = [offer("a", "surplus", 3).evolve(beside=2 * GIB), offer("b", "surplus", 1), offer("c", "sleep", 9)]
+    assert reserved(offers) == {"GPU-0": 6 * GIB}
+    assert reserved(offers[2:]) == {}

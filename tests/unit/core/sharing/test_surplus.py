@@ -17,6 +17,7 @@ from gateway.core.sharing.again import again, outlived, same, there
 from gateway.core.sharing.leaving import Leaver, leaving
 from gateway.core.sharing.offers import shared
 from gateway.core.sharing.surplus import kept, part, surplus, without
+from gateway.core.starts import cache_bytes
 from gateway.domain import Attempt, Cap, Decision, Failure, Hardware, Holding, ModelSpec, Offer, Plan, Policy, Sharing, Wish
 from gateway.profiles import Profiles
 from tests.support.makers import GIB, LLAMA_8B, plan, wish
@@ -393,3 +394,17 @@ def test_an_encoder_leaves_the_card_to_others_though_it_came_first() -> None:
     assert machine.claims()[machine.hardware.gpus[0].uuid] < 6 * GIB
     assert machine.add("llama-1b/1")
     assert machine.serving["llama-1b/1"].memory.kv_bytes > 8 * GIB or machine.serving["llama-1b/1"].cap is not None
+
+
+@pytest.mark.parametrize("name", ["3090", "h200"])
+@pytest.mark.parametrize("second", ["llama-1b", "llama-8b", "qwen-1.5b"])
+def test_who_gives_and_whom_that_is_for_are_told_the_bytes_of_their_kv_cache_and_so_start_side_by_side(
+    name: str, second: str
+) -> None:
+    machine = Machine(name)
+    assert machine.add("llama-1b/0")
+    if not machine.add(f"{second}/1"):
+        assert (name, second) == ("3090", "llama-8b")
+        return
+    given = {one: cache_bytes(planned) for one, planned in machine.serving.items()}
+    assert all(given.values()), given
