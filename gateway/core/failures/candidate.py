@@ -79,6 +79,11 @@ class Candidate:
     columns: int = 0
     last: int = 0
 
+    @classmethod
+    def unproven(cls, line: str, number: int, shape: Shape) -> Candidate:
+        """What only the end of the log makes a failure."""
+        return cls(None, {}, line, number, shape.phase, shape=shape, bare=True)
+
     def broken(self, rest: str, columns: int, proof: Callable[[str], Proof | None]) -> Proof | None:
         """What is proven by the message with a line that a terminal has broken off it. Where a line fills the terminal no space was lost."""
         self.columns = max(columns, self.columns)

@@ -25,7 +25,8 @@ _MOST_COMPLAINTS = 16
 class Findings:
     """candidates: what may be the failure. dying: the line, with its number, in which a process first told of its end. hint: a known text in a
     line that is no exception. quoted: an exception in the middle of a line, as it is
-    quoted and as the whole line. complaints: lines that complain, of nothing that is known."""
+    quoted and as the whole line. complaints: lines that complain, of nothing that is known. crashed: the stack of a process that crashed. warned:
+    a known text in what the engine went on after."""
 
     def __init__(self, signatures: Signatures, engine: str | None) -> None:
         self.candidates: list[Candidate] = []
@@ -33,6 +34,8 @@ class Findings:
         self.hint: Candidate | None = None
         self.quoted: tuple[Candidate, ...] = ()
         self.complaints: list[Candidate] = []
+        self.crashed: Candidate | None = None
+        self.warned: Candidate | None = None
         self._signatures = signatures
         self._engine = engine
 
@@ -51,6 +54,11 @@ class Findings:
         """One more line that complains, as far as there is room."""
         if len(self.complaints) < _MOST_COMPLAINTS:
             self.complaints.append(candidate)
+
+    def hinted(self, candidate: Candidate | None) -> bool:
+        """A line with a known text, if it has one. Whether one was seen by now: the first counts."""
+        self.hint = self.hint or candidate
+        return self.hint is not None
 
     def failure(self, settings: dict[str, Scalar], phase: str) -> Failure | None:
         """What is proven while the log still grows. settings: how the engine is set; phase: how far it came."""
@@ -85,6 +93,8 @@ class Findings:
         loud = [one for one in self.complaints if one.number not in told and (not raised or LOUD.search(one.line))]
         several = [*raised, *loud]
         several = [one for one in several if death is None or one.number < death.number]
+        if self.crashed is not None and self._signatures.likely([self.crashed.shape]):
+            several = [self.crashed]
         if cause is not None and cause.phase == "serving":
             several = [one for one in several if one.phase == "serving"]
         several += self._around
@@ -120,6 +130,8 @@ class Findings:
                 return best
         if self._around and (best := self._best(self._around)) is not None and best.row is not None:
             return best
+        if self.warned is not None and not left:
+            return self.warned
         return proven or next(iter([*left, *cut_off, *quoted]), None)
 
     @property

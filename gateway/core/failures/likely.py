@@ -87,7 +87,7 @@ class Likely:
 
 def plain(text: str) -> str:
     """A text as words in small letters with one space between."""
-    return _BETWEEN.sub(" ", text).strip().lower()
+    return _BETWEEN.sub(" ", text.replace("LoRA", "Lora")).strip().lower()
 
 
 def _any(patterns: Iterable[str]) -> re.Pattern[str]:

@@ -17,6 +17,7 @@ from functools import partial
 
 from gateway.core.failures.candidate import MESSAGE_LINES, Candidate, Process
 from gateway.core.failures.findings import Findings
+from gateway.core.failures.last_look import LastLook, Line
 from gateway.core.failures.lines import records
 from gateway.core.failures.lines.carriers import Carriers
 from gateway.core.failures.lines.line_filter import ALARMS, FATAL, SERVES, LineFilter
@@ -52,8 +53,6 @@ from gateway.domain import Failure
 
 # Processes that are remembered: more than any engine needs, and bounded.
 _MOST_PROCESSES = 256
-# Of so few lines all are meant by who pastes them, also one that does not complain.
-_FEW = 4
 # A terminal breaks a line into a few; a message that goes on for longer has lines of its own.
 _MOST_BROKEN = 6
 
@@ -77,8 +76,8 @@ class LogReader:
         self._last = ""
         self._stopped = False
         self._over = False
-        self._few: list[tuple[LogLine, str, int]] = []
         self._findings = Findings(signatures, engine)
+        self._last_look = LastLook(self._findings, self._proofs.hint)
 
     def feed(self, piece: bytes) -> None:
         """Bytes of the log, cut anywhere."""
@@ -91,9 +90,9 @@ class LogReader:
     def close(self) -> None:
         """The log ends, maybe in the middle of a line."""
         self._lines.close()
-        if self._lines.number <= _FEW and not self._findings.candidates and self._findings.dying is None and not self.ready:
-            for line, text, number in self._few:
-                self._hint_of(line, text, number, self._process(line.process))
+        self._last_look.look(
+            self._lines.number, self._processes.values(), self.progress.phase, serves=self.ready or self.answered
+        )
 
     def _raw(self, raw: bytes) -> None:
         for line in records.said(raw):
@@ -116,8 +115,11 @@ class LogReader:
             self._survived(line, process)
         if line.level == "WARNING" and not self._stopped:
             self._alone(line, text, process, warned=True)
+        if line.header and self._last_look.record(Line(line.text, text, self._lines.number, process, line.header, line.quiet)):
+            self._lines.attend = MESSAGE_LINES
         if line.quiet or self._stopped:
             return
+        self._last_look.crash.read(line.text, text, self._lines.number)
         fatal = (line.header or process.tracing) and self._signatures.over(line.text)
         if fatal:
             self._ends(text, process)
@@ -232,10 +234,6 @@ class LogReader:
             self._add(Candidate(found[0], found[1], text, self._lines.number, phase), process, line)
         return found is not None
 
-    def _unproven(self, text: str, shape: Shape) -> Candidate:
-        """What only the end of the log makes a failure."""
-        return Candidate(None, {}, text, self._lines.number, shape.phase, shape=shape, bare=True)
-
     def _exception(self, line: LogLine, text: str, process: Process) -> None:
         traced, ignored, replaces, causes = process.tracing, process.ignored, process.replaces, process.causes
         framed = traced or process.cut_off is not None
@@ -265,8 +263,8 @@ class LogReader:
         )
         if ignored and process.thread and not self.ready:
             # A thread that ends ends no engine, but of a log that tells of nothing else it is the failure.
-            if not self._hint_of(line, text, self._lines.number, process) and not self._findings.quoted:
-                self._findings.quoted = (self._unproven(text, shape),)
+            if not self._hint(line, text, process) and not self._findings.quoted:
+                self._findings.quoted = (Candidate.unproven(text, self._lines.number, shape),)
             return
         if ignored or (self.ready and (not (traced or process.fatal) or process.of_a_request)):
             return
@@ -334,33 +332,30 @@ class LogReader:
 
     def _cut_off(self, text: str, process: Process, exception: str = "") -> None:
         """A traceback that goes on: where the log ends in it, what it has shown is all that there is."""
-        if not (self._deaf(process) or process.ignored or (self.ready and process.of_a_request)):
+        of_a_request = process.of_a_handler or (self.ready and process.of_a_request)
+        if not (self._deaf(process) or process.ignored or of_a_request):
             shape = Shape(exception, text, tuple(process.files), self._proofs.phase(None, process))
-            process.cut_off = self._unproven(text, shape)
+            process.cut_off = Candidate.unproven(text, self._lines.number, shape)
 
     def _hinted(self, line: LogLine, text: str, process: Process) -> None:
         """A known text in a line that is no exception: it counts where the log ends and nothing else is known."""
         if self._deaf(process) or HARMLESS.search(line.text):
             return
+        self._last_look.keep(Line(line.text, text, self._lines.number, process, line.header, line.quiet))
         if not COMPLAINT.search(text):
-            if len(self._few) < _FEW:
-                self._few.append((line, text, self._lines.number))
             return
         shape = Shape("", line.text, tuple(process.files), self.progress.phase)
         if line.level is not None or not line.header or FAILED.search(text):
-            self._findings.complain(self._unproven(text, shape))
-        if self._findings.hint is not None or self._hint_of(line, text, self._lines.number, process):
+            self._findings.complain(Candidate.unproven(text, self._lines.number, shape))
+        if self._hint(line, text, process):
             return
         if not self._findings.quoted and (quoted := QUOTED.search(line.text)):
-            whole = self._unproven(text, shape._replace(exception=quoted["name"]))
+            whole = Candidate.unproven(text, self._lines.number, shape._replace(exception=quoted["name"]))
             self._findings.quoted = replace(whole, shape=whole.shape._replace(message=quoted["message"])), whole
 
-    def _hint_of(self, line: LogLine, text: str, number: int, process: Process) -> bool:
-        """Whether the line has a known text, which then is the hint."""
-        found = self._proofs.known(line.text, process)
-        if found and self._findings.hint is None:
-            self._findings.hint = Candidate(found[0], found[1], text, number, self._proofs.phase(found[0], process), bare=True)
-        return found is not None
+    def _hint(self, line: LogLine, text: str, process: Process) -> bool:
+        """Whether a known text is hinted at: by this line, or by one before."""
+        return self._findings.hinted(self._proofs.hint(line.text, text, self._lines.number, process))
 
     def _add(self, candidate: Candidate, process: Process, line: LogLine) -> None:
         if self._deaf(process) and (candidate.row is None or candidate.row.line is False):

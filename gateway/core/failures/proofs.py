@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.core.failures.candidate import Process, Proof
+from gateway.core.failures.candidate import Candidate, Process, Proof
 from gateway.core.failures.progress import Progress
 from gateway.core.failures.signature import Signature
 from gateway.core.failures.signatures import Signatures
@@ -29,6 +29,11 @@ class Proofs:
     def known(self, text: str, process: Process) -> Proof | None:
         """What a text proves, whoever says it."""
         return self._signatures.proof(text, self._engine, frozenset(process.frames), line=False)
+
+    def hint(self, said: str, text: str, number: int, process: Process) -> Candidate | None:
+        """A known text in a line that is no exception: at the end of a log it may be the failure."""
+        found = self.known(said, process)
+        return Candidate(found[0], found[1], text, number, self.phase(found[0], process), bare=True) if found else None
 
     def raised(self, process: Process, text: str) -> Proof | None:
         """What an exception's text proves. In one that a request met nothing that only a start meets."""

@@ -32,6 +32,8 @@ FATAL = (
     b"handler failed",
     b"Segfault enc",
     b"terminate ca",
+    b"yspy dump",
+    b"broadcast block",
 )
 _WORDS = (b"rror", b"xception", b"raceback", b'File "', b"terminat", b"OutOfResources")
 _BARE = (b"ERROR", b"CRITICAL", b"ailed", b"NCCL", b"is dead", b"Killed", b"OOM", b"Seg", b"core dumped")
@@ -52,12 +54,14 @@ _PHASES = (
 SERVES = (b"Received req", b"POST /", b"throughput", b" batch")
 _SETTINGS = (b"Selected ", b"Using ", b"Initializing a", b"non-default args", b"server_args=")
 PROGRESS = (*_PHASES, *SERVES, *_SETTINGS)
-# Where a log that is one line had its ends of line: a page, a form or a program lost them, or wrote them out.
+# Where a log that is one line had its ends of line: a page, a form or a program lost them, or wrote them out. An exception alone begins no line: sentences
+# quote it.
 _LOST = re.compile(
     rb"\\r?\\n"
     rb"|(?<=\S) (?=(?:\(\w{1,40} (?:\w+=\d+ ?)+\) )*(?:ERROR|WARNING|INFO) \d\d-\d\d \d\d:|\[\d{4}-\d\d-\d\d \d\d:)"
-    rb'| (?=Traceback \(most|File "[^"]{1,300}", line \d|(?:\w{1,40}\.){0,8}\w{1,40}(?:Error|Exception): )'
+    rb'| (?=Traceback \(most|File "[^"]{1,300}", line \d)'
 )
+_RAISED = re.compile(rb" (?=(?:\w{1,40}\.){0,8}\w{1,40}(?:Error|Exception): )")
 
 
 class LineFilter:
@@ -81,6 +85,8 @@ class LineFilter:
         for start in range(0, len(piece), _BLOCK):
             block = self._rest + piece[start : start + _BLOCK]
             end = block.rfind(b"\n") + 1
+            if end == len(block) and self.number == 0 and block.count(b"\n") == 1:
+                end = 0  # whether it is the only line is known once the next one comes, or none
             self._rest = block[end:]
             if end:
                 self._block(block[:end])
@@ -92,8 +98,9 @@ class LineFilter:
     def close(self) -> None:
         """The log ends, maybe in the middle of a line."""
         if self._rest:
-            if self.number == 0:
-                self._rest = _LOST.sub(b"\n", self._rest)
+            self._rest = self._rest.removesuffix(b"\n")
+            if self.number == 0 and _LOST.search(self._rest):
+                self._rest = _RAISED.sub(b"\n", _LOST.sub(b"\n", self._rest))
             self._block(self._rest + b"\n")
             self._rest = b""
 

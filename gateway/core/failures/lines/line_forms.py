@@ -16,6 +16,30 @@ QUOTED = re.compile(r"(?:[`'\"(:*]|\s)(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Except
 FRAME = re.compile(
     r'(?P<indent>\s*)(?:File "|(?=[\w./-]+\.py", line \d))(?P<file>[^"]+)(?:", line \d+(?:, in (?P<function>[\w<>.]+))?)?'
 )
+# What Python itself says of a fault, and in which exception: many paste the message alone.
+_PYTHON = {
+    "NameError": r"name '\w+' is not defined",
+    "UnboundLocalError": r"cannot access local variable|local variable '\w+' referenced before assignment",
+    "AttributeError": r"(?:'[\w.]+' object|module '[\w.]+'|type object '\w+') has no attribute '",
+    "TypeError": r"expected string or bytes-like object|non-default argument '|'\w+' object (?:is not (?:iterable|subscriptable|callable|an iterator)|does not support )|unsupported operand type\(s\)"
+    r"|'[<>=]+' not supported between instances of|[\w.]+\(\) (?:missing \d+ required|got an unexpected keyword|got multiple values for|takes \d+ positional)",
+    "ValueError": r"(?:not enough|too many) values to unpack|invalid literal for int\(\)|could not convert string to float",
+    "IndexError": r"(?:list|tuple|string) index out of range|pop from empty list",
+    "ModuleNotFoundError": r"No module named '",
+    "ImportError": r"cannot import name '",
+    "PermissionError": r"\[Errno 13\] ",
+    "FileNotFoundError": r"\[Errno 2\] ",
+    "ZeroDivisionError": r"(?:integer |float )?(?:division|modulo)(?: or modulo)? by zero",
+    "RecursionError": r"maximum recursion depth exceeded",
+    "KeyError": r"'[\w.]+'$",
+}
+PYTHON = re.compile("|".join(f"(?P<{name}>{said})" for name, said in _PYTHON.items()))
+# What an engine does, and not what is wrong.
+DOES = re.compile(
+    r"\W*(?:(?:Load|Us|Download|Captur|Start|Initializ|Compil|Fetch|Wait|Runn|Creat|Sett|Read|Resolv|Profil|Warm|Check|Pull)ing|Detected|Selected|Automatically)\b"
+)
+# A message in the middle of a line, in the quotes of code.
+CODE = re.compile(r"`([^`]* [^`]*)`")
 RAISE = re.compile(r"\s*raise (?:\w+\.)*(\w+)\(")
 # Its exception says nothing of its own. A notebook puts an arrow and the line's number before it.
 ASSERT = re.compile(r"\s*(?:-+> ?\d+ +)?(assert .+)")
@@ -36,6 +60,8 @@ HARMLESS = re.compile(
     # The task whose exception nobody asked for: its traceback follows.
     r"|^future: <\w+ finished"
     r"|defaulting|from now on|will not be applied|disabling|This might cause deadlock in distributed execution"
+    # What vLLM left out of its choice (vllm/platforms/cuda.py), and kubectl of its own.
+    r"|Some attention backends are not valid|^Defaulted container "
     # The watchdog of SGLang, which looks where the processes are that did nothing.
     r"|^Pyspy "
     # A table of nvidia-smi, and what a client was answered.
@@ -44,6 +70,8 @@ HARMLESS = re.compile(
     r"|^SchedulerStats\(|^Dumping |LLM engine \(v[\w.+]+\) with config:"
     # One request is over, and the engine is not.
     r"|\bfor request (?:<|\w+-)|Terminating request"
+    # An Xid of an application: those that mean more have rows.
+    r"|NVRM: (?:GPU at .{1,60} )?Xid "
     # Who waits for the engine says that it is not there yet, and not why.
     r"|(?:Readiness|Liveness|Startup) probe|waiting for .{1,60} to be ready|dial tcp (?:\[::1\]|127\.0\.0\.1|localhost):",
     re.IGNORECASE,
@@ -61,7 +89,7 @@ BENIGN = re.compile(
     r"(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError|ConnectionResetError|EOFError)(?::|$)"
     # What multiprocessing's resource tracker says of names that are gone, once the processes are.
     r"|KeyError: '/(?:mp|psm|loky)[-_]"
-    r"|(?:\w+\.)*ValueError: Request is disconnected from the client side"
+    r"|(?:\w+\.)*ValueError: (?:Request is disconnected from the client side|This model's maximum context length is \d+ tokens\. However, you requested)"
     # What a client was told of its own request.
     r"|(?:openai\.)?(?:BadRequest|NotFound|UnprocessableEntity)Error: Error code: 4\d\d"
     # One request or one answer could not be read: that ends no engine.

@@ -53,7 +53,6 @@ _CARRIED = re.compile(
     r"|\[?[\w./-]{0,64}\]? +\| "
     r"|\[(?:pod/)?[\w.-]{1,64}/[\w.-]{1,64}(?:/[\w.-]{1,64})?\] (?=\S)"
     r"|\[[A-Z][A-Za-z]*(?: [A-Za-z]+)+\] (?=\S)"
-    r"|(?:(?!\()\S*[-_\d]\S* )?[a-z]\S{0,40} (?=Traceback \(most|  File \"|\[\d{4}-\d\d-\d\d |\(\w+ pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d )"
     r"|\[[\w.-]{1,40}\] (?=Traceback \(most|(?:\w+\.)*\w+(?:Error|Exception): |\(\w+ pid=\d)"
     r"|</?(?:p|br|li|td|tr|div|pre|code|span|strong|b)\b[^>]{0,80}>"
     rf"|\s+(?=(?:\([\w ./=:,-]{{0,80}}pid=\d+[^)]{{0,80}}\) ?)*(?:{_LEVELS}) \d\d-\d\d )"
@@ -63,13 +62,16 @@ _PREFIX = re.compile(
     rf"(?P<header>(?P<level>{_LEVELS}) (?:\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? (?:\[[^\]]*\]|[\w./]{{1,60}}:\d+\])|\.\.\.) ?"
     rf"|(?P<plain>{_LEVELS}): +"
     rf"|\| (?P<loguru>{_LEVELS}) +\| [\w.:<>-]{{1,100}} \| ?"
-    rf"|- (?:[\w.]{{1,80}} - (?P<named>{_LEVELS}) - |(?P<logging>{_LEVELS}) - [\w.]{{1,60}}:\d+ - (?:[a-z][\w.]{{0,60}}: )?)"
+    rf"|- (?:[\w.]{{1,80}} - (?P<named>{_LEVELS}) - |(?P<logging>{_LEVELS}) - [\w.]{{1,60}}:(?:\d+ - (?:[a-z][\w.]{{0,60}}: )?| ))"
+    # Programs in Rust, as those of Dynamo and routers are.
+    r"| *(?P<rust>ERROR|WARN|INFO|DEBUG|TRACE) [a-z]\w{0,40}(?:::\w{1,60}){0,8}: "
     r"|\[?(?:\d{4}-)?(?:\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]+\d+)*)\] ?"
-    rf"(?:(?P<inner>{_LEVELS})(?::? +[\w./]{{1,60}}:\d+:?|:) +)?"
+    rf"(?:(?:[A-Z]\w{{1,20}} )?(?P<inner>{_LEVELS})(?::? +[\w./]{{1,60}}:\d+:?|:) +)?"
     r"|\[?(?P<glog>[IWEF])\d{3,4} \d\d:\d\d:\d\d[^\]]{0,80}\] ?)?"
 )
 _MOST_CARRIERS = 6
-_GLOG = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
+_OTHERS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "WARN": "WARNING", "TRACE": "DEBUG"}
+_OTHERS |= {level: level for level in ("DEBUG", "INFO", "ERROR")}
 _QUIET = ("DEBUG", "INFO", "WARNING")
 
 
@@ -94,8 +96,9 @@ def clean(raw: bytes) -> str:
     if b"\r" in raw:
         raw = raw.rstrip(b"\r\n").rpartition(b"\r")[2]
     text = raw[: 2 * MAX_LINE].decode("utf-8", "replace")
-    if "#033[" in text:
-        text = text.replace("#033[", "\x1b[")  # as rsyslog writes it
+    for written in ("#033[", "^[["):  # as rsyslog and `cat -v` write it
+        if written in text:
+            text = text.replace(written, "\x1b[")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     if "it/s]" in text or "s/it]" in text:
@@ -129,7 +132,7 @@ def parse(text: str) -> LogLine:
         or found["logging"]
         or found["named"]
         or found["inner"]
-        or _GLOG.get(found["glog"] or "")
+        or _OTHERS.get(found["glog"] or found["rust"] or "")
     )
     process = found["process"].strip() or (found["rank"] or "").strip()
     said = text[found.end() :]

@@ -50,12 +50,26 @@ def test_each_machine_is_a_process_of_its_own() -> None:
     assert lines.parse(f"node-1: 11:00:00 {TRACE[5]}") == one._replace(text=TRACE[5])
 
 
+@pytest.mark.parametrize(
+    "told", [TRACE[0], "ERROR 02-25 16:17:27 [core.py:1] boom", "(EngineCore pid=7) INFO 02-25 16:17:27 [core.py:1] boom"]
+)
+def test_a_record_or_a_traceback_tells_what_carries_it_too(told: str) -> None:
+    lines = Carriers()
+    assert lines.parse(f"frob/vllm-0 frob {TRACE[5]}").text != TRACE[5]
+    assert "frob" not in lines.parse(f"frob/vllm-0 frob {told}").text
+    assert lines.parse(f"frob/vllm-0 frob {TRACE[5]}").text == TRACE[5]
+
+
 def test_an_engines_own_record_is_no_carrier() -> None:
     lines = Carriers()
     record = f"[2026-02-25 16:17:27 TP3] Scheduler hit an exception: {TRACE[0]}"
     assert lines.parse(f"{record} {TRACE[1]}").text.startswith("Scheduler hit")
     assert lines.parse(f"WARNING 11-21 02:22:44 [x.py:12] {TRACE[1]}").level == "WARNING"
     assert lines.parse("WARNING 11-21 02:22:44 [x.py:12] boom").level == "WARNING"
+    # Whoever writes into a record of the engine's carries none of its lines.
+    said = "INFO 11-21 02:22:44 [logger.py:1] Received request: prompt: 'frob ERROR 11-21 02:22:44 [core.py:1] boom'"
+    assert lines.parse(said).level == "INFO"
+    assert lines.parse(said).text.startswith("Received request")
 
 
 def test_no_more_carriers_are_remembered_than_a_cluster_has_machines() -> None:

@@ -33,6 +33,20 @@ def test_who_says_a_line_is_known_behind_what_carried_it(carried: str) -> None:
     assert line == LogLine("(VllmWorker rank=3 pid=41)", header=True, level="ERROR", text="it failed")
 
 
+@pytest.mark.parametrize(
+    ("line", "level", "text"),
+    [
+        ("2026-11-25T10:00:00.695813Z  INFO hf_hub: Using token file", "INFO", "Using token file"),
+        ("2026-11-25T10:00:00.390990Z  WARN dynamo_llm::engines::worker: slow", "WARNING", "slow"),
+        ("[2026-11-25 10:00:00,123] LMCache DEBUG: no memory", "DEBUG", "no memory"),
+        ("^[[36m(RayWorkerWrapper pid=4823)^[[0m boom", None, "boom"),
+    ],
+)
+def test_programs_beside_the_engine_have_levels_of_their_own(line: str, level: str | None, text: str) -> None:
+    said = parse(clean(line.encode()))
+    assert (said.level, said.text) == (level, text)
+
+
 def test_the_level_that_python_prints_behind_a_loggers_name_is_read() -> None:
     line = parse("2025-04-03 17:38:57,455 - vllm.v1.engine.core_client - CRITICAL - Got fatal signal from worker processes")
     assert (line.level, line.text) == ("CRITICAL", "Got fatal signal from worker processes")

@@ -1,0 +1,128 @@
+"""What is looked at only once a log has ended and nothing else is known: the few lines of a paste, what was warned of before a traceback that is
+cut off, what an engine that stands still says last, and the stack of a crash. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+from gateway.core.failures.candidate import Candidate, Process
+from gateway.core.failures.crash import Crash
+from gateway.core.failures.lines.line_forms import CODE, COMPLAINT, DOES, HARMLESS, PYTHON, WRAPPER
+from gateway.core.failures.structure import Shape
+
+# Of so few lines all are meant by who pastes them, also one that does not complain.
+_FEW = 4
+_SAID = 8
+# A dump of its threads is so long at most.
+_NEAR = 60
+# What stands still: the watchdog of SGLang, of the threads of a process that did nothing, and a process of vLLM that waits for another one.
+_WAITS = ("Pyspy dump", "No available shared memory broadcast block")
+_DIGITS = re.compile(r"\d+")
+
+
+class Line(NamedTuple):
+    """A line as it stands in the log, and what it says. record: it begins one. quiet: the engine goes on after it, as its level says."""
+
+    said: str
+    text: str
+    number: int
+    process: Process
+    record: bool
+    quiet: bool
+
+
+class Told(Protocol):
+    """What the log has told, `Findings`, as far as a last look adds to it."""
+
+    candidates: list[Candidate]
+    dying: tuple[str, int] | None
+    crashed: Candidate | None
+    warned: Candidate | None
+
+    def add(self, candidate: Candidate) -> None:
+        """One more that may be the failure."""
+
+    def died(self, text: str, number: int) -> None:
+        """A line that tells of an end."""
+
+    def complain(self, candidate: Candidate) -> None:
+        """A line that complains, of nothing that is known."""
+
+    def hinted(self, candidate: Candidate | None) -> bool:
+        """A line with a known text, if it has one. Whether one was seen by now."""
+
+
+class LastLook:
+    """`crash` reads every line that is not quiet; of all lines those are kept that may count in the end.
+
+    hint: the known text of a line that is no exception, from what it says, the line, its number and its process."""
+
+    def __init__(self, told: Told, hint: Callable[[str, str, int, Process], Candidate | None]) -> None:
+        self.crash = Crash()
+        self._told = told
+        self._known = hint
+        self._few: list[Line] = []
+        self._said: deque[Line] = deque(maxlen=_SAID)
+        self._last: deque[Line] = deque(maxlen=2)
+
+    def record(self, line: Line) -> bool:
+        """A line that begins a record, whatever its level. Whether it counts if no other one follows."""
+        self._last.append(line)
+        if not line.quiet or not HARMLESS.search(line.said):
+            self._said.append(line)
+        return line.said.startswith(_WAITS)
+
+    def keep(self, line: Line) -> None:
+        """A line that is no exception and belongs to none."""
+        if len(self._few) < _FEW:
+            self._few.append(line)
+
+    def look(self, lines: int, processes: Iterable[Process], phase: str, *, serves: bool) -> None:
+        """The log has ended, after so many lines, in this phase."""
+        told = self._told
+        if self.crash.number:
+            shape = self.crash.shape(phase)
+            told.crashed = Candidate(None, {}, self.crash.line, self.crash.number, phase, shape=shape)
+        if not told.candidates and (still := self._stands_still(lines, serves=serves)) is not None:
+            told.add(still)
+        nothing = not told.candidates and told.dying is None and not serves
+        if not nothing:
+            return
+        if lines <= _FEW:
+            for line in self._few:
+                self._meant(line, phase)
+        # Where it ends in a traceback, what was said before may be what failed.
+        cut = any(one.tracing or one.cut_off for one in processes)
+        known = (self._known(line.said, line.text, line.number, line.process) for line in self._said)
+        told.warned = next(
+            (one for one in known if one is not None and (cut or (one.row is not None and one.row.warned))), None
+        )
+
+    def _stands_still(self, lines: int, *, serves: bool) -> Candidate | None:
+        """That the engine waits, where it said so last: again and again, with all its threads, or while it serves, when nothing compiles any more."""
+        last = self._last[-1] if self._last else None
+        if last is None or lines - last.number > _NEAR:
+            return None
+        again = len({_DIGITS.sub("", line.said) for line in self._last}) == 1 < len(self._last)
+        found = self._known(last.said, last.text, last.number, last.process) if again or serves or not last.quiet else None
+        return found if found is not None and found.row is not None and found.row.kind == "hang" else None
+
+    def _meant(self, line: Line, phase: str) -> None:
+        """One of the few lines of a paste, which may say it without the name of an exception."""
+        quoted = CODE.search(line.said)
+        said = quoted[1] if quoted else line.said
+        if WRAPPER.match(said):
+            self._told.died(line.text, line.number)
+        elif self._hint(line, said) or self._last:
+            return  # beside records it may be the rest of one
+        elif worded := PYTHON.match(said.strip()):
+            shape = Shape(worded.lastgroup or "", said.strip(), (), phase)
+            self._told.add(Candidate.unproven(line.text, line.number, shape))
+        elif not (DOES.match(said) or (COMPLAINT.search(line.text) and not quoted)):
+            self._told.complain(Candidate.unproven(line.text, line.number, Shape("", said, (), phase)))
+
+    def _hint(self, line: Line, said: str) -> bool:
+        return self._told.hinted(self._known(said, line.text, line.number, line.process))
