@@ -176,11 +176,12 @@ def _command(pid: int) -> str:
 
 
 def alone(drill: Drill) -> Figures:
-    """Each model by itself, cold, and again when its kernels are kept."""
+    """Each model by itself on the same GPU, cold, and again when its kernels are kept."""
     found: Figures = {}
+    first = drill.first_gpu()
     for name in drill.models:
         for start in ("cold", "warm"):
-            found[f"{name}_{start}"] = drill.add(name, name)
+            found[f"{name}_{start}"] = drill.add(name, name, "--gpu", first)
             found[f"{name}_{start}"]["ask"] = drill.ask(name)
             drill.remove(name)
     return found
@@ -307,25 +308,33 @@ def pair(drill: Drill) -> Figures:
 def replicas(drill: Drill) -> Figures:
     """Of two replicas one dies under load."""
     added = drill.add("small", "small", "--replicas", "2", "--gpus", "2")
-    drill.wait(
-        "both are ready", lambda: len([one for one in drill.gateway.show("small")["attempts"] if one["state"] == "ready"]) == 2
-    )
+    began = time.monotonic()
+    drill.wait("both are ready", lambda: _all_ready(drill, "small"))
+    added["other_s"] = since(began)
     with drill.asked("small") as answers:
         drill.wait("answers", lambda: len(answers) > 20)
         before, victim = len(answers), random.Random(1).choice(sorted(engines(drill.gateway)))
+        died = time.monotonic()
         for pid in engines(drill.gateway)[victim]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        drill.wait(
-            "both are ready again",
-            lambda: (
-                victim not in engines(drill.gateway)
-                and all(r["state"] == "ready" for r in drill.gateway.show("small")["replicas"])
-            ),
-        )
+        # The dead one counts as ready until that is noticed.
+        drill.wait("one is not ready", lambda: not _all_ready(drill, "small"))
+        drill.wait("both are ready again", lambda: _all_ready(drill, "small"))
     failed = [status for _, status in answers[before:] if status != httpx.codes.OK]
+    again = since(died)
     drill.remove("small")
-    return {"added": added, "answers": len(answers), "failed": len(failed), "statuses": sorted(set(failed))}
+    return {
+        "added": added,
+        "answers": len(answers) - before,
+        "again_s": again,
+        "failed": len(failed),
+        "statuses": sorted(set(failed)),
+    }
+
+
+def _all_ready(drill: Drill, name: str) -> bool:
+    return all(one["state"] == "ready" for one in drill.gateway.show(name)["replicas"])
 
 
 def traffic(drill: Drill) -> Figures:
