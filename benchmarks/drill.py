@@ -321,8 +321,8 @@ def replicas(drill: Drill) -> Figures:
         # The dead one counts as ready until that is noticed.
         drill.wait("one is not ready", lambda: not _all_ready(drill, "small"))
         drill.wait("both are ready again", lambda: _all_ready(drill, "small"))
+        again = since(died)
     failed = [status for _, status in answers[before:] if status != httpx.codes.OK]
-    again = since(died)
     drill.remove("small")
     return {
         "added": added,

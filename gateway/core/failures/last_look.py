@@ -24,13 +24,12 @@ _DIGITS = re.compile(r"\d+")
 
 
 class Line(NamedTuple):
-    """A line as it stands in the log, and what it says. record: it begins one. quiet: the engine goes on after it, as its level says."""
+    """A line as it stands in the log, and what it says. quiet: the engine goes on after it, as its level says."""
 
     said: str
     text: str
     number: int
     process: Process
-    record: bool
     quiet: bool
 
 
@@ -88,8 +87,7 @@ class LastLook:
             told.crashed = Candidate(None, {}, self.crash.line, self.crash.number, phase, shape=shape)
         if not told.candidates and (still := self._stands_still(lines, serves=serves)) is not None:
             told.add(still)
-        nothing = not told.candidates and told.dying is None and not serves
-        if not nothing:
+        if told.candidates or told.dying is not None or serves:
             return
         if lines <= _FEW:
             for line in self._few:

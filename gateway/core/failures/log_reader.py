@@ -115,7 +115,7 @@ class LogReader:
             self._survived(line, process)
         if line.level == "WARNING" and not self._stopped:
             self._alone(line, text, process, warned=True)
-        if line.header and self._last_look.record(Line(line.text, text, self._lines.number, process, line.header, line.quiet)):
+        if line.header and self._last_look.record(Line(line.text, text, self._lines.number, process, line.quiet)):
             self._lines.attend = MESSAGE_LINES
         if line.quiet or self._stopped:
             return
@@ -341,7 +341,7 @@ class LogReader:
         """A known text in a line that is no exception: it counts where the log ends and nothing else is known."""
         if self._deaf(process) or HARMLESS.search(line.text):
             return
-        self._last_look.keep(Line(line.text, text, self._lines.number, process, line.header, line.quiet))
+        self._last_look.keep(Line(line.text, text, self._lines.number, process, line.quiet))
         if not COMPLAINT.search(text):
             return
         shape = Shape("", line.text, tuple(process.files), self.progress.phase)
