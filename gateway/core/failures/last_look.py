@@ -18,8 +18,13 @@ _FEW = 4
 _SAID = 8
 # A dump of its threads is so long at most.
 _NEAR = 60
-# What stands still: the watchdog of SGLang, of the threads of a process that did nothing, and a process of vLLM that waits for another one.
-_WAITS = ("Pyspy dump", "No available shared memory broadcast block")
+# What stands still, how often it says so, and within how many lines at most: the watchdog of SGLang, of the threads of a process that did
+# nothing; a process of vLLM that waits for another one; and one that waits for it to start, which is no wait while progress bars go on.
+_ANY = 1 << 30
+_WAITS = {"Pyspy dump": (2, _ANY), "No available shared memory broadcast block": (2, _ANY), "Waiting for ": (5, 5)}
+_MOST_OFTEN = max(times for times, _ in _WAITS.values())
+# A program calls it an error, whatever it says.
+_LEVEL = re.compile(r"\W*(?:ERROR|CRITICAL|FATAL)\b(?! \w+\W*$)")
 _DIGITS = re.compile(r"\d+")
 
 
@@ -65,14 +70,14 @@ class LastLook:
         self._known = hint
         self._few: list[Line] = []
         self._said: deque[Line] = deque(maxlen=_SAID)
-        self._last: deque[Line] = deque(maxlen=2)
+        self._last: deque[Line] = deque(maxlen=_MOST_OFTEN)
 
     def record(self, line: Line) -> bool:
         """A line that begins a record, whatever its level. Whether it counts if no other one follows."""
         self._last.append(line)
         if not line.quiet or not HARMLESS.search(line.said):
             self._said.append(line)
-        return line.said.startswith(_WAITS)
+        return line.said.startswith(tuple(_WAITS))
 
     def keep(self, line: Line) -> None:
         """A line that is no exception and belongs to none."""
@@ -104,7 +109,10 @@ class LastLook:
         last = self._last[-1] if self._last else None
         if last is None or lines - last.number > _NEAR:
             return None
-        again = len({_DIGITS.sub("", line.said) for line in self._last}) == 1 < len(self._last)
+        times, within = next((often for begins, often in _WAITS.items() if last.said.startswith(begins)), (2, _ANY))
+        several = list(self._last)[-times:]
+        same = len(several) == times and len({_DIGITS.sub("", line.said) for line in several}) == 1
+        again = same and last.number - several[0].number < within
         found = self._known(last.said, last.text, last.number, last.process) if again or serves or not last.quiet else None
         return found if found is not None and found.row is not None and found.row.kind == "hang" else None
 
@@ -121,6 +129,8 @@ class LastLook:
             self._told.add(Candidate.unproven(line.text, line.number, shape))
         elif not (DOES.match(said) or (COMPLAINT.search(line.text) and not quoted)):
             self._told.complain(Candidate.unproven(line.text, line.number, Shape("", said, (), phase)))
+        elif _LEVEL.match(line.text):
+            self._told.add(Candidate.unproven(line.text, line.number, Shape("", said, (), phase)))
 
     def _hint(self, line: Line, said: str) -> bool:
         return self._told.hinted(self._known(said, line.text, line.number, line.process))

@@ -20,6 +20,7 @@ FATAL = (
     b"ssertion failed",
     b"] Assertion `",
     b"DeepEP ",
+    b"CUresult err",
     b"raceback (",
     b"DeadError",
     b"already dead",

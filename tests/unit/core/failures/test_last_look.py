@@ -28,6 +28,9 @@ def read(*lines: str) -> Failure:
         ("'Frob' object has no attribute 'frob'", "unknown"),
         ("EngineCore encountered an issue. See stack trace above", "unknown"),
         ("It says `Model FrobForCausalLM does not support LoRA` and that is all", "lora"),
+        # A program calls it an error, and no more is known of it.
+        ("[ERROR] 2026-03-11-06:48:29 (PID:14, Device:-1, RankID:-1) FROB99999 unknown frob", "unknown"),
+        ("CRITICAL: frob", "none"),
     ],
 )
 def test_who_pastes_one_line_means_it(line: str, kind: str) -> None:
@@ -149,6 +152,24 @@ def test_an_engine_that_says_again_and_again_that_it_waits_stands_still() -> Non
     assert read(*start, WAITS.format(0)).kind == "none"
     assert read(*start, WAITS.format(0), WAITS.format(1), GOES_ON).kind == "none"
     assert read(*start, WAITS.format(0), GOES_ON, WAITS.format(1)).kind == "none"
+
+
+def test_an_engine_whose_core_does_not_come_up_stands_still() -> None:
+    start = ["(APIServer pid=1) INFO 06-27 19:40:00 [a.py:1] hello"] * 5
+    waits = [
+        f"(APIServer pid=1) DEBUG 06-27 19:41:{at}1 [utils.py:773] Waiting for 1 local, 0 remote core engine proc(s) to start."
+        for at in range(5)
+    ]
+    assert read(*start, *waits).kind == "hang"
+    assert read(*start, *waits[1:]).kind == "none"
+    loads = "(EngineCore pid=9) Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:20<01:00, 20.1s/it]"
+    assert read(*start, *waits[:2], loads, *waits[2:]).kind == "none"
+
+
+def test_an_engine_that_compose_saw_killed_was_killed() -> None:
+    died = "sglang  | [2026-10-21 13:37:34] Received sigquit from a child process. It usually means the child failed."
+    assert read(*["sglang  | [2026-10-21 13:37:14 TP0] hello"] * 5, died, "sglang exited with code 137").kind == "killed"
+    assert read(*["sglang  | [2026-10-21 13:37:14 TP0] hello"] * 5, died, "sglang exited with code 1").kind == "unknown"
 
 
 def test_an_engine_that_ends_in_a_dump_of_its_threads_stands_still() -> None:

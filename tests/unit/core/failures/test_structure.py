@@ -193,6 +193,20 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
         ("torch/_ops.py", "__call__", "RuntimeError: prob_m = 1152 is not divisible by thread_m = 512", "no_kernel"),
         ("PIL/Image.py", "new", "TypeError: color must be int", "multimodal"),
         ("sglang/srt/models/llava.py", "pad_input_ids", "ValueError: 32000 is not in list", "multimodal"),
+        (
+            "sglang/srt/layers/attention/vision.py",
+            "_determine_attention_backend",
+            "ValueError: The 'frob' backend is not supported on Frob GPUs",
+            "no_backend",
+        ),
+        (
+            "transformers/configuration_utils.py",
+            "__init_subclass__",
+            "TypeError: non-default argument 'x' follows default argument 'y'",
+            "package",
+        ),
+        ("nixl/_api.py", "register_memory", "KeyError: 'FROB'", "package"),
+        ("nixl/_api.py", "register_memory", "RuntimeError: frob", "nccl"),
     ],
 )
 def test_frames_decide_a_text_that_nobody_knows(frame: str, function: str, error: str, kind: str) -> None:
