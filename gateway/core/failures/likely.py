@@ -26,8 +26,8 @@ _LAST = 3
 _LONGEST = 400
 # MixedCase and snake_case are words; what is neither letter nor digit stands between words.
 _BETWEEN = re.compile(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z0-9+<>]+")
-# The place in a source that a message was raised at: its folders are named after many things.
-_PLACE = re.compile(r"[\w.~-]*(?:/[\w.~+-]+)+\.(?:ts|cc|cpp|cxx|hpp|hh?|cuh?|rs|go):\d+")
+# Where a library was built, which stands in what is raised in it (`build/CMakeFiles/x.dir/compiler_depend.ts:39`), says nothing of what failed.
+_BUILT = re.compile(r"\S*\bCMakeFiles/\S*")
 _INSTALLED = re.compile(r".*(?:(?:site|dist)-packages/|/python/(?=sglang))")
 
 
@@ -71,7 +71,7 @@ class Likely:
         """The kind that the words of all shapes together speak for, and these words."""
         # Of a traceback that was cut off in a frame, the frame is all that there is.
         message = " . ".join(
-            plain(_PLACE.sub("", shape.message[:_LONGEST])) for shape in shapes if not FRAME.match(shape.message)
+            plain(_BUILT.sub("", shape.message[:_LONGEST])) for shape in shapes if not FRAME.match(shape.message)
         )
         traces = dict.fromkeys(shape.frames[-_INNERMOST:] for shape in shapes if shape.frames)
         frames = " . ".join(plain(_INSTALLED.sub("", frame)) for trace in list(traces)[-_LAST:] for frame in trace)

@@ -56,7 +56,7 @@ def test_frames_speak_where_a_message_says_nothing() -> None:
     assert kinds.kind([Shape("AssertionError", "", ("/home/nccl_lora/venv/site-packages/vllm/x.py:run",), "load")]) is None
 
 
-def test_the_place_in_a_source_that_it_was_raised_at_says_nothing() -> None:
+def test_where_a_library_was_built_says_nothing() -> None:
     assert read("RuntimeError: frob:build/CMakeFiles/frob.dir/compiler_depend.ts:39 frob error, code 7").kind == "unknown"
     assert read("RuntimeError: frob: cmake, build and compiler frob").kind == "toolchain"
 
