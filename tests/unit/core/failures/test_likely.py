@@ -29,7 +29,7 @@ def read(*lines: str) -> Failure:
     ("line", "kind"),
     [
         ("RuntimeError: the c10d frobnicator lost the other ranks", "nccl"),
-        ("RuntimeError: frob: this wheel wants another libfrob, please reinstall the package", "package"),
+        ("RuntimeError: frob: this wheel wants another libfrob, a version mismatch of its packages", "package"),
         ("RuntimeError: frob: shard 3 of the checkpoint is truncated", "weights_corrupt"),
         ("RuntimeError: frob said the adapter config of this peft model is odd", "lora"),
         ("OSError: frob: disk quota for models", "disk_full"),
