@@ -21,7 +21,8 @@ _NEAR = 60
 # What stands still, how often it says so, and within how many lines at most: the watchdog of SGLang, of the threads of a process that did
 # nothing; a process of vLLM that waits for another one; and one that waits for it to start, which is no wait while progress bars go on.
 _ANY = 1 << 30
-_WAITS = {"Pyspy dump": (2, _ANY), "No available shared memory broadcast block": (2, _ANY), "Waiting for ": (5, 5)}
+_WATCHED = ("Pyspy dump", "No available shared memory broadcast block")
+_WAITS = {**dict.fromkeys(_WATCHED, (2, _ANY)), "Waiting for ": (5, 5)}
 _MOST_OFTEN = max(times for times, _ in _WAITS.values())
 # A program calls it an error, whatever it says.
 _LEVEL = re.compile(r"\W*(?:ERROR|CRITICAL|FATAL)\b(?! \w+\W*$)")
@@ -77,7 +78,7 @@ class LastLook:
         self._last.append(line)
         if not line.quiet or not HARMLESS.search(line.said):
             self._said.append(line)
-        return line.said.startswith(tuple(_WAITS))
+        return line.said.startswith(_WATCHED)
 
     def keep(self, line: Line) -> None:
         """A line that is no exception and belongs to none."""

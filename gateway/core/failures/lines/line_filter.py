@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 _BLOCK = 64 * 1024
 _FIRST = 60
+_LAST = 6
 
 # A line with none of these proves no failure. They are looked for in bytes, a block at a time.
 FATAL = (
@@ -80,6 +81,8 @@ class LineFilter:
         self._handle = handle
         self._rest = b""
         self._skip = False
+        self._end = b""
+        self._handed = 0
 
     def feed(self, piece: bytes) -> None:
         """Bytes of the log, cut anywhere."""
@@ -104,22 +107,32 @@ class LineFilter:
                 self._rest = _RAISED.sub(b"\n", _LOST.sub(b"\n", self._rest))
             self._block(self._rest + b"\n")
             self._rest = b""
+        self._last_lines()
+
+    def _last_lines(self) -> None:
+        """The end of the log is handed over whatever it holds: an engine that stands still says there what it waits for."""
+        lines, total = self._end[:-1].rsplit(b"\n", _LAST)[-_LAST:], self.number
+        for self.number, raw in enumerate(lines, total - len(lines) + 1):
+            if self.number > self._handed:
+                self._handle(raw)
+        self._end, self.number = b"", total
 
     def read(self, raw: bytes) -> None:
         """One whole line."""
         self._block(raw + b"\n")
 
     def _block(self, block: bytes, *, cut: bool = False) -> None:
+        self._end = block
         if not self.attend and not self._skip and not cut and not _holds(_distinct(block), self.anchors):
             self.number += block.count(b"\n")
             return
         for raw in block[:-1].split(b"\n"):
             if self._skip:
-                self._skip = False
+                self._skip, self._end = False, block[block.find(b"\n") + 1 :]
                 continue
             self.number += 1
             if self.attend or _holds(raw, self.anchors):
-                self.attend = max(0, self.attend - 1)
+                self.attend, self._handed = max(0, self.attend - 1), self.number
                 self._handle(raw)
         if cut:
             self._skip = True

@@ -162,6 +162,9 @@ def test_an_engine_whose_core_does_not_come_up_stands_still() -> None:
     ]
     assert read(*start, *waits).kind == "hang"
     assert read(*start, *waits[1:]).kind == "none"
+    long = ["(EngineCore pid=9) frob goes on"] * 20_000
+    assert read(*start, *long, *waits).kind == "hang"
+    assert read(*start, *long, *waits, *long).kind == "none"
     loads = "(EngineCore pid=9) Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:20<01:00, 20.1s/it]"
     assert read(*start, *waits[:2], loads, *waits[2:]).kind == "none"
 
