@@ -8,6 +8,8 @@ from gateway.domain import Failure, Instance
 
 # Causes that no plan and no engine version cures: somebody must act first.
 HOPELESS = frozenset({"weights_gated", "needs_remote_code"})
+# SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV, which a process brings upon itself.
+_CRASHES = frozenset({4, 6, 7, 8, 11})
 # Where a start is, and the same as users read it.
 PHASES = {
     "download": "downloading weights",
@@ -40,8 +42,10 @@ def ended(instance: Instance, phase: str, tail: Iterable[str], *, was_ready: boo
         )
     if code is None:
         how, kind = "The engine is gone; its exit code was not seen", "exited"
+    elif (number := -code if code < 0 else code - 128) in _CRASHES:
+        how, kind = f"The engine crashed in compiled code (signal {number})", "exited"
     elif code < 0 or code in (137, 143):
-        how, kind = f"The engine was killed (signal {-code if code < 0 else code - 128})", "killed"
+        how, kind = f"The engine was killed (signal {number})", "killed"
     else:
         how, kind = f"The engine ended with exit code {code}", "exited" if was_ready else "unknown"
     when = "while it was serving" if was_ready else f"while {phase}"

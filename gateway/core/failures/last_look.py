@@ -24,6 +24,8 @@ _ANY = 1 << 30
 _WATCHED = ("Pyspy dump", "No available shared memory broadcast block")
 _WAITS = {**dict.fromkeys(_WATCHED, (2, _ANY)), "Waiting for ": (5, 5)}
 _MOST_OFTEN = max(times for times, _ in _WAITS.values())
+# py-spy's dump of a process, which is made of what stands still.
+DUMPED = re.compile(r'Thread (?:0x[0-9A-Fa-f]+|\d+) \((?:active|idle)(?:\+gil)?\): "')
 # A program calls it an error, whatever it says.
 _LEVEL = re.compile(r"\W*(?:ERROR|CRITICAL|FATAL)\b(?! \w+\W*$)")
 _DIGITS = re.compile(r"\d+")
@@ -74,7 +76,7 @@ class LastLook:
         self._last: deque[Line] = deque(maxlen=_MOST_OFTEN)
 
     def record(self, line: Line) -> bool:
-        """A line that begins a record, whatever its level. Whether it counts if no other one follows."""
+        """A line that begins a record, or a dump, whatever its level. Whether it counts if no other one follows."""
         self._last.append(line)
         if not line.quiet or not HARMLESS.search(line.said):
             self._said.append(line)

@@ -17,7 +17,7 @@ from functools import partial
 
 from gateway.core.failures.candidate import MESSAGE_LINES, Candidate, Process
 from gateway.core.failures.findings import Findings
-from gateway.core.failures.last_look import LastLook, Line
+from gateway.core.failures.last_look import DUMPED, LastLook, Line
 from gateway.core.failures.lines import records
 from gateway.core.failures.lines.carriers import Carriers
 from gateway.core.failures.lines.line_filter import ALARMS, FATAL, SERVES, LineFilter
@@ -115,7 +115,8 @@ class LogReader:
             self._survived(line, process)
         if line.level == "WARNING" and not self._stopped:
             self._alone(line, text, process, warned=True)
-        if line.header and self._last_look.record(Line(line.text, text, self._lines.number, process, line.quiet)):
+        begins = line.header or DUMPED.match(line.text)
+        if begins and self._last_look.record(Line(line.text, text, self._lines.number, process, line.quiet)):
             self._lines.attend = MESSAGE_LINES
         if line.quiet or self._stopped:
             return

@@ -109,3 +109,11 @@ def test_the_plan_whose_engine_the_kernel_killed_for_memory_is_never_made_again(
     assert one.fingerprint in {plan.fingerprint for plan in decide(spec(), here, [engine("cuda")], wish(), ()).plans}
     plans = next_plans(one, failure, here)
     assert one.fingerprint not in plans
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(-9, "killed"), (137, "killed"), (-11, "exited"), (139, "exited"), (134, "exited"), (1, "unknown")]
+)
+def test_an_engine_that_crashed_was_not_killed_from_outside(code: int, kind: str) -> None:
+    gone = Instance(name="m", model="m", attempt=1, fingerprint=attempt().fingerprint, state="exited", exit_code=code)
+    assert ended(gone, "loading weights", (), was_ready=False).kind == kind

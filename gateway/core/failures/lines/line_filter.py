@@ -20,6 +20,7 @@ FATAL = (
     b"SIG",
     b"ssertion failed",
     b"] Assertion `",
+    b": Assertion `",
     b"DeepEP ",
     b"CUresult err",
     b"raceback (",

@@ -102,7 +102,7 @@ def test_where_a_process_crashed_says_what_is_likely() -> None:
     failure = read("Fatal Python error: Segmentation fault", "", *STACK)
     assert (failure.kind, failure.line_number) == ("nccl", 6)
     assert failure.message.startswith("Likely: ")
-    assert read("Fatal Python error: Segmentation fault", "", *STACK[:4]).kind == "killed"
+    assert read("Fatal Python error: Segmentation fault", "", *STACK[:4]).kind == "exited"
 
 
 def test_the_symbols_of_a_native_stack_say_it_too() -> None:
@@ -120,7 +120,7 @@ def test_no_engine_is_treated_by_where_it_crashed() -> None:
     reader.feed("\n".join(["Fatal Python error: Segmentation fault", "", *STACK]).encode())
     reader.close()
     assert reader.verdict is not None
-    assert reader.verdict.kind == "killed"
+    assert reader.verdict.kind == "exited"
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
@@ -191,6 +191,13 @@ def test_an_engine_that_ends_in_a_dump_of_its_threads_stands_still() -> None:
     assert read(*served, *dump, *["x"] * 100, batch).kind == "none"
 
 
+def test_an_engine_whose_threads_somebody_dumped_stands_still() -> None:
+    served = ['[2026-11-25 10:00:01] INFO: "POST /generate HTTP/1.1" 200 OK', "[2026-11-25 10:00:09] frob"]
+    dump = ["$ py-spy dump --pid 7", "Process 7: frob", 'Thread 7 (active+gil): "MainThread"', "    frob (frob.py:7)"]
+    assert read(*served, *dump).kind == "hang"
+    assert read(*served, *dump, served[1]).kind == "none"
+
+
 def test_an_error_that_is_said_to_be_ignored_counts_before_a_traceback_that_is_cut_off() -> None:
     said = "ERROR 09-23 06:32:39 [parallel_state.py:2575] Error ignored in is_in_the_same_node: [gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 1800000ms for send operation to complete"
     cut = [
@@ -208,7 +215,7 @@ def test_an_error_that_is_said_to_be_ignored_counts_before_a_traceback_that_is_c
 
 def test_a_stack_without_its_beginning_is_read_but_not_those_of_other_threads() -> None:
     assert read(*STACK[4:], "Extension modules: frob").kind == "nccl"
-    assert read("Fatal Python error: Aborted", "", STACK[0], *STACK[4:]).kind == "killed"
+    assert read("Fatal Python error: Aborted", "", STACK[0], *STACK[4:]).kind == "exited"
 
 
 def test_a_traceback_of_one_request_that_is_cut_off_is_no_failure() -> None:

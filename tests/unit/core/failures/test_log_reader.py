@@ -130,8 +130,13 @@ def served(*lines: str) -> tuple[str, str | None]:
             "kernel_runtime",
         ),
         ((SGLANG, f"[2025-01-24 04:52:54 TP1] TpModelWorkerClient hit an exception: {TRACE}", NAN), "kernel_runtime"),
-        ((SGLANG, "[2025-01-24 04:52:54] Subprocess scheduler_0 (pid=12) crashed with exit code -6."), "killed"),
-        ((SGLANG, "Fatal Python error: Segmentation fault"), "killed"),
+        ((SGLANG, "[2025-01-24 04:52:54] Subprocess scheduler_0 (pid=12) crashed with exit code -6."), "exited"),
+        ((SGLANG, "[2025-01-24 04:52:54] Subprocess scheduler_0 (pid=12) crashed with exit code -9."), "killed"),
+        ((SGLANG, "Fatal Python error: Segmentation fault"), "exited"),
+        (
+            (VLLM, 'python3: /frob/Frob.cpp:43: std::pair<int, int> frob(int): Assertion `a && "frob"\' failed.'),
+            "kernel_runtime",
+        ),
         (
             (
                 VLLM,
