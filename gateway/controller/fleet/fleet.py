@@ -105,7 +105,7 @@ class Fleet:
         found = [(place, offer) for model, index in givers for place, offer in enumerate(self._surplus(model, index))]
         # First of those that give most, so that few are asked; the second of each copy only where the first of all are too little.
         found.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
-        caps = {name: _last_cap(model) for name, model in others.items()}
+        caps = {name: _last_caps(model) for name, model in others.items()}
         may = self.leavers(asking)
         if asking is not None:
             asking.offered = frozenset(may)
@@ -286,8 +286,11 @@ def _again(model: ManagedModel, replica: ReplicaState, cap: Cap | None) -> Plan 
     return again(plan, cap) if plan is not None else None
 
 
-def _last_cap(model: ManagedModel) -> Cap | None:
-    return next((one.plan.cap for one in reversed(_attempts(model)) if one.plan.cap is not None), None)
+def _last_caps(model: ManagedModel) -> list[Cap]:
+    """Of each copy: they have different neighbours."""
+    tried = (reversed(_attempts(model, replica)) for replica in model.replicas)
+    found = (next((one.plan.cap for one in attempts if one.plan.cap is not None), None) for attempts in tried)
+    return [cap for cap in found if cap is not None]
 
 
 def names(wish: Wish) -> tuple[str, ...]:

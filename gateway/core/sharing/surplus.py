@@ -9,7 +9,7 @@ kept(attempts, others) -> the cap that the model keeps to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from gateway.core.failures.ending import environmental
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, UNSURE
@@ -87,11 +87,11 @@ def _words(offer: Offer) -> str:
 _SIZES = {"gpu-memory-utilization", "mem-fraction-static", "kv-cache-memory-bytes", "max-total-tokens"}
 
 
-def kept(attempts: Iterable[Attempt], others: Mapping[str, Cap | None]) -> Cap | None:
+def kept(attempts: Iterable[Attempt], others: Mapping[str, Collection[Cap]]) -> Cap | None:
     """What the model keeps to, until none of the models is left that share its GPUs, or until a start with it failed by itself: the cap of its last
     plan that has one, or what it took when it last served, where others came beside that and keep to theirs for its sake.
 
-    attempts: of the model by its present wish, oldest first. others: all other models, and the cap of the last plan of each."""
+    attempts: of the model by its present wish, oldest first. others: all other models, and the last caps of the copies of each."""
     capped, served, name = None, None, ""
     for attempt in attempts:
         name = attempt.model
@@ -99,7 +99,7 @@ def kept(attempts: Iterable[Attempt], others: Mapping[str, Cap | None]) -> Cap |
         served = attempt if attempt.ready_at is not None else None if _failed(attempt) else served
     if capped is not None and capped.plan.cap is not None and set(capped.plan.cap.models) & others.keys():
         return capped.plan.cap if not _failed(capped) else None
-    beside = tuple(sorted(other for other, cap in others.items() if cap is not None and name in cap.models))
+    beside = tuple(sorted(other for other, caps in others.items() if any(name in cap.models for cap in caps)))
     return Cap(bytes=served.plan.memory.promised_bytes, models=beside) if served is not None and beside else None
 
 

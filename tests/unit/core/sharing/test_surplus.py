@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.model.spec import read_model
@@ -76,10 +76,10 @@ def test_nothing_is_given_of_a_size_that_the_user_set_nor_of_little() -> None:
 def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -> None:
     free = plan("3090", max_context=8192)
     capped = free.evolve(cap=Cap(bytes=8 * GIB, models=("other",)))
-    other: dict[str, Cap | None] = {"other": None}
+    other: dict[str, tuple[Cap, ...]] = {"other": ()}
     assert kept([attempt(1, free)], other) is None
-    assert kept([attempt(1, free), attempt(2, capped, state="stopped")], {**other, "x": None}) == capped.cap
-    assert kept([attempt(1, free), attempt(2, capped)], {"x": None}) is None
+    assert kept([attempt(1, free), attempt(2, capped, state="stopped")], {**other, "x": ()}) == capped.cap
+    assert kept([attempt(1, free), attempt(2, capped)], {"x": ()}) is None
     bad = Failure(kind="crash", phase="load", message="", proves="plan")
     assert kept([attempt(1, free), attempt(2, capped, state="failed", ready_at=None, failure=bad)], other) is None
     killed = Failure(kind="killed", phase="load", message="", proves="nothing")
@@ -88,8 +88,11 @@ def test_the_cap_is_kept_until_the_others_are_gone_or_a_start_with_it_failed() -
 
 def test_what_a_model_took_when_others_came_beside_it_is_kept_for_it() -> None:
     free = plan("3090", max_context=8192)
-    beside = {"late": Cap(bytes=GIB, models=("m",)), "far": Cap(bytes=GIB, models=("x",)), "x": None}
-    assert kept([attempt(1, free)], beside) == Cap(bytes=free.memory.promised_bytes, models=("late",))
+    late, far = Cap(bytes=GIB, models=("m",)), Cap(bytes=GIB, models=("x",))
+    beside: dict[str, tuple[Cap, ...]] = {"late": (late, far), "far": (far,), "x": ()}
+    assert kept([attempt(1, free)], beside) == Cap(bytes=free.memory.promised_bytes, models=("late",)), (
+        "whichever of its copies came beside it"
+    )
     assert kept([attempt(1, free, state="stopped", ready_at=None)], beside) is None
     bad = Failure(kind="crash", phase="load", message="", proves="plan")
     assert kept([attempt(1, free), attempt(2, free, state="failed", ready_at=None, failure=bad)], beside) is None
@@ -167,16 +170,17 @@ class Machine:
             for one in (has[other] for other in copies if other in has):
                 gives |= {uuid: gives.get(uuid, 0) + one.memory.promised_bytes for uuid in one.gpus}
             holders.append(Holding(model=model, gives=gives))
-        caps = {model: self.last_cap(copies) for model, copies in others.items()}
+        caps = {model: self.last_caps(copies) for model, copies in others.items()}
         past = self.attempts.get(name, [])
         cap, lost = kept(past, caps), outlived(past)
         return Sharing(
             cap, tuple(offers), tuple(holders), past[-1].plan.gpus if past else (), "", again(lost, cap) if lost else None
         )
 
-    def last_cap(self, copies: list[str]) -> Cap | None:
-        tried = sorted((one for copy in copies for one in self.attempts.get(copy, ())), key=lambda one: one.id)
-        return next((one.plan.cap for one in reversed(tried) if one.plan.cap is not None), None)
+    def last_caps(self, copies: list[str]) -> list[Cap]:
+        tried = (reversed(self.attempts.get(copy, ())) for copy in copies)
+        found = (next((one.plan.cap for one in attempts if one.plan.cap is not None), None) for attempts in tried)
+        return [cap for cap in found if cap is not None]
 
     def add_copy(self, first: str, number: int) -> bool:
         """One more copy of what serves, which nobody gives anything for."""
@@ -353,6 +357,7 @@ def test_who_is_left_when_all_others_go_has_everything_back_at_its_next_start(
 
 
 @PROPERTY
+@example([("llama-1b", False, 1), ("small", False, 1), ("small", True, 2), ("small", False, 2)], "llama-1b", "4xh100")
 @given(COPIES, st.sampled_from(sorted(MODELS)), st.sampled_from(["2x3090", "4xh100"]))
 def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
     kinds: list[tuple[str, bool, int]], asked: str, name: str
