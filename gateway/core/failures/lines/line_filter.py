@@ -98,7 +98,8 @@ class LineFilter:
             if len(self._rest) > _BLOCK:
                 # A line without end: its beginning is handed over, the rest of it is dropped.
                 self._rest, beginning = b"", self._rest
-                self._block(beginning + b"\n", cut=True)
+                whole = beginning.endswith(b"\n")
+                self._block(beginning if whole else beginning + b"\n", cut=not whole)
 
     def close(self) -> None:
         """The log ends, maybe in the middle of a line."""
@@ -112,7 +113,7 @@ class LineFilter:
 
     def _last_lines(self) -> None:
         """The end of the log is handed over whatever it holds: an engine that stands still says there what it waits for."""
-        lines, total = self._end[:-1].rsplit(b"\n", _LAST)[-_LAST:], self.number
+        lines, total = self._end[:-1].rsplit(b"\n", _LAST)[-_LAST:] if self._end else [], self.number
         for self.number, raw in enumerate(lines, total - len(lines) + 1):
             if self.number > self._handed:
                 self._handle(raw)
@@ -123,20 +124,21 @@ class LineFilter:
         self._block(raw + b"\n")
 
     def _block(self, block: bytes, *, cut: bool = False) -> None:
-        self._end = block
-        if not self.attend and not self._skip and not cut and not _holds(_distinct(block), self.anchors):
-            self.number += block.count(b"\n")
+        if self._skip:
+            self._skip, block = cut, block[block.find(b"\n") + 1 :]
+            if not block:
+                return
+        ends = block.count(b"\n")
+        self._end = block if ends > _LAST else b"\n".join((self._end + block).rsplit(b"\n", _LAST + 1)[-_LAST - 1 :])
+        if not self.attend and not cut and not _holds(_distinct(block), self.anchors):
+            self.number += ends
             return
         for raw in block[:-1].split(b"\n"):
-            if self._skip:
-                self._skip, self._end = False, block[block.find(b"\n") + 1 :]
-                continue
             self.number += 1
             if self.attend or _holds(raw, self.anchors):
                 self.attend, self._handed = max(0, self.attend - 1), self.number
                 self._handle(raw)
-        if cut:
-            self._skip = True
+        self._skip = cut
 
 
 def _distinct(block: bytes) -> bytes:
