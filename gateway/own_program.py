@@ -32,6 +32,9 @@ async def end(child: asyncio.subprocess.Process) -> int:
     """Kill it. Its exit code, which is that of a kill only where it was alive."""
     with suppress(ProcessLookupError):
         child.kill()
-    # asyncio tells the end when the pipes are closed, and reads no more of one of which too much waits to be taken.
-    child._transport.close()  # type: ignore[attr-defined] # noqa: SLF001 - there is no other way to close them
+    # asyncio tells the end when the pipes are closed, and reads no more of one of which too much waits to be taken. The transport itself is
+    # not closed: it would look whether the child lives, and take the code from who waits for it, who then says 255.
+    transport = child._transport  # type: ignore[attr-defined] # noqa: SLF001 - there is no other way to close them
+    for pipe in filter(None, map(transport.get_pipe_transport, range(3))):
+        pipe.close()
     return await child.wait()
