@@ -6,7 +6,11 @@ import asyncio
 import threading
 from collections import Counter
 
+import pytest
+
 from gateway.own_program import end
+
+pytestmark = pytest.mark.anyio
 
 
 async def test_who_is_killed_ended_by_that_kill() -> None:
