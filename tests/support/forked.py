@@ -102,12 +102,22 @@ def _whole(file: IO[bytes]) -> str:
     return file.read().decode()
 
 
+class _Pipes:
+    """The transport of a subprocess, as far as its pipes are asked for: here one socket is all of them."""
+
+    def __init__(self, socket: asyncio.WriteTransport) -> None:
+        self._socket = socket
+
+    def get_pipe_transport(self, number: int) -> asyncio.WriteTransport | None:
+        return self._socket if number == 0 else None
+
+
 class ForkedProgram:
     """What `gateway.own_program.started` gives of a program, as far as who keeps one needs it."""
 
     def __init__(self, process: Forked, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader) -> None:
         self.pid, self.stdin, self.stdout = process.pid, stdin, stdout
-        self._process, self._transport = process, stdin.transport
+        self._process, self._transport = process, _Pipes(stdin.transport)
         self._ended = asyncio.ensure_future(self._watch())
 
     @property
