@@ -12,7 +12,7 @@ from gateway.core.residence import Place
 from gateway.core.sharing.again import again, outlived
 from gateway.core.sharing.enough import reserved
 from gateway.core.sharing.leaving import Leaver, leaving
-from gateway.core.sharing.surplus import kept, part, surplus
+from gateway.core.sharing.surplus import kept, last_cap, part, surplus
 from gateway.core.starts import Holder, Stage, shape
 from gateway.domain import Attempt, Cap, Failure, Holding, Offer, Plan, Sharing, Wish
 from gateway.domain.value import MOST_BYTES
@@ -288,8 +288,7 @@ def _again(model: ManagedModel, replica: ReplicaState, cap: Cap | None) -> Plan 
 
 def _last_caps(model: ManagedModel) -> list[Cap]:
     """Of each copy: they have different neighbours."""
-    tried = (reversed(_attempts(model, replica)) for replica in model.replicas)
-    found = (next((one.plan.cap for one in attempts if one.plan.cap is not None), None) for attempts in tried)
+    found = (last_cap(_attempts(model, replica)) for replica in model.replicas)
     return [cap for cap in found if cap is not None]
 
 

@@ -18,15 +18,13 @@ _FEW = 4
 _SAID = 8
 # A dump of its threads is so long at most.
 _NEAR = 60
-# What stands still, how often it says so, and within how many lines at most: the watchdog of SGLang, of the threads of a process that did
-# nothing; a process of vLLM that waits for another one; and one that waits for it to start, which is no wait while progress bars go on.
-_ANY = 1 << 30
+# What stands still: the watchdog of SGLang, of the threads of a process that did nothing, and a process of vLLM that waits for another one.
 _WATCHED = ("Pyspy dump", "No available shared memory broadcast block")
-_WAITS = {**dict.fromkeys(_WATCHED, (2, _ANY)), "Waiting for ": (5, 5)}
-_MOST_OFTEN = max(times for times, _ in _WAITS.values())
+# One that waits for another to start says so each ten seconds. It stands still where that is all there is in so many lines: no progress bar.
+_WAITS, _LONG = "Waiting for ", 5
 # py-spy's dump of a process, which is made of what stands still.
 DUMPED = re.compile(r'Thread (?:0x[0-9A-Fa-f]+|\d+) \((?:active|idle)(?:\+gil)?\): "')
-# A program calls it an error, whatever it says.
+# A program calls it an error, whatever it says; one word alone is a name, and no message.
 _LEVEL = re.compile(r"\W*(?:ERROR|CRITICAL|FATAL)\b(?! \w+\W*$)")
 _DIGITS = re.compile(r"\d+")
 
@@ -73,7 +71,7 @@ class LastLook:
         self._known = hint
         self._few: list[Line] = []
         self._said: deque[Line] = deque(maxlen=_SAID)
-        self._last: deque[Line] = deque(maxlen=_MOST_OFTEN)
+        self._last: deque[Line] = deque(maxlen=_LONG)
 
     def record(self, line: Line) -> bool:
         """A line that begins a record, or a dump, whatever its level. Whether it counts if no other one follows."""
@@ -112,10 +110,10 @@ class LastLook:
         last = self._last[-1] if self._last else None
         if last is None or lines - last.number > _NEAR:
             return None
-        times, within = next((often for begins, often in _WAITS.items() if last.said.startswith(begins)), (2, _ANY))
-        several = list(self._last)[-times:]
-        same = len(several) == times and len({_DIGITS.sub("", line.said) for line in several}) == 1
-        again = same and last.number - several[0].number < within
+        starts = last.said.startswith(_WAITS)
+        several = list(self._last)[-_LONG if starts else -2 :]
+        same = len({_DIGITS.sub("", line.said) for line in several}) == 1 < len(several)
+        again = same and (not starts or last.number - several[0].number == len(several) - 1 == _LONG - 1)
         found = self._known(last.said, last.text, last.number, last.process) if again or serves or not last.quiet else None
         return found if found is not None and found.row is not None and found.row.kind == "hang" else None
 

@@ -4,12 +4,13 @@ surplus(plan, wish, replica) -> offers: first what is beyond its need, then all 
 part(offer, bytes) -> the same offer, of so much
 without(offer, plan, models) -> the cap of the model that gives it
 kept(attempts, others) -> the cap that the model keeps to
+last_cap(attempts) -> the cap that a copy had last
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gateway.core.failures.ending import environmental
 from gateway.core.planner.sizes import COMFORTABLE_CONTEXT, UNSURE
@@ -101,6 +102,11 @@ def kept(attempts: Iterable[Attempt], others: Mapping[str, Collection[Cap]]) -> 
         return capped.plan.cap if not _failed(capped) else None
     beside = tuple(sorted(other for other, caps in others.items() if any(name in cap.models for cap in caps)))
     return Cap(bytes=served.plan.memory.promised_bytes, models=beside) if served is not None and beside else None
+
+
+def last_cap(attempts: Sequence[Attempt]) -> Cap | None:
+    """Of the last plan of a copy that has one; oldest first."""
+    return next((one.plan.cap for one in reversed(attempts) if one.plan.cap is not None), None)
 
 
 def _failed(attempt: Attempt) -> bool:

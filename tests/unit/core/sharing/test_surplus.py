@@ -16,7 +16,7 @@ from gateway.core.planner.sizes import wanted_context
 from gateway.core.sharing.again import again, outlived, same, there
 from gateway.core.sharing.leaving import Leaver, leaving
 from gateway.core.sharing.offers import shared
-from gateway.core.sharing.surplus import kept, part, surplus, without
+from gateway.core.sharing.surplus import kept, last_cap, part, surplus, without
 from gateway.core.starts import cache_bytes
 from gateway.domain import Attempt, Cap, Decision, Failure, Hardware, Holding, ModelSpec, Offer, Plan, Policy, Sharing, Wish
 from gateway.profiles import Profiles
@@ -178,8 +178,7 @@ class Machine:
         )
 
     def last_caps(self, copies: list[str]) -> list[Cap]:
-        tried = (reversed(self.attempts.get(copy, ())) for copy in copies)
-        found = (next((one.plan.cap for one in attempts if one.plan.cap is not None), None) for attempts in tried)
+        found = (last_cap(self.attempts.get(copy, ())) for copy in copies)
         return [cap for cap in found if cap is not None]
 
     def add_copy(self, first: str, number: int) -> bool:
